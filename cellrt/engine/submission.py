@@ -155,8 +155,7 @@ class Submission:
 
     def submit_recorded(
         self,
-        model: Model,
-        alike: Sequence[Alike],
+        asked: Mapping[Model, Sequence[Alike]],
         now_ns: int,
         deadline: float | None,
         priority: int,
@@ -164,17 +163,20 @@ class Submission:
         sessions: Sequence[SessionRecord] | None,
         ends: Sequence[Callable[[Arrival], Ends]],
     ) -> None:
-        """Submits what was recorded elsewhere for this model, all or none, as if at ``now_ns`` of the engine's clock.
+        """Submits what was recorded elsewhere for models, all or none, as if at ``now_ns`` of the engine's clock.
 
-        ``ends``: for each of ``alike`` what makes who is told how its requests end. The model may be taken out or
-        replaced since, but must be pinned. Raises as ``submit`` does.
+        ``ends``: for each graph of ``asked`` what makes who is told how its requests end. The models may be taken out
+        or replaced since, but must be pinned. Raises as ``submit`` does.
         """
         _check_sessions(sessions or ())
-        parts = [Planned(model.plan_of(one.recorded), one) for one in alike]
-        if sessions is not None:
-            _check_states(parts, sessions)
+        planned: list[Asked] = []
+        for model, groups in asked.items():
+            parts = [Planned(model.plan_of(alike.recorded), alike) for alike in groups]
+            if sessions is not None:
+                _check_states(parts, sessions)
+            planned.append((model, parts))
         with self._manager.turns.gate:
-            self._enqueue([(model, parts)], deadline, priority, channel, sessions, now_ns, ends)
+            self._enqueue(planned, deadline, priority, channel, sessions, now_ns, ends)
 
     def refuse_if_closed(self) -> None:
         """Raises EngineClosedError unless the engine takes requests; under the gate."""

@@ -239,18 +239,18 @@ class Client(Serving):
         self.binding(model)
         known = parts_of(sessions, self._link, model)
         self._check(deadline, priority)
-        recorded: list[tuple[Binding, list[int], list[Alike]]] = []
+        if not known:
+            return []
+        asked: list[tuple[Binding, Alike]] = []
         for binding in dict.fromkeys(binding for binding, _ in known):  # one, unless the model was replaced meanwhile
             places = [place for place, (its, _) in enumerate(known) if its is binding]
-            recorded.append((binding, places, record_at(partial(binding.known.record, binding), requests, places)))
-        futures: dict[int, RequestFuture] = {}
-        for binding, places, groups in recorded:
-            numbers, accepted = [known[place][1] for place in places], Awaited() if wait else None
-            its = self._link.submit(self, binding, groups, deadline, priority, None, numbers, accepted)
-            if accepted is not None:
-                self._await_places(accepted, its)
-            futures |= zip(places, its)
-        return [futures[place] for place in range(len(sessions))]
+            for alike in record_at(partial(binding.known.record, binding), requests, places):
+                asked.append((binding, alike._replace(places=[places[place] for place in alike.places])))
+        accepted, numbers = Awaited() if wait else None, [number for _, number in known]
+        futures = self._link.submit(self, asked, deadline, priority, None, numbers, accepted)
+        if accepted is not None:
+            self._await_places(accepted, futures)
+        return futures
 
     def _submit_for(
         self,
@@ -308,8 +308,8 @@ class Client(Serving):
         self._check(deadline, priority)
         if not requests:
             return []
-        groups = binding.known.record(binding, requests)
-        return self._link.submit(self, binding, groups, deadline, priority, channel, sessions, accepted)
+        asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
+        return self._link.submit(self, asked, deadline, priority, channel, sessions, accepted)
 
     def _check(self, deadline: float | None, priority: int) -> None:
         """Raises what ended the connection, and RequestError for what is no priority or deadline."""

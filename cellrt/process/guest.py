@@ -14,6 +14,7 @@ import time
 from collections import OrderedDict, deque
 from collections.abc import Sequence
 from contextlib import suppress
+from itertools import chain
 from typing import Any, Protocol
 
 from cellrt.engine.engine import Engine
@@ -21,6 +22,7 @@ from cellrt.engine.records import Arrival, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.session import Session
 from cellrt.errors import CellrtError, OverloadError, SessionError
+from cellrt.graph.known import Alike
 from cellrt.process.binding import RowFormat
 from cellrt.process.blame import told
 from cellrt.process.entrusted import Entrusted, GuestChannel
@@ -184,15 +186,17 @@ class Guest:
         """Hands in what came; if that cannot be, tells the guest why, or has it wait."""
         try:
             groups = [(self._templates[number], count) for number, count in numbers]
-            model = self.models[groups[0][0].binding]
-            alike = read_requests(groups, self._house.formats(), tensors)
+            asked: dict[Model, list[Alike]] = {}
+            for (template, _), alike in zip(groups, read_requests(groups, self._house.formats(), tensors)):
+                asked.setdefault(self.models[template.binding], []).append(alike)
+            first = groups[0][0]
             if sum(count for _, count in groups) != submission.num_requests:
                 raise ValueError(f"{submission.num_requests} requests should come")
             if len(submission.sessions) not in (0, submission.num_requests):
                 raise ValueError(f"{submission.num_requests} sessions should come")
         except (LookupError, ValueError) as error:
             raise BrokenWireError(f"a submission that does not fit: {error}") from error
-        patient = Patient(self, submission, model, [template for template, _ in groups], alike)
+        patient = Patient(self, submission, asked, first)
         try:
             self.hand_in(patient)
         except OverloadError as error:
@@ -216,14 +220,14 @@ class Guest:
 
         channel = None
         if submission.is_streamed:
-            channel = GuestChannel(self.tell_of_turn, submission.first_id, patient.templates[0])
+            channel = GuestChannel(self.tell_of_turn, submission.first_id, patient.template)
         groups = [
-            Entrusted(self._live, self.tell_of_turn, submission.first_id + alike.places[0]) for alike in patient.alike
+            Entrusted(self._live, self.tell_of_turn, submission.first_id + alike.places[0])
+            for alike in chain.from_iterable(patient.asked.values())
         ]
         try:
             self._house.engine._submission.submit_recorded(
-                patient.model,
-                patient.alike,
+                patient.asked,
                 min(submission.now_ns, time.perf_counter_ns()),
                 submission.deadline,
                 submission.priority,

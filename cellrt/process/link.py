@@ -133,21 +133,22 @@ class Link:
     def submit(
         self,
         owner: Owner,
-        binding: Binding,
-        groups: Sequence[Alike],
+        asked: Sequence[tuple[Binding, Alike]],
         deadline: float | None,
         priority: int,
         channel: Channel | None,
         sessions: Sequence[int],
         accepted: Awaited | None,
     ) -> list[RequestFuture]:
-        """Hands in requests, by their graphs, with the number of each one's session, or none; returns at once.
+        """Hands in requests, all or none, by their graphs, with the number of each one's session, or none; returns at
+        once.
 
         ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
         """
-        templates = [template_of(binding.number, alike) for alike in groups]
+        groups = [alike for _, alike in asked]
+        templates = [template_of(binding.number, alike) for binding, alike in asked]
         count = sum([len(alike.places) for alike in groups])
-        asked = [sessions[place] for alike in groups for place in alike.places] if sessions else ()
+        session_numbers = [sessions[place] for alike in groups for place in alike.places] if sessions else ()
         deadline_s = NO_DEADLINE if deadline is None else float(deadline)
         futures: dict[int, RemoteFuture] = {}
         first = 0
@@ -156,9 +157,9 @@ class Link:
             nonlocal first
             first = id = self._take_number(accepted, max(1, count))
             how = deadline_s, priority, channel is not None, accepted is not None
-            head = Submission(first, count, asked, time.perf_counter_ns(), *how)
+            head = Submission(first, count, session_numbers, time.perf_counter_ns(), *how)
             pending: dict[int, Pending] = {}
-            for template, alike in zip(templates, groups):
+            for template, (binding, alike) in zip(templates, asked):
                 kindred = Kindred(template, binding.formats, channel)
                 for place in alike.places:
                     future = futures[place] = RemoteFuture(owner, id)

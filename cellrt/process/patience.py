@@ -1,11 +1,14 @@
-"""Submissions that wait for places in the engine's queue, as their clients do: a line a model, first come first."""
+"""Submissions that wait for places in the engine's queue, as their clients do: a line a model, first come first.
+
+One for several models waits in the line of its first.
+"""
 
 from __future__ import annotations
 
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -31,14 +34,19 @@ class Submitter(Protocol):
 
 @dataclass(eq=False)
 class Patient:
-    """A submission that came: its requests by graph, with their templates; ``cancelled``: those of them that its client
-    has given up since."""
+    """A submission that came.
+
+    Attributes:
+        asked: its requests by graph, for each model that they were unfolded for: several, where sessions go on with one
+            that was replaced.
+        template: of the first.
+        cancelled: requests that its client has given up since.
+    """
 
     guest: Submitter
     submission: Submission
-    model: Model
-    templates: Sequence[Template]
-    alike: Sequence[Alike]
+    asked: Mapping[Model, Sequence[Alike]]
+    template: Template
     cancelled: set[int] = field(default_factory=set)
 
     @property
@@ -64,7 +72,7 @@ class WaitingRoom:
 
     def add(self, patient: Patient) -> None:
         """Has a submission wait."""
-        self._lines.setdefault(patient.model, deque()).append(patient)
+        self._lines.setdefault(next(iter(patient.asked)), deque()).append(patient)
         self._note_end_of(patient)
 
     def look(self) -> None:
@@ -79,8 +87,11 @@ class WaitingRoom:
 
     def _try(self, patient: Patient) -> bool:
         """Hands a submission in; False if there are no places for it yet."""
-        size = Size(patient.submission.num_requests, 0)  # rows are counted when it is handed in
-        if not (self._places.has_room(size) and patient.model.places.has_room(size)):
+        wanted = [(self._places, patient.submission.num_requests)]
+        for model, groups in patient.asked.items():
+            wanted.append((model.places, sum(len(alike.places) for alike in groups)))
+        # Rows are counted when it is handed in.
+        if not all(places.has_room(Size(count, 0)) for places, count in wanted):
             return False
         try:
             patient.guest.hand_in(patient)

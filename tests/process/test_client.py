@@ -328,6 +328,27 @@ def test_a_bulk_of_two_versions_is_unfolded_before_any_of_it_is_sent(served):
             session.close()
 
 
+@pytest.mark.parametrize("waits", [False, True])
+def test_a_bulk_of_two_versions_is_handed_in_all_or_none(served, waits):
+    """One session has ended, as the engine's process alone knows: the request of the other does not run."""
+    with connect(served.address) as client:
+        before = client.session("kept")
+        client.register("tests.process.models:kept", warm_up=False, replace=True)
+        after = client.session("kept")
+        assert before._binding is not after._binding
+        before.submit(steps(1)).result(WAIT_S)
+        after.close()
+        state = before.export()
+        for sessions in ([before, after], [after, before]):
+            if waits:
+                with pytest.raises(SessionError, match=after.id):
+                    client.submit_many("kept", [steps(1)] * 2, sessions=sessions, wait=True)
+            else:
+                futures = client.submit_many("kept", [steps(1)] * 2, sessions=sessions)
+                assert [type(error_of(future)) for future in futures] == [SessionError] * 2
+        assert before.export() == state
+
+
 def test_reset_takes_its_place_among_the_requests_and_waits_for_nothing(client):
     session = client.session("kept")
     futures = []

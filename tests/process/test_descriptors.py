@@ -100,6 +100,6 @@ def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
         places = Free()
 
     room = WaitingRoom(Free())
-    room.add(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), Model(), (), ()))
+    room.add(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), {Model(): ()}, ()))
     room.look()
     assert [str(error) for error in refused] == ["ValueError: what nobody expected"] and len(room) == 0

@@ -11,7 +11,8 @@ import torch
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.engine.engine import Engine
-from cellrt.errors import CellError, SessionError
+from cellrt.engine.places import QueueLimit
+from cellrt.errors import CellError, OverloadError, SessionError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process.client import connect
@@ -22,7 +23,7 @@ from cellrt.process.source import ModelSource
 from cellrt.process.wire import Kind, Message
 from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models
-from tests.process.helpers import steps
+from tests.process.helpers import held, steps
 from tests.steps import RAISE, WIDTH
 from tests.waiting import until
 
@@ -116,6 +117,25 @@ def test_a_session_that_ends_while_it_is_asked_for_says_so(doorkeeper, monkeypat
         before_the_first(monkeypatch, end)
         with pytest.raises(SessionError, match="'shared'"):
             client.session("kept", "shared")
+
+
+def test_a_bulk_of_two_versions_waits_for_places_together(doorkeeper):
+    with connect(doorkeeper.address) as client:
+        client.register(models.chain, warm_up=False)
+        sessions = []
+        for count in (1, 2):
+            client.register(models.kept, warm_up=False, replace=True)
+            sessions.append(client.session("kept"))
+            for _ in range(count):
+                expected = sessions[-1].submit(steps(1)).result(WAIT_S)["last"][0]
+        assert expected == 1.5
+        doorkeeper.engine._manager.places.limit = QueueLimit(2, None)
+        client.submit("chain", held())
+        bulk = "kept", [steps(1)] * 2
+        refused = client.submit_many(*bulk, sessions=sessions)
+        assert [type(error_of(future)) for future in refused] == [OverloadError] * 2
+        results = client.submit_many(*bulk, sessions=sessions, wait=True).results(WAIT_S)
+        assert [result["last"][0].item() for result in results] == [1.5, 1.75]
 
 
 def test_requests_that_got_places_have_futures_though_the_first_has_failed_before_that_is_said(doorkeeper, monkeypatch):
