@@ -226,7 +226,7 @@ class Model:
         max_batch: most rows of a task, by the names of cells, as chosen there.
         num_live: requests accepted and not over; written in turns.
         num_sessions: open sessions.
-        unfolding: an item for each client that unfolds for it: see ``Submission``.
+        unfolding: an item for each client that unfolds for it (see ``Submission``), or waits with what it has unfolded.
         is_given_up: whether a turn found that nothing is left of it: its cells' numbers may mean others since.
     """
 

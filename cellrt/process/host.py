@@ -66,7 +66,7 @@ class Doorkeeper:
         self._stuck: deque[Guest] = deque()
         self._behind: set[Guest] = set()
         """Those that are watched for reading again."""
-        self._room = WaitingRoom(engine._manager.places)
+        self._room = WaitingRoom(engine._manager.places, engine._manager.turns.wake)
         self.calls = Calls(engine, self._announce, lambda: len(self._guests))
         self._formats: list[RowFormat] = []
         self.is_closing = False

@@ -1,6 +1,6 @@
 """Submissions that wait for places in the engine's queue, as their clients do: a line a model, first come first.
 
-One for several models waits in the line of its first.
+One for several models waits in the line of its first. Each keeps its models: its client may give them up meanwhile.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -56,10 +56,15 @@ class Patient:
 
 
 class WaitingRoom:
-    """Belongs to the doorkeeper's thread. ``places``: of the engine."""
+    """Belongs to the doorkeeper's thread.
 
-    def __init__(self, places: Places) -> None:
-        self._places = places
+    Args:
+        places: of the engine.
+        wake: has the engine take a turn, which gives up models that nobody keeps any more.
+    """
+
+    def __init__(self, places: Places, wake: Callable[[], None]) -> None:
+        self._places, self._wake = places, wake
         self._lines: dict[Model, deque[Patient]] = {}
         self._next_end_s: float | None = None
 
@@ -72,18 +77,23 @@ class WaitingRoom:
 
     def add(self, patient: Patient) -> None:
         """Has a submission wait."""
+        for model in patient.asked:
+            model.unfolding.add(patient)
         self._lines.setdefault(next(iter(patient.asked)), deque()).append(patient)
         self._note_end_of(patient)
 
     def look(self) -> None:
         """Hands in those for whom there are places now; refuses those who have waited too long."""
+        count = len(self)
         if self.until_end_s() == 0.0:
             self._expire()
         for model, line in list(self._lines.items()):
             while line and (line[0].is_cancelled or self._try(line[0])):
-                line.popleft()
+                self._let_go(line.popleft())
             if not line:
                 del self._lines[model]
+        if len(self) < count:
+            self._wake()
 
     def _try(self, patient: Patient) -> bool:
         """Hands a submission in; False if there are no places for it yet."""
@@ -104,6 +114,11 @@ class WaitingRoom:
             patient.guest.refuse(patient.submission, InternalError(f"{type(error).__name__}: {error}"))
         return True
 
+    def _let_go(self, patient: Patient) -> None:
+        """Takes in that a submission waits no more."""
+        for model in patient.asked:
+            model.unfolding.discard(patient)
+
     def refuse_all(self, error: CellrtError) -> None:
         """At the end of the engine: nobody gets a place any more."""
         lines, self._lines = self._lines, {}
@@ -118,9 +133,12 @@ class WaitingRoom:
             left = deque[Patient]()
             for patient in line:
                 end_s = patient.submission.end_s
-                if end_s is not None and end_s <= now_s and not patient.is_cancelled:
+                is_late = end_s is not None and end_s <= now_s
+                if is_late and not patient.is_cancelled:
                     patient.guest.refuse(patient.submission, error)
-                elif not patient.is_cancelled:
+                if is_late or patient.is_cancelled:
+                    self._let_go(patient)
+                else:
                     left.append(patient)
                     self._note_end_of(patient)
             self._lines[model] = left

@@ -99,7 +99,13 @@ def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
     class Model:
         places = Free()
 
-    room = WaitingRoom(Free())
-    room.add(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), {Model(): ()}, ()))
+        def __init__(self):
+            self.unfolding = set()
+
+    room = WaitingRoom(Free(), lambda: None)
+    model = Model()
+    room.add(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), {model: ()}, ()))
+    assert model.unfolding
     room.look()
     assert [str(error) for error in refused] == ["ValueError: what nobody expected"] and len(room) == 0
+    assert not model.unfolding

@@ -3,6 +3,7 @@ what became of its requests."""
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
@@ -24,7 +25,7 @@ from cellrt.process.wire import Kind, Message
 from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models
 from tests.process.helpers import held, steps
-from tests.steps import RAISE, WIDTH
+from tests.steps import HOLD_LONG, RAISE, WIDTH
 from tests.waiting import until
 
 
@@ -136,6 +137,35 @@ def test_a_bulk_of_two_versions_waits_for_places_together(doorkeeper):
         assert [type(error_of(future)) for future in refused] == [OverloadError] * 2
         results = client.submit_many(*bulk, sessions=sessions, wait=True).results(WAIT_S)
         assert [result["last"][0].item() for result in results] == [1.5, 1.75]
+
+
+def test_what_waits_for_places_keeps_the_model_that_it_was_unfolded_for(doorkeeper):
+    """Though its client has given the model up since, for the one in its place."""
+    register(doorkeeper, "one")
+    before, manager = doorkeeper.engine._models["adding"], doorkeeper.engine._manager
+    with connect(doorkeeper.address) as client:
+        client.register(models.chain, warm_up=False)
+        manager.places.limit = QueueLimit(1, None)
+        holding = client.submit("chain", steps(20, HOLD_LONG))
+        waiting = asyncio.new_event_loop()
+        thread = threading.Thread(target=waiting.run_forever)
+        thread.start()
+        result = asyncio.run_coroutine_threadsafe(client.infer("adding", torch.ones(WIDTH), wait=True), waiting)
+        until(lambda: len(doorkeeper._room), "it waits for a place")
+        register(doorkeeper, "two")
+        (guest,) = doorkeeper._guests.values()
+        until(lambda: before not in guest.models.values(), "the client has given the model up")
+        for _ in range(2):
+            manager.turns.call(lambda: None)  # a turn has looked who is gone
+        doorkeeper.engine.register(other, warm_up=False)
+        manager.places.limit = QueueLimit(2, None)
+        manager.turns.wake()
+        assert result.result(WAIT_S)["y"][0] == 2
+        until(lambda: before.is_given_up, "nobody keeps it any more")
+        holding.cancel()
+        waiting.call_soon_threadsafe(waiting.stop)
+        thread.join(WAIT_S)
+        waiting.close()
 
 
 def test_requests_that_got_places_have_futures_though_the_first_has_failed_before_that_is_said(doorkeeper, monkeypatch):
