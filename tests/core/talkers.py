@@ -37,7 +37,7 @@ from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.tables import HOST, ROW_MASK
 from cellrt.core.task_layout import TaskView
 from tests.core.author import PRIME
-from tests.core.test_pages import NUMBERS, PAGE_SIZE, PAGES, PageMachine, read
+from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, PageMachine, read
 from tests.limits import SMALL
 
 SPEAK, EMBED = 0, 1

@@ -16,7 +16,7 @@ from cellrt.core.program import FIXED, OP_EXTERNAL, OP_LOOP, OP_PAGES, OP_RESULT
 from cellrt.core.tables import HOST, MAX_KINDS, ROW_MASK
 from cellrt.errors import RequestTooLargeError
 from tests.core.graphs import ONE_BY_ONE, admit
-from tests.core.test_pages import NUMBERS, PAGE_SIZE, PAGES, Paged, PageMachine, numbers, play
+from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, Paged, PageMachine, numbers, play
 from tests.limits import SMALL
 
 

@@ -22,8 +22,8 @@ from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
+from tests.core.page_machine import PAGES, numbers
 from tests.core.talkers import AHEAD, Layers, Stage, Talk, Talkers, is_whole, turns_of
-from tests.core.test_pages import PAGES, numbers
 from tests.effort import examples
 
 

@@ -32,8 +32,8 @@ from cellrt.core.program import (
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.task_layout import TaskView
 from cellrt.errors import DefinitionError
+from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, numbers
 from tests.core.talkers import AHEAD, EMBED, SPEAK, Layers, Stage, Talk, Talkers, is_whole
-from tests.core.test_pages import NUMBERS, PAGE_SIZE, PAGES, numbers
 from tests.effort import examples
 from tests.limits import SMALL
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import pytest
 
+from tests.core.page_machine import numbers
 from tests.core.talkers import SPEAK, Talk, Talkers
-from tests.core.test_pages import numbers
 
 FLAT = {1: 1.0, 2: 1.0, 4: 1.0, 8: 1.0, 16: 1.0, 32: 1.0}
 """ms of a step by its rows, where memory brings all weights for any number of them."""
