@@ -64,7 +64,8 @@ def cell(
             made by ``cellrt.rows``, ``cellrt.ragged``, ``cellrt.grows``, ``cellrt.pages`` or ``cellrt.span``, or
             ``cellrt.token``.
         name: default: the class or function's name.
-        max_batch: most rows of a task; default the largest of ``batch_sizes``, or 512.
+        max_batch: most rows of a task; default the largest of ``batch_sizes``, or 512. An engine makes none so large
+            that it measures them, at registration, to take clearly longer a row.
         min_batch: fewest rows of a further task while others of the same type are submitted.
         batch_sizes: the supported numbers of rows; a task is padded to the next. Default: any up to ``max_batch``.
         max_batch_rows: of a cell with pages or spans, whose nodes may have many rows: the most rows of a task, and

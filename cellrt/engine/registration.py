@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -30,15 +30,11 @@ from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.arenas import Arenas, rows_for
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device.device import Device
-from cellrt.worker.step_times import measure_steps
+from cellrt.worker.step_times import TURN_S, measure_steps, rows_that_pay
 
 log = logging.getLogger("cellrt")
 MAX_ARENA_ROWS = 1 << 18
 MAX_ARENA_PAGES = 1 << 16
-
-
-TURN_S = 1e-4
-"""About what a task costs besides its step: it is formed, its rows are copied, who waits for it is told."""
 
 
 class ArenaBytes(NamedTuple):
@@ -112,7 +108,8 @@ class Registrar:
         forms = self._forms(unfolder.name, discovery.cells)
         times = self._prepare(discovery.cells, forms, warm_up)
         memory = self._allocate(discovery)
-        types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory, max_batch))
+        most = _rows_that_pay(discovery.cells, times) | dict(max_batch)
+        types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory, most))
         model = Model(unfolder, self._registry, self._processor, types, priorities, max_queue)
         model.states, model.max_batch = recorded.states, max_batch
         try:
@@ -268,11 +265,23 @@ class Registrar:
             self._processor.set_priority(type_id, chosen.get(cell.name, default))
 
 
+def _rows_that_pay(cells: Sequence[Cell], times: Mapping[str, Mapping[int, float]]) -> dict[str, int]:
+    """By name, the most rows of tasks of cells whose larger ones take clearly longer a row; nodes of a cell with spans
+    may have many rows."""
+    found = {cell.name: rows_that_pay(times.get(cell.identity, {})) for cell in cells if not cell.has_spans}
+    return {name: rows for name, rows in found.items() if rows is not None}
+
+
 def cost_of(cell: Cell, step_s: Mapping[int, float]) -> str:
     """What a node of a cell costs, of the seconds of its steps by rows, and whether its grain is too fine."""
     rows, seconds = max(step_s.items())
     steps = ", ".join(f"{1e6 * each:.0f} us for {count}" for count, each in sorted(step_s.items()))
     text = f"cell {cell.name!r}: a step takes {steps} rows; a node {1e6 * seconds / rows:.2f} us in the largest"
+    if (most := rows_that_pay(step_s)) is not None and not cell.has_spans:
+        each_us = 1e6 * step_s[most] / most
+        text += (
+            f", {each_us:.2f} us in one of {most}, the most that tasks have unless register(max_batch=...) says more"
+        )
     if seconds < TURN_S:
         text += (
             f". What the engine adds to a task, about {1e6 * TURN_S:.0f} us, is more: if requests allow, make several "

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 import torch
 
@@ -9,6 +11,7 @@ from cellrt.definition.define import cell
 from cellrt.engine.registration import cost_of
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.arenas import Arenas
+from cellrt.worker.step_times import rows_that_pay
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, add
 
@@ -76,3 +79,38 @@ def test_registration_says_what_a_node_costs_and_whether_its_grain_is_too_fine(c
         engine.register(large_model("said", WIDTH + 2))
     assert any(f"cell 'add {WIDTH + 2}': a step takes" in line for line in caplog.messages)
     close_and_check(engine)
+
+
+@pytest.mark.parametrize(
+    ("step_us", "expected"),
+    [
+        ({}, None),
+        ({1: 0.0}, None),  # it refuses zeros
+        ({1: 50.0, 8: 60.0, 64: 100.0, 512: 400.0}, None),
+        ({1: 20.0, 8: 60.0, 64: 433.0, 512: 3900.0}, None),  # 7.8 us a row beside 8.3
+        ({1: 20.0, 8: 60.0, 64: 433.0, 512: 5522.0}, 64),
+        ({1: 20.0, 32: 220.0, 64: 433.0, 128: 900.0, 512: 5522.0}, 128),
+        ({1: 10.0, 8: 5000.0}, 1),
+    ],
+)
+def test_tasks_have_as_many_rows_as_take_about_the_least_time_each(step_us, expected):
+    assert rows_that_pay({rows: 1e-6 * each for rows, each in step_us.items()}) == expected
+
+
+def crowded(x: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Takes the longer a row the more there are."""
+    if x.device.type != "meta":
+        time.sleep(4e-8 * len(x) ** 2)
+    return {"y": x + 1}
+
+
+@pytest.mark.parametrize("chosen", [{}, {"crowded": 512}])
+def test_a_cell_whose_large_steps_take_longer_a_row_gets_smaller_tasks_unless_they_are_asked_for(chosen, caplog):
+    made = cell(crowded, {"x": (2,)}, name="crowded")
+    model = Unfolder("model", lambda graph, x: {"y": graph.chain(made, x=x).y}, torch.zeros(2, 2))
+    with caplog.at_level("INFO", "cellrt"), small_engine(1) as engine:
+        engine.register(model, max_batch=chosen)
+        engine.submit("model", torch.zeros(700, 2)).result(WAIT_S)
+        most = engine.statistics()["cells"]["crowded"]["nodes"] / engine.statistics()["cells"]["crowded"]["tasks"]
+    assert "the most that tasks have" in caplog.text
+    assert (most > 128) == bool(chosen)
