@@ -47,15 +47,18 @@ def measure_steps(cell: Cell, form: CompiledForm | None, device: Device | None, 
 
 
 def rows_that_pay(step_s: Mapping[int, float]) -> int | None:
-    """The most rows of a task that take about the least time each, of the seconds of its steps by rows; None if the
-    most that were measured do, or nearly."""
+    """The fewest rows of a task that take about the least time each, of the seconds of its steps by rows; None if the
+    most that were measured do, or nearly.
+
+    The fewest, as a run keeps the rows of all its steps, which a step alone does not show.
+    """
     if min(step_s.values(), default=0.0) <= 0:
         return None
     each_s = {rows: (seconds + TURN_S) / rows for rows, seconds in step_s.items()}
     least_s = min(each_s.values())
     if each_s[max(each_s)] <= CLEARLY * least_s:
         return None
-    return max(rows for rows, seconds in each_s.items() if seconds <= NEARLY * least_s)
+    return min(rows for rows, seconds in each_s.items() if seconds <= NEARLY * least_s)
 
 
 def _sizes(cell: Cell, *more: int) -> list[int]:
