@@ -10,7 +10,7 @@ _finish_many, _copy_results = admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows = completion.result_rows
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
-_is_stuck, _suspend = suspension.is_stuck, suspension.suspend
+_starvation, _suspend = suspension.starvation, suspension.suspend
 
 
 @short_entry
@@ -67,9 +67,9 @@ def schedule_tasks(at, worker, task_ids):
 
 
 @short_entry
-def is_stuck(at, worker):
-    """See ``suspension.is_stuck``."""
-    return _is_stuck(open_tables(at), worker)
+def starvation(at, worker):
+    """See ``suspension.starvation``."""
+    return _starvation(open_tables(at), worker)
 
 
 @short_entry

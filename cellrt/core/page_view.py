@@ -32,11 +32,6 @@ def note_copies(t: Tables, count: int, elapsed_ns: int) -> None:
     t.settings["page_ns"] = min(measured, known * 1.01) if known else measured
 
 
-def is_starved(t: Tables, worker: int) -> bool:
-    """Whether work of some cell type found no page at a worker when it was last looked at."""
-    return bool((t.types["starved_at"] >> worker & 1).any())
-
-
 def session_pages(t: Tables, session: int, first: int, count: int) -> list[SessionPages]:
     """The pages of each of ``count`` growing states of a session without a live request, from slot ``first`` on."""
     at = session * tables.MAX_STATES + first

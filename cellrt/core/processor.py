@@ -25,10 +25,10 @@ from cellrt.core.entries import (
     copy_results,
     drop_states,
     finish_many,
-    is_stuck,
     lose_worker,
     result_rows,
     schedule_tasks,
+    starvation,
     suspend,
 )
 from cellrt.core.growth import TaskBuffers, with_more_rows
@@ -299,9 +299,10 @@ class Processor:
         self.drop_states(session)
         self._free_sessions.append(session)
 
-    def is_stuck(self, worker: int) -> bool:
-        """Whether some work found no page at a worker, and nothing that has pages is in flight there or can go on."""
-        return bool(is_stuck(self._at, worker))
+    def starvation(self, worker: int) -> int:
+        """STARVED (``suspension.py``) if some work found no page at a worker, STUCK if besides nothing that has pages
+        is in flight there or can go on; else 0."""
+        return int(starvation(self._at, worker))
 
     def suspend(self, worker: int) -> bool:
         """Takes the pages of the latest arrival at a worker for others (``suspension.py``); False if none can be taken.

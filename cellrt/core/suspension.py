@@ -13,20 +13,26 @@ from cellrt.core.queue import num_ready, rows_in_flight
 from cellrt.core.recomputation import begin_anew, drop_list, is_cheaper, loop_of_pages
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MAX_COPIES, MAX_KINDS
 
+STARVED, STUCK = 1, 2
+
 
 @compiled
-def is_stuck(t, worker):
-    """Whether nothing that has pages is in flight at a worker or can go on there, where some work found no page."""
+def starvation(t, worker):
+    """STARVED if some work found no page at a worker when it was last looked at; STUCK if besides nothing that has
+    pages is in flight there or can go on; else 0."""
+    starved = 0
+    for type_id in range(t.settings[0].num_types):
+        starved |= t.types[type_id].starved_at >> worker & 1
+    if not starved:
+        return 0
     for task_id in range(t.tasks.size):
         task = t.tasks[task_id]
         if task.in_use and task.worker == worker and t.types[task.cell_type].has_spans:
-            return False
-    is_starved = False
+            return STARVED
     for type_id in range(t.settings[0].num_types):
         if t.types[type_id].has_spans and num_ready(t, type_id, worker) > 0:
-            return False
-        is_starved = is_starved or (t.types[type_id].starved_at >> worker) & 1 > 0
-    return is_starved
+            return STARVED
+    return STUCK
 
 
 @compiled

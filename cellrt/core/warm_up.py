@@ -48,7 +48,7 @@ def warm_up() -> None:
                 processor.result_rows(ended, np.zeros(1, np.int32))
                 processor.copy_results(ended, np.zeros(1, np.int32), np.zeros((256, 8), np.uint8), bytes_)
                 processor.finish(ended)
-    processor.is_stuck(1)
+    processor.starvation(1)
     processor.suspend(1)
     session = processor.open_session()
     assert session is not None

@@ -9,8 +9,9 @@ import logging
 from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 
-from cellrt.core.page_view import is_starved, note_copies, take_copies
+from cellrt.core.page_view import note_copies, take_copies
 from cellrt.core.processor import Processor
+from cellrt.core.suspension import STUCK
 from cellrt.worker.base import Done, Launch, Worker
 
 MAX_DEATHS = 3
@@ -140,8 +141,8 @@ class Crew:
         there, from a request; whatever else keeps the worker busy. Returns its tasks: those that can be formed then, if
         there were none."""
         processor = self._processor
-        while is_starved(processor.tables, location):
-            if not (self._evict() or (processor.is_stuck(location) and processor.suspend(location))):
+        while starved := processor.starvation(location):
+            if not (self._evict() or (starved == STUCK and processor.suspend(location))):
                 break
             if tasks:  # the next look finds what is free now
                 break

@@ -30,6 +30,7 @@ from cellrt.core.program import (
 )
 from cellrt.core.room import has_rows
 from cellrt.core.settings import SchedulerSettings
+from cellrt.core.suspension import STUCK
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
@@ -141,7 +142,7 @@ class PageMachine:
         """As the engine does: where nobody who has pages can go on, the latest arrival lends its own."""
         tasks = self.processor.schedule(worker)
         flights = self.flights[worker - 1]
-        while self.processor.is_stuck(worker) and self.processor.suspend(worker):
+        while self.processor.starvation(worker) == STUCK and self.processor.suspend(worker):
             self.num_suspended += 1
             self.check()
             if tasks:

@@ -173,11 +173,9 @@ class Talkers(PageMachine):
         self.saved.add(session)
 
     def schedule(self, worker: int) -> int:
-        """As the engine does: where nobody finds a page and nothing runs, idle sessions lend theirs first."""
+        """As the engine does: who finds no page gets those of idle sessions, whatever runs."""
         count = super().schedule(worker)
-        while not count and not self.flights[worker - 1] and page_view.is_starved(self.processor.tables, worker):
-            if not self.evict_any():
-                break
+        while self.processor.starvation(worker) and self.evict_any() and not count:
             count = super().schedule(worker)
         return count
 

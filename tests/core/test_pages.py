@@ -21,6 +21,7 @@ from cellrt.core.program import (
     STEP,
 )
 from cellrt.core.session_state import sessions_at
+from cellrt.core.suspension import STARVED, STUCK
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import ONE_BY_ONE, admit
 from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, PASS, READ, WRITE, Paged, PageMachine, numbers, play
@@ -127,13 +128,13 @@ def test_what_found_no_page_is_stuck_only_if_nothing_that_has_pages_goes_on():
     assert machine.submit(Paged(numbers(8)))
     machine.schedule(1)
     starved[WRITE] = 1 << 1
-    assert not machine.processor.is_stuck(1)  # rows of it are in flight
+    assert machine.processor.starvation(1) == STARVED  # rows of it are in flight
     machine.finish(1)
-    assert not machine.processor.is_stuck(1)  # and others are ready
+    assert machine.processor.starvation(1) == STARVED  # and others are ready
     starved[READ] = 1 << 1
-    assert machine.processor.is_stuck(1)
+    assert machine.processor.starvation(1) == STUCK
     starved[:] = 0
-    assert not machine.processor.is_stuck(1)
+    assert machine.processor.starvation(1) == 0
 
 
 def test_a_session_goes_on_in_its_pages():
