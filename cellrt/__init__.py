@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     )
     from cellrt.graph.graph import Graph
     from cellrt.graph.loops import LoopBody
-    from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopOfCells, Node, Output, State, Steps, Tree
+    from cellrt.graph.symbols import Chain, Dag, GrowingState, Loop, LoopOfCells, Node, Output, State, Steps, Tree
     from cellrt.graph.unfolder import Unfolder, unfold
     from cellrt.process.client import Client, connect
     from cellrt.process.engine_process import EngineProcess
@@ -76,7 +76,18 @@ _HOMES = {
     "engine.stream": ("Stream",),
     "graph.graph": ("Graph",),
     "graph.loops": ("LoopBody",),
-    "graph.symbols": ("Chain", "GrowingState", "Loop", "LoopOfCells", "Node", "Output", "State", "Steps", "Tree"),
+    "graph.symbols": (
+        "Chain",
+        "Dag",
+        "GrowingState",
+        "Loop",
+        "LoopOfCells",
+        "Node",
+        "Output",
+        "State",
+        "Steps",
+        "Tree",
+    ),
     "engine.session": ("Session",),
     "engine.sessions": ("SessionLimits",),
     "process.client": ("Client", "connect"),
@@ -98,6 +109,7 @@ __all__ = [
     "CellrtError",
     "Chain",
     "Client",
+    "Dag",
     "DeadlineError",
     "DefinitionError",
     "DeviceError",

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.dags import write_nodes
 from cellrt.core.jit import allocating, short_allocating
-from cellrt.core.program import CARRY, FIXED, LIST, OP_NODE, STEP
+from cellrt.core.program import CARRY
 
-PICK = 4
-"""Mode of an input whose values are listed; beside those of ``program.py``."""
 MOST_LISTED = 8
 """Nodes that an error names at most."""
 
@@ -118,58 +117,40 @@ def tree_program(
 ):
     """Writes one NODE operation a tree node, children first.
 
-    ``leaf_words`` and ``inner_words`` have (mode, a, b) for each input: (FIXED, value, -); (STEP, base, stride) and
-    (PICK, first, -) by the node's rank among its kind, the latter ``picked[first + rank]``; (LIST, output, -): that
-    output of all children; (CARRY, child, output): of one child.
+    ``leaf_words`` and ``inner_words`` are ``leaf`` and ``inner`` of ``write_nodes``; a node's rank is that among its
+    kind.
 
     Returns (words, value id of each node's first output, problem): problem is -1 for none, or a node whose number of
     children is not the one that its inputs name. ``parents`` must have passed ``count_leaves``.
     """
-    size = parents.size
     starts, children, order = _children(parents)
-    words = np.empty(
-        size * (2 + 2 * max(leaf_words.shape[0], inner_words.shape[0])) + size * 2 * inner_words.shape[0], np.int32
-    )
-    rank, values = np.empty(size, np.int32), np.empty(size, np.int32)
-    leaves = inners = 0
-    named = 0
+    ranks = np.empty(parents.size, np.int32)
+    leaves = inners = named = 0
     for k in range(inner_words.shape[0]):
         if inner_words[k, 0] == CARRY:
             named = max(named, inner_words[k, 1] + 1)
-    for node in range(size):
-        if starts[node] == starts[node + 1]:
-            rank[node] = leaves
+    for node in range(parents.size):
+        count = starts[node + 1] - starts[node]
+        if count == 0:
+            ranks[node] = leaves
             leaves += 1
         else:
-            if named > 0 and starts[node + 1] - starts[node] != named:
-                return words[:0], values, node
-            rank[node] = inners
+            if named > 0 and count != named:
+                return parents[:0], ranks, node
+            ranks[node] = inners
             inners += 1
-    value, end = first_value, 0
-    for node in order:
-        is_leaf = starts[node] == starts[node + 1]
-        inputs = leaf_words if is_leaf else inner_words
-        words[end], words[end + 1] = OP_NODE, leaf_type if is_leaf else inner_type
-        end += 2
-        for k in range(inputs.shape[0]):
-            mode = inputs[k, 0]
-            if mode == LIST:
-                count = starts[node + 1] - starts[node]
-                words[end], words[end + 1] = LIST, count
-                for j in range(count):
-                    words[end + 2 + j] = values[children[starts[node] + j]] + inputs[k, 1]
-                end += 2 + count
-                continue
-            words[end] = FIXED
-            if mode == FIXED:
-                words[end + 1] = inputs[k, 1]
-            elif mode == STEP:
-                words[end + 1] = inputs[k, 1] + rank[node] * inputs[k, 2]
-            elif mode == PICK:
-                words[end + 1] = picked[inputs[k, 1] + rank[node]]
-            else:
-                words[end + 1] = values[children[starts[node] + inputs[k, 1]]] + inputs[k, 2]
-            end += 2
-        values[node] = value
-        value += leaf_outputs if is_leaf else inner_outputs
-    return words[:end], values, -1
+    words, firsts = write_nodes(
+        order,
+        starts,
+        children,
+        ranks,
+        leaf_type,
+        inner_type,
+        leaf_outputs,
+        inner_outputs,
+        leaf_words,
+        inner_words,
+        picked,
+        first_value,
+    )
+    return words, firsts, -1

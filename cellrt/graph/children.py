@@ -1,4 +1,4 @@
-"""Which outputs of its children a node of a tree reads, by the names of its inputs."""
+"""Which outputs of its children or sources a node of a tree or dag reads, by the names of its inputs."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from cellrt.core.program import CARRY, LIST
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 
+Word = tuple[int, int, int]
+"""(mode, a, b) of an input, as ``core/dags.py`` reads it."""
+
 
 @lru_cache(maxsize=256)
-def child_word(cell: Cell, name: str, child: Cell) -> tuple[int, int, int] | str:
+def child_word(cell: Cell, name: str, child: Cell) -> Word | str:
     """Which output of which child an inner cell's input reads, from the input's name; or what is wrong with it."""
     spec = cell.inputs[name]
     stem, _, suffix = name.rpartition("_")

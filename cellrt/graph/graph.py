@@ -14,20 +14,28 @@ import numpy as np
 import torch
 
 from cellrt.core.program import CARRY, FIXED, NOTHING, OP_CHAIN, OP_CONSTANT, OP_NODE
-from cellrt.core.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
+from cellrt.graph.dags import dag_of_cell, tree_of_cells
 from cellrt.graph.growing import check_span
 from cellrt.graph.loops import Step, loop_of_cells, loop_of_layers, loop_of_one
 from cellrt.graph.recorder import Recorder, Source
-from cellrt.graph.results import Placement, Recorded, ResultLayout
-from cellrt.graph.sources import as_parents, bits_of, copied, describe_source, spec_of
-from cellrt.graph.symbols import Chain, GrowingState, Loop, LoopOfCells, LoopSteps, Node, Output, State, Steps, Tree
-
-NO_VALUES = np.empty(0, np.int32)
-RESULTS = (Output, Steps, LoopSteps)
-"""What a named result may be, beside a list of outputs."""
+from cellrt.graph.results import RESULTS, Placement, Recorded, ResultLayout
+from cellrt.graph.sources import bits_of, copied, describe_source, spec_of
+from cellrt.graph.symbols import (
+    Chain,
+    Dag,
+    GrowingState,
+    Loop,
+    LoopOfCells,
+    LoopSteps,
+    Node,
+    Output,
+    State,
+    Steps,
+    Tree,
+)
 
 
 class Graph(Recorder):
@@ -35,9 +43,9 @@ class Graph(Recorder):
 
     What it costs to write one, in the client's thread (one core of a server, hidden 64): ``call`` takes 2.5 us a node,
     and 3 us more for each tensor or number of the request among its inputs; ``chain`` and ``loop`` 10 us and 3 ns a
-    step (15 ns if the steps are a Python list); ``tree`` 13 us and 12 ns a node. A graph not seen before is also
-    compiled, in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain or a tree should be
-    written as one.
+    step (15 ns if the steps are a Python list); ``tree`` 13 us and 12 ns a node, ``dag`` as much. A graph not seen
+    before is also compiled, in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain, a tree or
+    another acyclic graph of one cell should be written as one.
 
     The engine then takes some 0.1 us to schedule a node, and batches nodes of one cell alone. So a cell is the largest
     piece that requests have in common and that nobody has to wait inside: one whole step of an LSTM, not a product. It
@@ -305,35 +313,32 @@ class Graph(Recorder):
         of all children, inputs ``h_0``, ``h_1``, ... (or ``h_left``, ``h_right``) that of one child each; then every
         inner node must have that many children.
         """
-        parents = as_parents(parents)
-        num_leaves = count_leaves(parents)
-        if num_leaves < 0:
-            raise RequestError(f"tree: {why_no_tree(parents)}")
-        num_inner = parents.size - num_leaves
-        leaf_type, inner_type = self._begin(leaf), self._begin(inner)
-        self._count_nodes(parents.size, inner)
-        picked: list[int] = []
-        leaf_words = self._tree_words(leaf, leaf_inputs or {}, num_leaves, None, picked)
-        inner_words = self._tree_words(inner, inner_inputs or {}, num_inner, leaf, picked)
-        first = self._num_values
-        words, firsts, problem = tree_program(
-            parents,
-            leaf_type,
-            inner_type,
-            len(leaf.outputs),
-            len(inner.outputs),
-            leaf_words,
-            inner_words,
-            np.array(picked, np.int32) if picked else NO_VALUES,
-            first,
-        )
-        if problem >= 0:
-            named = 1 + int(inner_words[inner_words[:, 0] == CARRY, 1].max())
-            given = int((parents == problem).sum())
-            raise RequestError(f"tree: node {problem} has {given} children, cell {inner.name!r} reads {named} by name")
-        self._program.frombytes(words.tobytes())
-        self._num_values = first + num_leaves * len(leaf.outputs) + num_inner * len(inner.outputs)
-        return Tree(self, (leaf, inner), parents, firsts)
+        return tree_of_cells(self, parents, leaf, inner, leaf_inputs or {}, inner_inputs or {})
+
+    def dag(
+        self,
+        cell: Cell,
+        /,
+        offsets: Sequence[int] | np.ndarray | torch.Tensor,
+        sources: Sequence[int] | np.ndarray | torch.Tensor,
+        inputs: Mapping[str, Source] | None = None,
+    ) -> Dag:
+        """Adds an acyclic graph: the cell at every node, which reads nodes before it.
+
+        ``.h`` is every node's output ``h``, in order, as a chain's steps are: a result ``[nodes, *shape]``, a ragged
+        input, or an input with a row for each node of another dag; ``.h[n]`` is that of node n.
+
+        Args:
+            offsets, sources: integers ``[nodes + 1]`` from 0 on and ``[sources]``: node n reads nodes
+                ``sources[offsets[n]:offsets[n + 1]]``, each of a number below n, in that order.
+            inputs: a tensor ``[nodes, *shape]`` or a list of rows and outputs, one a node, or one Output or row for
+                all. Missing ones are zeros if the cell carries them. Of a ragged input that is not named like an output
+                ``[sources, *shape]``, one a source.
+
+        A ragged input ``h`` gets output ``h`` of all that a node reads, nothing if it reads none. Raises RequestError
+        naming the node or the input, with what was expected and what came; RequestTooLargeError.
+        """
+        return dag_of_cell(self, cell, offsets, sources, inputs or {})
 
     @property
     def max_nodes(self) -> int:

@@ -8,7 +8,6 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.program import (
@@ -21,12 +20,10 @@ from cellrt.core.program import (
     RANGE,
     STEP,
 )
-from cellrt.core.trees import PICK
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
 from cellrt.graph.binding import ENDED, Binding
-from cellrt.graph.children import child_word
 from cellrt.graph.growing import GrowingStates
 from cellrt.graph.results import StateLayout
 from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
@@ -320,43 +317,6 @@ class Recorder:
             raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")
         first = self._external(spec, copied(rows))
         return range(first, first + len(rows))
-
-    def _tree_words(
-        self, cell: Cell, inputs: Mapping[str, Source], count: int, child: Cell | None, picked: list[int]
-    ) -> np.ndarray:
-        """For each input of a tree's cell (mode, a, b), as ``core/trees.py`` reads them; adds to its list of values."""
-        words: list[tuple[int, int, int]] = []
-        for name in inputs:
-            if name not in cell.inputs:
-                raise RequestError(f"{self._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
-        for name, spec in cell.inputs.items():
-            if spec.has_nodes:
-                raise RequestError(f"{self._where(cell, name)}: a tree's cell can have no {spec}")
-            if spec.ragged and name in inputs:
-                raise RequestError(f"{self._where(cell, name)}: reads the children of a node and cannot be given")
-            if spec.ragged and child is None:
-                words.append((LIST, 0, 0))
-            elif name in inputs and (given := num_steps(inputs[name], spec)) >= 0:
-                if given != count:
-                    raise RequestError(f"{self._where(cell, name)}: expected {count} rows, one a node, got {given}")
-                values = self._stepped(cell, name, spec, inputs[name]) if count else range(1)
-                if isinstance(values, range):
-                    words.append((STEP, values.start, values.step))
-                else:
-                    words.append((PICK, len(picked), 0))
-                    picked += values
-            elif name in inputs:
-                words.append((FIXED, self._value(cell, name, spec, inputs[name]), 0))
-            elif child is not None:
-                word = child_word(cell, name, child)
-                if isinstance(word, str):
-                    raise RequestError(f"{self._where(cell, name)}: {word}")
-                words.append(word)
-            elif name in cell.carry:
-                words.append((FIXED, self._zero(spec), 0))
-            else:
-                raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}")
-        return np.array(words, np.int32).reshape(-1, 3)
 
 
 def carry_hint(cell: Cell, name: str) -> str:

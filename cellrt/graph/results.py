@@ -9,7 +9,10 @@ from typing import Any, NamedTuple
 from numpy.typing import NDArray
 
 from cellrt.core.program import OP_RESULT, OP_RESULT_LAST, OP_RESULT_STEPS
-from cellrt.graph.symbols import Steps
+from cellrt.graph.symbols import LoopSteps, Output, Steps
+
+RESULTS = (Output, Steps, LoopSteps)
+"""What a named result may be, beside a list of outputs."""
 
 
 class ResultLayout(NamedTuple):

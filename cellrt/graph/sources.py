@@ -13,7 +13,6 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.core.copying import LARGE_BYTES
-from cellrt.core.trees import why_no_tree
 from cellrt.definition.bits import NUMPY_DTYPES, as_bits
 from cellrt.definition.spec import RowSpec, describe
 from cellrt.errors import RequestError
@@ -183,18 +182,22 @@ def _converted(spec: RowSpec, wanted: np.dtype[Any], array: NDArray[Any], source
     return converted
 
 
-def as_parents(values: object) -> NDArray[np.int32]:
-    """A tree's parents as the core takes them. Raises RequestError if they are no integers."""
-    if isinstance(values, list) and values and type(values[0]) is int:  # the usual, in half the time
+def as_integers(values: object, expected: str, least: int) -> NDArray[Any]:
+    """Numbers of nodes as the core takes them: int32 in memory of their own, or as they are where one does not fit.
+
+    Raises RequestError, which begins with ``expected``, if they are no integers ``[n]``, or fewer than ``least``.
+    """
+    if (
+        isinstance(values, list) and values and type(values[0]) is int and len(values) >= least
+    ):  # the usual, in half the time
         with suppress(TypeError, OverflowError):
             return np.frombuffer(array("i", values), np.int32)
     try:
-        parents = np.asarray(values)
+        numbers = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
-        parents = np.empty(0)
-    if parents.ndim != 1 or not parents.size or parents.dtype.kind not in "iu":
-        raise RequestError(f"tree: expected parents as integers [nodes], at least one, got {describe_source(values)}")
-    narrow = np.ascontiguousarray(parents, np.int32)
-    if narrow.dtype != parents.dtype and np.count_nonzero(narrow != parents):
-        raise RequestError(f"tree: {why_no_tree(parents)}")
-    return narrow
+        numbers = np.empty((0, 0))
+    if numbers.ndim != 1 or numbers.size < least or (numbers.size and numbers.dtype.kind not in "iu"):
+        raise RequestError(f"{expected}, got {describe_source(values)}")
+    narrow = np.array(numbers, np.int32)
+    fits = narrow.dtype == numbers.dtype or not np.count_nonzero(narrow != numbers)
+    return narrow if fits else numbers

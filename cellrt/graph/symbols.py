@@ -171,7 +171,7 @@ class GrowingState(Handle):
 
 
 class Steps(Handle):
-    """The same output of each node of a chain, in the order of the chain's inputs: a sequence of outputs.
+    """The same output of each node of a chain, in the order of its inputs, or of a dag: a sequence of outputs.
 
     Its length is known, its values are not.
     """
@@ -192,7 +192,7 @@ class Steps(Handle):
         if isinstance(index, slice):
             return [self._at(k) for k in range(*index.indices(self._count))]
         if not -self._count <= index < self._count:
-            raise IndexError(f"step {index} of a chain of {self._count}")
+            raise IndexError(f"step {index} of {self._count}")
         return self._at(index % self._count)
 
     def __iter__(self) -> Iterator[Output]:
@@ -229,6 +229,24 @@ class Chain(Handle):
         if self._reverse:
             base, stride = base + (self._count - 1) * stride, -stride
         return Steps(self._graph, base, stride, self._count, self._cell.outputs[name])
+
+
+class Dag(Handle):
+    """An acyclic graph's outputs: ``dag.h`` is every node's, in order, ``dag.h[n]`` that of node n."""
+
+    __slots__ = ("_cell", "_count", "_first", "_graph")
+
+    def __init__(self, graph: object, cell: Cell, first: int, count: int) -> None:
+        self._graph, self._cell, self._first, self._count = graph, cell, first, count
+
+    def __repr__(self) -> str:
+        return f"Dag({self._cell.name!r}, {self._count} nodes)"
+
+    def __getattr__(self, name: str) -> Steps:
+        place = self._cell.places.get(name)
+        if place is None:
+            raise _no_output(self._cell, name)
+        return Steps(self._graph, self._first + place, len(self._cell.outputs), self._count, self._cell.outputs[name])
 
 
 class LoopSteps(Handle):

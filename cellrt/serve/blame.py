@@ -70,6 +70,10 @@ class _Watching(Graph):
         self._look(inner, inputs.get("inner_inputs") or {})
         return super().tree(parents, leaf=leaf, inner=inner, **inputs)
 
+    def dag(self, cell: Cell, /, offsets: Any, sources: Any, inputs: Mapping[str, Any] | None = None) -> Any:
+        self._look(cell, inputs or {})
+        return super().dag(cell, offsets, sources, inputs)
+
     def _look(self, cell: Cell, inputs: Mapping[str, Any]) -> None:
         if self._error.startswith(f"cell {cell.name!r} "):
             given = _numbers(inputs.get(self._refused.input))

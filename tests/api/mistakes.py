@@ -12,6 +12,7 @@ from cellrt.cells import LSTMCell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.graph.graph import Graph
+from tests.api.dag_mistakes import DAG_MISTAKES, NARROW
 from tests.api.models import SIZE, attending, child_sum, counter, embedded, leaf, pair, recurrent
 
 STEP, TOKEN, ATTEND, COUNT, SUM, LEAF, PAIR = (
@@ -37,6 +38,7 @@ OTHER: list[Any] = []
 Write = Callable[[Graph], object]
 
 MISTAKES: dict[str, tuple[Write, str]] = {
+    **DAG_MISTAKES,
     "unknown input": (
         lambda graph: STEP(x=ROW, y=ROW),
         r"cell 'Recurrent', node 0, input 'y': unknown; the cell has inputs \['x', 'h'\]",
@@ -376,4 +378,5 @@ def good(graph: Graph) -> object:
     LSTM(x=ROW)
     WIDE(x=ROW, h=ROW)
     DOUBLE(h=ROW)
+    NARROW(h=[])
     return {"h": ATTEND(x=total.h, memory=[TOKEN(token=loop.last.number).h]).h}

@@ -17,9 +17,9 @@ from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
-from tests.api.models import SIZE, counter, leaf, model, pair, recurrent, serve
+from tests.api.models import SIZE, child_sum, counter, leaf, model, pair, recurrent, serve
 
-STEP, COUNT, LEAF, PAIR = recurrent(), counter(), leaf(), pair()
+STEP, COUNT, LEAF, PAIR, SUM = recurrent(), counter(), leaf(), pair(), child_sum()
 ROWS = torch.ones(3, SIZE)
 
 HANDLES: dict[str, Callable[[Graph], Any]] = {
@@ -32,6 +32,7 @@ HANDLES: dict[str, Callable[[Graph], Any]] = {
     "LoopSteps": lambda graph: graph.loop(COUNT, max_steps=3, limit=1, step=1).number,
     "Tree": lambda graph: graph.tree([2, 2, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": ROWS[0]}),
     "TreeNodes": lambda graph: graph.tree([2, 2, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": ROWS[0]}).nodes,
+    "Dag": lambda graph: graph.dag(SUM, [0, 0, 1], [0], {"x": ROWS[0]}),
     "State": lambda graph: graph.zeros(STEP),
 }
 
