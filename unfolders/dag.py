@@ -14,17 +14,21 @@ zeros.
 
 The graph's attribute ``results`` is a list of nodes, in any number and order; without it the results are those of the
 nodes that feed no other, in the order in which they were added.
+
+Nodes of one cell whose ragged inputs have the names of outputs, and no others have, are written in one piece
+(``graph.dag``) where no edge has ``feeds`` and all nodes have the same attributes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+import re
+from collections.abc import Collection, Hashable, Mapping, Sequence
 from typing import Any
 
 import networkx as nx
 import torch
 
-from cellrt import Cell, DefinitionError, Graph, Node, Output, RequestError, Unfolder
+from cellrt import Cell, DefinitionError, Graph, Node, Output, RequestError, RequestTooLargeError, Unfolder
 
 
 def dag(
@@ -51,14 +55,9 @@ def dag(
 
     def function(graph: Graph, request: Any) -> object:
         nodes = _check(request)
-        made: dict[Hashable, Node] = {}
-        for node in _in_order(request):
-            try:
-                cell = _cell_of(cells, request.nodes[node])
-                made[node] = graph.call(cell, **_inputs(cell, node, request, made))
-            except RequestError as error:
-                raise type(error)(f"node {node!r}: {error}") from error
-        return _results({node: made[node] for node in nodes}, nodes, outputs)
+        order = _in_order(request)
+        write = _write_as_one if _are_alike(cells, request) else _write_by_node
+        return _results(write(graph, cells, request, order, set(nodes)), nodes, outputs)
 
     return Unfolder(name, function, _example(cells) if example is None else example, tuple(cells.values()))
 
@@ -89,6 +88,67 @@ def _in_order(request: nx.DiGraph) -> list[Hashable]:
     except nx.NetworkXUnfeasible:
         cycle = " -> ".join(repr(edge[0]) for edge in nx.find_cycle(request))
         raise RequestError(f"expected a graph without cycles, found {cycle} and back") from None
+
+
+def _are_alike(cells: Mapping[str, Cell], request: nx.DiGraph) -> bool:
+    """Whether the nodes are of one cell and given the same inputs, and the edges feed all those of other nodes."""
+    attributes = request.nodes.values()
+    first = next(iter(attributes))
+    cell = cells.get(first.get("cell")) if isinstance(first.get("cell"), str) else None
+    return (
+        cell is not None
+        and all(cell.inputs[name].ragged == (name in cell.outputs) for name in cell.inputs)
+        and not any(name in cell.outputs for name in first)
+        and all(each.keys() == first.keys() and each["cell"] == first["cell"] for each in attributes)
+        and not any("feeds" in edge for *_, edge in request.edges(data=True))
+    )
+
+
+def _write_as_one(
+    graph: Graph,
+    cells: Mapping[str, Cell],
+    request: nx.DiGraph,
+    order: Sequence[Hashable],
+    chosen: Collection[Hashable],
+) -> dict[Hashable, dict[str, Output]]:
+    """Writes nodes that are alike, in a third of the time; returns the outputs of those that are chosen."""
+    places = {node: place for place, node in enumerate(order)}
+    sources: list[int] = []
+    offsets = [0]
+    for node in order:
+        for start, edges in request.pred[node].items():
+            sources += [places[start]] * (len(edges) if request.is_multigraph() else 1)
+        offsets.append(len(sources))
+    attributes = [request.nodes[node] for node in order]
+    cell = cells[attributes[0]["cell"]]
+    given = {name: [each[name] for each in attributes] for name in attributes[0] if name != "cell"}
+    try:
+        dag = graph.dag(cell, offsets, sources, given)
+    except RequestTooLargeError:
+        raise
+    except RequestError as error:
+        place = re.search(r"\[(\d+)\]': ", str(error))  # which row it was
+        raise type(error)(f"node {order[int(place[1]) if place else 0]!r}: {error}") from error
+    steps = {name: getattr(dag, name) for name in cell.outputs}
+    return {node: {name: steps[name][places[node]] for name in steps} for node in chosen}
+
+
+def _write_by_node(
+    graph: Graph,
+    cells: Mapping[str, Cell],
+    request: nx.DiGraph,
+    order: Sequence[Hashable],
+    chosen: Collection[Hashable],
+) -> dict[Hashable, dict[str, Output]]:
+    """Writes any nodes; returns the outputs of those that are chosen."""
+    made: dict[Hashable, Node] = {}
+    for node in order:
+        try:
+            cell = _cell_of(cells, request.nodes[node])
+            made[node] = graph.call(cell, **_inputs(cell, node, request, made))
+        except RequestError as error:
+            raise type(error)(f"node {node!r}: {error}") from error
+    return {node: {name: getattr(made[node], name) for name in made[node]._cell.outputs} for node in chosen}
 
 
 def _cell_of(cells: Mapping[str, Cell], attributes: Mapping[str, Any]) -> Cell:
@@ -139,16 +199,16 @@ def _feed(cell: Cell, fed: dict[str, Any], name: str, output: Output) -> None:
 
 
 def _results(
-    chosen: Mapping[Hashable, Node], nodes: Sequence[Hashable], outputs: Sequence[str] | None
+    chosen: Mapping[Hashable, Mapping[str, Output]], nodes: Sequence[Hashable], outputs: Sequence[str] | None
 ) -> dict[str, list[Output]]:
     """The outputs of the chosen nodes, one below the other."""
-    first, *others = (node._cell.outputs for node in chosen.values())
-    common = [key for key, spec in first.items() if all(other.get(key) == spec for other in others)]
+    first, *others = (chosen[node] for node in dict.fromkeys(nodes))
+    common = [key for key in first if all(key in other and other[key].spec == first[key].spec for other in others)]
     names = common if outputs is None else list(outputs)
     if not names or not set(names) <= set(common):
         wanted = "an output" if outputs is None else f"the outputs {names}"
         raise RequestError(f"expected {wanted} in common of the result's {len(chosen)} nodes, got {common}")
-    return {name: [getattr(chosen[node], name) for node in nodes] for name in names}
+    return {name: [chosen[node][name] for node in nodes] for name in names}
 
 
 def _example(cells: Mapping[str, Cell]) -> nx.DiGraph:

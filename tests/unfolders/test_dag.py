@@ -1,5 +1,7 @@
 """Graphs from networkx: every node is computed from what its edges bring, whatever the order they were added in."""
 
+from unittest.mock import patch
+
 import networkx as nx
 import pytest
 import torch
@@ -122,6 +124,41 @@ def test_random_graphs_served_together_are_as_each_alone(seed: int) -> None:
         futures = [engine.submit("m", graph) for graph in graphs]
         for graph, future in zip(graphs, futures, strict=True):
             assert_same(future.result(timeout=30), run_one_by_one(model, graph))
+
+
+def alike(size: int, seed: int, **feeds: object) -> nx.MultiDiGraph:
+    """Nodes of one cell, with edges from any to any later one, added in any order."""
+    generator = torch.Generator().manual_seed(seed)
+    names = torch.randperm(size, generator=generator).tolist()
+    graph = nx.MultiDiGraph() if seed % 2 else nx.DiGraph()
+    for name in torch.randperm(size, generator=generator).tolist():
+        graph.add_node(name, cell="sum", x=torch.randn(2, generator=generator).tolist())
+    for _ in range(2 * size if size > 1 else 0):
+        start, end = sorted(torch.randperm(size, generator=generator)[:2].tolist())
+        graph.add_edge(names[start], names[end], **feeds)
+    graph.graph["results"] = names[::2]
+    return graph
+
+
+@given(size=st.integers(1, 20), seed=st.integers(0, 10_000))
+def test_nodes_that_are_alike_are_written_as_one_and_are_as_each_by_itself(size: int, seed: int) -> None:
+    as_one, by_node = alike(size, seed), alike(size, seed, feeds={"h": "h", "c": "c"})
+    assert_same(run(as_one), run(by_node))
+    with patch.object(cellrt.Graph, "call", side_effect=AssertionError("written by itself")):
+        run(as_one)
+
+
+@pytest.mark.parametrize("value", [[1.0, 2.0, 3.0], "a", None])
+def test_a_wrong_attribute_names_its_node_also_of_nodes_that_are_alike(value: object) -> None:
+    graph = alike(6, 2)
+    for node in list(graph):
+        changed = graph.copy()
+        changed.nodes[node]["x"] = value
+        with pytest.raises(RequestError, match=rf"node {node}: cell 'sum', .*'x.*': expected"):
+            run(changed)
+    del graph.nodes[3]["x"]
+    with pytest.raises(RequestError, match=r"node 3: cell 'sum', .*'x': missing"):
+        run(graph)
 
 
 def changed(change: str) -> object:
