@@ -27,7 +27,7 @@ from benchmarks.record import Recorder
 from benchmarks.timing import medians_us
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.paged_attention import Mask, Pages, Spans, paged_attention
-from cellrt.worker.torch_state import torch_threads
+from cellrt.definition.modes import torch_threads
 
 PARTS = ("heads", "flex", "encoder", "stack")
 HEADS, KV_HEADS, HEAD_DIM, PAGE_SIZE = 9, 3, 64, 16

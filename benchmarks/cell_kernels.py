@@ -33,9 +33,9 @@ from cellrt.definition.aot.refusal import NotCompiledError
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.compiled_form import DONE, CompiledForm
 from cellrt.definition.examples import random_inputs
+from cellrt.definition.modes import torch_threads
 from cellrt.definition.spec import plain
 from cellrt.products.vectors import LANES
-from cellrt.worker.torch_state import torch_threads
 
 PARTS = ("lstm", "cells")
 ROWS, QUICK_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (1, 8, 64)

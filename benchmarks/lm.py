@@ -44,11 +44,11 @@ from cellrt.cells.attention import Linear
 from cellrt.cells.language_models import language_model, layered_language_model
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.llama_weights import llama_from_gguf
+from cellrt.definition.modes import torch_threads
 from cellrt.definition.span_form import SpanForm
 from cellrt.definition.spans import PagedRows
 from cellrt.products.packed import new_room
 from cellrt.unfolders.completion import complete
-from cellrt.worker.torch_state import torch_threads
 from examples.models.talker import find_smollm
 
 PARTS = ("random", "smollm", "products")

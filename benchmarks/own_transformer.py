@@ -38,8 +38,8 @@ from benchmarks.process_server import ProcessServer
 from benchmarks.record import Recorder
 from benchmarks.server import Runner
 from cellrt.cells import cached_attention, key_values
+from cellrt.definition.modes import torch_threads
 from cellrt.unfolders import complete
-from cellrt.worker.torch_state import torch_threads
 
 CASES = ("equal", "mixed")
 APART = "apart"

@@ -18,3 +18,14 @@ def workers_modes() -> Iterator[None]:
             if torch.is_autocast_enabled(device_type):
                 modes.enter_context(torch.autocast(device_type, enabled=False))
         yield
+
+
+@contextmanager
+def torch_threads(count: int) -> Iterator[None]:
+    """The calling thread uses so many inside, and as many as before after."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -10,12 +10,11 @@ import torch
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs
-from cellrt.definition.modes import workers_modes
+from cellrt.definition.modes import torch_threads, workers_modes
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.profile import CellProfile, HostCosts, Profile, best_batch
-from cellrt.worker.torch_state import torch_threads
 
 MOST_TOGETHER = 64
 TIMEOUT_S = 600.0

@@ -10,10 +10,10 @@ import torch
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.modes import torch_threads
 from cellrt.worker.build_forms import build_forms
 from cellrt.worker.choose_form import choose_form, choose_runs, fastest
 from cellrt.worker.device.device import Device
-from cellrt.worker.torch_state import torch_threads
 
 ROWS = (1, 8, 64, 512)
 MORE_ON_CPU = (32, 128, 256)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import torch
@@ -22,17 +22,6 @@ def use_torch_threads(count: int) -> None:
     # At its first operation a thread takes over the number that any thread set last; asking for it is an operation.
     torch.get_num_threads()
     torch.set_num_threads(count)
-
-
-@contextmanager
-def torch_threads(count: int) -> Iterator[None]:
-    """The calling thread uses so many inside, and as many as before after."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(count)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def on_a_new_thread(run: Callable[[], Result]) -> Result:

@@ -11,6 +11,7 @@ import torch
 from numpy.typing import NDArray
 
 from cellrt.definition.aot.library import Library
+from cellrt.definition.aot.pays import check_that_it_pays
 from cellrt.definition.aot.program import LEAST_VALUES, with_tied
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
@@ -29,22 +30,27 @@ SAME = 1e-6
 """Of an output's largest value: by more no two calls of a module differ for the order in which threads add up."""
 
 
-def compile_cells(cells: Sequence[Computation], store: LibraryStore) -> Iterator[CompiledForm | Exception]:
-    """The form of each cell, compiled now unless the store has it, or why there is none: mostly NotCompiledError."""
+def compile_cells(
+    cells: Sequence[Computation], store: LibraryStore, must_pay: bool = True
+) -> Iterator[CompiledForm | Exception]:
+    """The form of each cell, compiled now unless the store has it, or why there is none: mostly NotCompiledError.
+
+    ``must_pay`` leaves out one that is clearly slower than its module: see ``pays.py``.
+    """
     refusals = [_refusal(cell) for cell in cells]
     wanted = [cell for cell, refusal in zip(cells, refusals) if refusal is None]
     found = store.compile(wanted) if wanted else iter(())
     for cell, refusal in zip(cells, refusals):
         made = next(found) if refusal is None else refusal
         try:
-            yield made if isinstance(made, NotCompiledError) else _load(cell, made)
+            yield made if isinstance(made, NotCompiledError) else _load(cell, made, must_pay)
         except Exception as error:  # whatever torch makes of somebody's module costs its form alone
             yield error
 
 
 def compile_cell(cell: Computation, store: LibraryStore) -> CompiledForm:
-    """The form of one cell. Raises NotCompiledError: why there is none."""
-    (made,) = compile_cells([cell], store)
+    """The form of one cell, however slow. Raises NotCompiledError: why there is none."""
+    (made,) = compile_cells([cell], store, must_pay=False)
     if isinstance(made, Exception):
         raise made
     return made
@@ -58,14 +64,20 @@ def _refusal(cell: Computation) -> NotCompiledError | None:
     return NotCompiledError(Reason.FINITE, str(unseen)) if unseen else None
 
 
-def _load(cell: Computation, made: Compiled) -> CompiledForm:
-    """The form of a cell that is compiled, once it gives what the module gives."""
+def _load(cell: Computation, made: Compiled, must_pay: bool) -> CompiledForm:
+    """The form of a cell that is compiled, once it gives what the module gives, and is not slower if it must pay.
+
+    Cells with pages or spans are not timed: their attention and products are ours.
+    """
     library = Library(made.library, with_tied(tuple(weights_of(cell.module).values()), made.tied), made.packed)
     if cell.has_spans:
         of_spans = span_form(cell, library, made.least_rows, NAME)
         return of_spans._replace(is_batch_invariant=try_span_form(cell, of_spans))
     form = CompiledForm(run_step, cell.inputs, cell.outputs, _constants(cell, made, library), library, NAME)
-    return form._replace(is_batch_invariant=_try(cell, form))
+    form = form._replace(is_batch_invariant=_try(cell, form))
+    if must_pay:
+        check_that_it_pays(cell, form, made.library)
+    return form
 
 
 def _constants(cell: Computation, made: Compiled, library: Library) -> NDArray[np.int64]:

@@ -34,6 +34,7 @@ class Reason(StrEnum):
     NOT_TRIED = "the module raised on random rows, so the compiled code was not tried"
     OTHER_RESULTS_AGAIN = "its module gives other results for the same rows at another call"
     OTHER_RESULTS = "the compiled code gave other results than the module"
+    SLOWER = "the compiled code takes longer than the module"
 
 
 class NotCompiledError(DefinitionError):

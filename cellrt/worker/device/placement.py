@@ -26,6 +26,7 @@ from cellrt.definition.fused import (
     is_reading_ragged,
     is_reading_spans,
 )
+from cellrt.definition.modes import torch_threads
 from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.errors import CellError, InternalError
 from cellrt.worker.blame import describe_error
@@ -39,7 +40,7 @@ from cellrt.worker.device.torch_compile import (
     check_compilable,
     warn_not_compiled,
 )
-from cellrt.worker.torch_state import HOST_THREADS, on_a_new_thread, torch_threads
+from cellrt.worker.torch_state import HOST_THREADS, on_a_new_thread
 
 EXAMPLE_ROWS = 64
 """How many rows a compiled step is given first: it is made for any number, and best for about as many."""
