@@ -93,6 +93,49 @@ def test_what_cannot_be_compiled_is_refused_by_name(tmp_path, reason: Reason) ->
     assert str(refused.value).startswith(str(reason))
 
 
+class Scattering(nn.Module):
+    """Calls an operator that is refused from a part of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+
+    def forward(self, i: Tensor) -> Tensor:
+        ones = torch.ones(i.shape[0], 4)
+        return self.linear(torch.zeros(i.shape[0], 4).scatter_reduce(1, i[:, None], ones, "amax"))
+
+
+class Within(nn.Module):
+    """Another module around it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Scattering()
+
+    def forward(self, i: Tensor) -> Tensor:
+        return torch.relu(self.inner(i))
+
+
+class Choosing(nn.Module):
+    """Looks at values in a function of its own."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.chosen(x)
+
+    def chosen(self, x: Tensor) -> Tensor:
+        return x if x.sum() > 0 else -x
+
+
+def test_the_line_that_calls_what_is_refused_is_told() -> None:
+    told = r'aten\.scatter_reduce\.two, at test_not_compiled\.py:\d+: return self\.linear\(.*"amax"\)\)$'
+    with pytest.raises(NotCompiledError, match=told):
+        export_step(cellrt.cell(Within(), TOKEN))
+    told = r"at test_not_compiled\.py:\d+: return x if x\.sum\(\) > 0 else -x$"
+    with pytest.raises(NotCompiledError, match=told) as refused:
+        export_step(cellrt.cell(Choosing(), NUMBERS))
+    assert refused.value.reason is Reason.BY_VALUES
+
+
 @pytest.mark.slow
 def test_an_operator_without_a_c_interface_is_named(tmp_path) -> None:
     with pytest.raises(NotCompiledError, match=r"no C interface: aten::median.dim") as refused:

@@ -7,6 +7,7 @@ it: thirty layers or ten fine-tunes have one digest.
 from __future__ import annotations
 
 import hashlib
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
 from cellrt.definition.aot.indices import check_indices, is_unchecked, may_divide_by_zero
+from cellrt.definition.aot.own_lines import Line, RowsWatch, line_of_error, line_of_node
 from cellrt.definition.aot.packing import pack_products, tied_weights
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
@@ -28,6 +30,8 @@ from cellrt.definition.traced_pages import PagesAreReadError, is_own, tracing
 EXAMPLE_ROWS, EXAMPLE_NODES = 7, 5
 OWN_NAMESPACES = ("aten", "prims", "prim")
 PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set)
+ROWS_IN_TORCH = re.compile(r"L\['inputs'\]\[\d+\]\.size\(\)\[0\]")
+"""How torch writes the number of rows of an input."""
 MAYBE_VIEWS = frozenset(("contiguous", "flatten", "reshape", "reshape_as", "ravel", "to", "type_as", "where"))
 """Operators that may return what they are given, though their schema does not say so."""
 LEAST_VALUES = 2
@@ -74,22 +78,27 @@ class StepProgram(NamedTuple):
 
 
 class _WritingStep(nn.Module):
-    """A cell's step that writes its outputs to memory that it is given. It does not own the weights."""
+    """A cell's step that writes its outputs to memory that it is given. It does not own the weights.
+
+    ``rows`` notes what torch decides of their number.
+    """
 
     def __init__(self, cell: Computation, module: object, step: nn.Module) -> None:
         super().__init__()
         self._cell, self._module, self._step = cell, (module,), (step,)
+        self.rows = RowsWatch()
 
     def forward(
         self, weights: list[torch.Tensor], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> torch.Tensor:
         """Runs it; raises NotCompiledError if an output is not what is declared."""
         try:
-            made = self._step[0](weights, inputs)
+            with self.rows.watching(inputs):
+                made = self._step[0](weights, inputs)
         except PagesAreReadError as error:
-            raise NotCompiledError(Reason.PAGES) from error
+            raise NotCompiledError(Reason.PAGES, _at(line_of_error(error))) from error
         except Exception as error:
-            raise _refusal(self._module[0], error) from error
+            raise _refusal(self._module[0], error, self.rows) from error
         for (name, spec), value, memory in zip(self._cell.outputs.items(), made, outputs, strict=True):
             if value.dim() != memory.dim() or value.shape != memory.shape or value.dtype != spec.dtype:
                 raise NotCompiledError(Reason.OUTPUTS, f"{name!r} is {value.dtype} {list(value.shape)}")
@@ -166,7 +175,7 @@ def _export(
     except NotCompiledError:
         raise
     except Exception as error:
-        raise _refusal(module, error) from error
+        raise _refusal(module, error, step.rows) from error
     if plain_attributes(module) != before:
         raise NotCompiledError(Reason.MEMORY)
     program.example_inputs = None  # they hold the weights
@@ -220,7 +229,7 @@ def _is_derived(part: nn.Module, key: str) -> bool:
     return isinstance(part, FunctionSnapshot) and key in ("_made", "_globals")
 
 
-def _refusal(module: object, error: Exception) -> NotCompiledError:
+def _refusal(module: object, error: Exception, watch: RowsWatch) -> NotCompiledError:
     """Which of the reasons an error of the export is."""
     detail = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     if isinstance(module, nn.Module) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
@@ -229,37 +238,52 @@ def _refusal(module: object, error: Exception) -> NotCompiledError:
     from torch.fx.experimental.symbolic_shapes import GuardOnDataDependentSymNode
 
     causes: list[BaseException | None] = [error, error.__cause__, error.__context__]
+    detail = _at(line_of_error(error), detail)
     if any(isinstance(cause, GuardOnDataDependentSymNode) for cause in causes):
         return NotCompiledError(Reason.BY_VALUES, detail)
     if "Constraints violated" in detail:
-        return NotCompiledError(Reason.FIXED_ROWS, _constraint(error))
+        return NotCompiledError(Reason.FIXED_ROWS, _constraint(error, watch))
     return NotCompiledError(Reason.NOT_EXPORTED, detail)
 
 
-def _constraint(error: Exception) -> str:
-    """What torch says of the rows, in short: the first of its points, without what it advises."""
+def _at(line: Line | None, what: str = "") -> str:
+    """What there is to say, and where in the user's code it is so."""
+    return what if line is None else f"{what}{what and ', '}at {line}"
+
+
+def _constraint(error: Exception, watch: RowsWatch) -> str:
+    """What fixes the rows: ``len``, or whatever torch says, in short: the first of its points, without its advice."""
+    line, is_one = watch.fixed or (None, False)
+    if line is not None and is_one and "len(" in line.text:
+        return _at(line, "as len(tensor) does, and x.shape[0] does not")
     points = [line.strip() for line in str(error).splitlines() if line.strip().startswith("- ")]
-    return "torch says: " + points[0].removeprefix("- ").partition(". ")[0] if points else ""
+    said = points[0].removeprefix("- ").partition(". ")[0] if points else "it is not told where"
+    said = ROWS_IN_TORCH.sub("rows", said).replace("rows = rows", "rows").replace(" and rows <= IntInfinity()", "")
+    return _at(line, f"torch says: {said.removesuffix('.')}")
 
 
 def _check_operators(nodes: Iterable[Node]) -> None:
     """Raises NotCompiledError for what would not run as in the module, or not without Python."""
     for node in nodes:
-        if node.op == "get_attr" or not isinstance(node.target, torch._ops.OpOverload):
-            if isinstance(node.target, torch._ops.HigherOrderOperator):
-                is_mode = str(node.target).startswith("wrap_with")
-                raise NotCompiledError(Reason.OTHER_MODE if is_mode else Reason.BY_VALUES, str(node.target))
-            continue
-        if is_own(node.target):
-            continue
-        if is_unchecked(node.target):
-            raise NotCompiledError(Reason.UNCHECKED_INDICES, str(node.target))
-        if may_divide_by_zero(node):
-            raise NotCompiledError(Reason.UNCHECKED_DIVISION, str(node.target))
-        if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_in_evaluation(node):
-            raise NotCompiledError(Reason.RANDOM, str(node.target))
-        if node.target.namespace not in OWN_NAMESPACES:
-            raise NotCompiledError(Reason.CUSTOM_OPERATOR, str(node.target))
+        refused = _reason_against(node)
+        if refused is not None:
+            raise NotCompiledError(refused, _at(line_of_node(node), str(node.target)))
+
+
+def _reason_against(node: Node) -> Reason | None:
+    if node.op == "get_attr" or not isinstance(node.target, torch._ops.OpOverload):
+        if not isinstance(node.target, torch._ops.HigherOrderOperator):
+            return None
+        return Reason.OTHER_MODE if str(node.target).startswith("wrap_with") else Reason.BY_VALUES
+    if is_own(node.target):
+        return None
+    if is_unchecked(node.target):
+        return Reason.UNCHECKED_INDICES
+    if may_divide_by_zero(node):
+        return Reason.UNCHECKED_DIVISION
+    if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_in_evaluation(node):
+        return Reason.RANDOM
+    return None if node.target.namespace in OWN_NAMESPACES else Reason.CUSTOM_OPERATOR
 
 
 def _is_in_evaluation(node: Node) -> bool:

@@ -24,7 +24,7 @@ class Reason(StrEnum):
     OTHER_MODE = "it enters a mode of torch, such as autocast"
     UNCHECKED_INDICES = "it calls an operator whose compiled code does not check indices"
     UNCHECKED_DIVISION = "it divides integers by numbers that may be zero, which compiled code does not check"
-    FIXED_ROWS = "it fixes the number of rows, as len(tensor) does: x.shape[0] can be any number"
+    FIXED_ROWS = "it fixes the number of rows"
     OUTPUTS = "its outputs are not rows of the declared shapes for every number of rows"
     NOT_EXPORTED = "torch cannot export it"
     NO_COMPILER = "there is no C++ compiler"
