@@ -29,8 +29,13 @@ INDEX_AT: Mapping[Any, int] = {
     if (operator := getattr(ATEN, name))
 }
 """Which argument of an operator are indices that must not be below zero."""
-UNCHECKED = frozenset(("scatter.value", "scatter.reduce", "scatter.value_reduce", "scatter_reduce.two"))
-"""Operators whose compiled code leaves out what lies outside."""
+UNCHECKED: Mapping[str, str] = {
+    "scatter.value": "scatter of a tensor, torch.full_like(...) instead of a number, compiles",
+    "scatter.reduce": "",
+    "scatter.value_reduce": "",
+    "scatter_reduce.two": 'index_reduce(0, owner, values, "amax") compiles, with one index for each row of values',
+}
+"""Operators whose compiled code leaves out what lies outside, and what does the same and compiles, if anything does."""
 DIVISIONS = frozenset(
     f"{name}.{overload}"
     for name in ("div", "divide", "floor_divide", "remainder", "fmod")
@@ -45,6 +50,11 @@ OUTSIDE = 2**31 - 1
 def is_unchecked(operator: torch._ops.OpOverload) -> bool:
     """Whether nothing checks its indices in compiled code."""
     return _name_of(operator) in UNCHECKED
+
+
+def instead_of(operator: Any) -> str:
+    """What compiles instead of an operator whose indices nothing checks; empty if nothing is known."""
+    return UNCHECKED.get(_name_of(operator), "")
 
 
 def may_divide_by_zero(node: Node) -> bool:

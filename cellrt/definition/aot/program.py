@@ -17,7 +17,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
-from cellrt.definition.aot.indices import check_indices, is_unchecked, may_divide_by_zero
+from cellrt.definition.aot.indices import check_indices, instead_of, is_unchecked, may_divide_by_zero
 from cellrt.definition.aot.own_lines import Line, RowsWatch, line_of_error, line_of_node
 from cellrt.definition.aot.packing import pack_products, tied_weights
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
@@ -267,7 +267,9 @@ def _check_operators(nodes: Iterable[Node]) -> None:
     for node in nodes:
         refused = _reason_against(node)
         if refused is not None:
-            raise NotCompiledError(refused, _at(line_of_node(node), str(node.target)))
+            instead = instead_of(node.target)
+            detail = _at(line_of_node(node), str(node.target))
+            raise NotCompiledError(refused, f"{detail}; {instead}" if instead else detail)
 
 
 def _reason_against(node: Node) -> Reason | None:
