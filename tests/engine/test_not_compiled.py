@@ -93,6 +93,28 @@ def test_what_cannot_be_compiled_is_refused_by_name(tmp_path, reason: Reason) ->
     assert str(refused.value).startswith(str(reason))
 
 
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda x: torch.fft.irfft(torch.fft.rfft(x), n=4),
+        lambda x: torch.fft.irfft2(torch.fft.rfft2(x.view(-1, 2, 2))),
+        lambda x: torch.fft.hfft(torch.fft.fft(x)),
+        lambda x: torch.fft.fftfreq(4) + x,
+    ],
+    ids=["irfft", "irfft2", "hfft", "fftfreq"],
+)
+def test_a_fourier_transform_to_real_numbers_is_refused_before_it_is_compiled(function) -> None:
+    with pytest.raises(NotCompiledError, match=r": aten\.fft_") as refused:
+        export_step(cellrt.cell(function, NUMBERS))
+    assert refused.value.reason is Reason.NO_C_INTERFACE
+
+
+def test_fourier_transforms_of_complex_numbers_are_not_refused() -> None:
+    weight = torch.randn(4)
+    made = cellrt.cell(lambda x: torch.fft.ifft(torch.fft.fft(x) * torch.fft.fft(weight)).real, NUMBERS)
+    assert export_step(made).least_rows == 1
+
+
 class Scattering(nn.Module):
     """Calls an operator that is refused from a part of it."""
 

@@ -29,6 +29,9 @@ from cellrt.definition.traced_pages import PagesAreReadError, is_own, tracing
 
 EXAMPLE_ROWS, EXAMPLE_NODES = 7, 5
 OWN_NAMESPACES = ("aten", "prims", "prim")
+TO_REAL = ("_fft_c2r", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft", "fft_hfft2", "fft_hfftn", "istft")
+WITHOUT_C_INTERFACE = frozenset((*TO_REAL, "fft_fftfreq", "fft_rfftfreq"))
+"""Operators of torch's own that the compiler would find to have none after many seconds; no list of all of them."""
 PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set)
 ROWS_IN_TORCH = re.compile(r"L\['inputs'\]\[\d+\]\.size\(\)\[0\]")
 """How torch writes the number of rows of an input."""
@@ -285,7 +288,10 @@ def _reason_against(node: Node) -> Reason | None:
         return Reason.UNCHECKED_DIVISION
     if torch.Tag.nondeterministic_seeded in node.target.tags and not _is_in_evaluation(node):
         return Reason.RANDOM
-    return None if node.target.namespace in OWN_NAMESPACES else Reason.CUSTOM_OPERATOR
+    if node.target.namespace not in OWN_NAMESPACES:
+        return Reason.CUSTOM_OPERATOR
+    lacks_interface = node.target._schema.name.partition("::")[2] in WITHOUT_C_INTERFACE
+    return Reason.NO_C_INTERFACE if lacks_interface else None
 
 
 def _is_in_evaluation(node: Node) -> bool:
