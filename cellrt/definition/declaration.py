@@ -69,8 +69,10 @@ def check_inputs(name: str, inputs: object) -> dict[str, RowSpec]:
     if not inputs:
         raise DefinitionError(f"cell {name!r} has no inputs: its number of rows would be unknown")
     for key in inputs:
-        if not isinstance(key, str) or not key.isidentifier() or key in RESERVED_INPUTS:
-            raise DefinitionError(f"cell {name!r}: {key!r} cannot be the name of an input")
+        is_taken = key in RESERVED_INPUTS
+        if is_taken or not isinstance(key, str) or not key.isidentifier():
+            why = "graph.chain and graph.loop have an argument of that name" if is_taken else "expected an identifier"
+            raise DefinitionError(f"cell {name!r}: {key!r} cannot be the name of an input: {why}")
     try:
         return {key: as_spec(key, value) for key, value in inputs.items()}
     except DefinitionError as error:
@@ -81,7 +83,10 @@ def check_output_name(name: str, output: object) -> None:
     """Whether an output may be called so."""
     is_name = isinstance(output, str) and output.isidentifier() and not output.startswith("_")
     if not is_name or output in RESERVED_OUTPUTS:
-        raise DefinitionError(f"cell {name!r}: {output!r} cannot be the name of an output")
+        why = "expected an identifier that does not begin with an underscore"
+        if is_name:
+            why = f"of what graph.chain and graph.loop return, .{output} is the last step"
+        raise DefinitionError(f"cell {name!r}: {output!r} cannot be the name of an output: {why}")
 
 
 def check_sizes(

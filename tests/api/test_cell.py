@@ -292,7 +292,10 @@ MISUSES: dict[str, tuple[Any, str]] = {
         "rows: expected extents of a row as integers of at",
     ),
     "an input with no name": (lambda: cell(IDENTITY, {"a b": (2,)}), "'a b' cannot be the name of an input"),
-    "an input of a builder's name": (lambda: cell(IDENTITY, {"until": (2,)}), "'until' cannot be the name of an input"),
+    "an input of a builder's name": (
+        lambda: cell(IDENTITY, {"until": (2,)}),
+        "'until' cannot be the name of an input: graph.chain and graph.loop have an argument of that name$",
+    ),
     "unknown carry": (
         lambda: cell(IDENTITY, ONE, carry={"y": "output"}),
         r"carry 'y' from 'output': inputs are \['x'\]",
@@ -324,10 +327,13 @@ MISUSES: dict[str, tuple[Any, str]] = {
     "no tensors": (lambda: cell(lambda x: "x", ONE), "does not run .*: a cell must return tensors, got str"),
     "a list of other things": (lambda: cell(lambda x: {"x": 1}, ONE), "a cell must return tensors, got {'x': 'int'}"),
     "no outputs": (lambda: cell(lambda x: {}, ONE), "a cell must return tensors"),
-    "an output with no name": (lambda: cell(lambda x: {"a b": x}, ONE), "'a b' cannot be the name of an output"),
+    "an output with no name": (
+        lambda: cell(lambda x: {"a b": x}, ONE),
+        "'a b' cannot be the name of an output: .* underscore",
+    ),
     "an output of a handle's name": (
         lambda: cell(lambda x: {"last": x}, ONE),
-        "'last' cannot be the name of an output",
+        "'last' cannot be the name of an output: of what graph.chain and graph.loop return, .last is the last step$",
     ),
     "raising": (
         lambda: cell(nn.Linear(3, 3), ONE),
