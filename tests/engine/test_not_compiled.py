@@ -115,6 +115,10 @@ def test_fourier_transforms_of_complex_numbers_are_not_refused() -> None:
     assert export_step(made).least_rows == 1
 
 
+def with_noise(x: Tensor) -> Tensor:
+    return x + torch.rand_like(x)
+
+
 class Scattering(nn.Module):
     """Calls an operator that is refused from a part of it."""
 
@@ -152,6 +156,9 @@ def test_the_line_that_calls_what_is_refused_is_told() -> None:
     told = r'aten\.scatter_reduce\.two, at test_not_compiled\.py:\d+: return self\.linear\(.*"amax"\)\); index_reduce'
     with pytest.raises(NotCompiledError, match=told):
         export_step(cellrt.cell(Within(), TOKEN))
+    told = r"aten\.rand_like\.default, at test_not_compiled\.py:\d+: return x \+ torch\.rand_like\(x\)$"
+    with pytest.raises(NotCompiledError, match=told):
+        export_step(cellrt.cell(with_noise, NUMBERS))
     told = r"at test_not_compiled\.py:\d+: return x if x\.sum\(\) > 0 else -x$"
     with pytest.raises(NotCompiledError, match=told) as refused:
         export_step(cellrt.cell(Choosing(), NUMBERS))

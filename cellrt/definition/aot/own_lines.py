@@ -9,11 +9,14 @@ import re
 import traceback
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from types import FrameType
+from types import FrameType, FunctionType
 from typing import Any, NamedTuple
 
 import torch
+import torch.fx.proxy
 from torch.fx import Node
+
+from cellrt.definition.snapshot import FunctionSnapshot
 
 TORCH, DEFINITION = (f"{path}/" for path in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 NOT_OWN = (TORCH, DEFINITION, contextlib.__file__, functools.__file__, "<")
@@ -40,8 +43,16 @@ class Line(NamedTuple):
         return f"{Path(self.file).name}:{self.number}{text and ': '}{text}"
 
 
+def note_lines_of(module: object) -> None:
+    """Has torch note the lines of a function, too, that is a cell: of others it does those of each ``forward``."""
+    function = module.function if isinstance(module, FunctionSnapshot) else module
+    note = getattr(torch.fx.proxy, "_register_stack_trace_anchor", None)  # torch keeps it for itself
+    if note is not None and isinstance(function, FunctionType):
+        note(function)
+
+
 def line_of_node(node: Node) -> Line | None:
-    """Where an operator of a program was called: the last line of a ``forward`` of the user's."""
+    """Where an operator of a program was called: the last line of the user's that torch has noted."""
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     return _last_own([Line(file, int(number)) for file, number in frames])
 

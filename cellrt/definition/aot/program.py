@@ -18,7 +18,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import Node
 
 from cellrt.definition.aot.indices import check_indices, instead_of, is_unchecked, may_divide_by_zero
-from cellrt.definition.aot.own_lines import Line, RowsWatch, line_of_error, line_of_node
+from cellrt.definition.aot.own_lines import Line, RowsWatch, line_of_error, line_of_node, note_lines_of
 from cellrt.definition.aot.packing import pack_products, tied_weights
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
@@ -165,6 +165,7 @@ def _export(
     inputs, sizes = _example(cell, rows, has_equal_values)
     memory = [torch.zeros(EXAMPLE_ROWS, *spec.shape, dtype=spec.dtype) for spec in cell.outputs.values()]
     module, before = cell.module, plain_attributes(cell.module)
+    note_lines_of(module)
     step = _WritingStep(cell, module, Exportable(cell, module, weights, cell.written))
     is_general = symbolic_config.patch(backed_size_oblivious=least_rows == 1 or cell.has_spans)  # type: ignore[attr-defined]
     try:
