@@ -4,7 +4,7 @@ Parts: ``modules`` (twenty modules in a bare loop, eager and compiled: microseco
 ``steps`` (what an eager step costs beyond the module's own call, in chains, loops and with ragged inputs), ``grain`` (a
 character model as nodes, with a key and without, and as one coarse cell: ``own_grain.py``), and each a
 model served by 1 and 2 workers, all servers in processes of their own: ``decoder`` (with attention), ``lstm`` (two
-layers, with attention), ``mlp`` (a plain step) and ``tree``. The quick run has 1 worker, and no busy client.
+layers, with attention), ``mlp`` (a plain step), ``tree`` and ``dag``. The quick run has 1 worker, and no busy client.
 What is not yet compiled is compiled first, 10 to 40 seconds each; the full run then takes about an hour on two cores.
 How far it is goes to standard error.
 """

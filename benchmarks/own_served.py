@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import torch
 
 import cellrt
-from benchmarks import own_cell_decoder, own_chains, own_trees
+from benchmarks import own_cell_decoder, own_chains, own_dags, own_trees
 from benchmarks.client_load import Busy
 from benchmarks.compare import FULL as LONG
 from benchmarks.compare import NUM_CHECKED, Makers, Plan, Point, compare, draw, is_ours
@@ -66,6 +66,14 @@ MODELS = {
     ),
     "mlp": Served("benchmarks.own_chains:fold", "fold", "h", own_chains.padded_mlp, own_chains.draw_words),
     "tree": Served("benchmarks.own_trees:compose", "compose", "h", own_trees.levels, own_trees.draw_trees),
+    "dag": Served(
+        "benchmarks.own_dags:settle",
+        "settle",
+        "h",
+        own_dags.levels,
+        own_dags.draw_circuits,
+        {"cellrt, with a key": "benchmarks.own_dags:settle_known"},
+    ),
 }
 """By the benchmark's part."""
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 import cellrt
-from benchmarks import own_chains, own_trees
+from benchmarks import own_chains, own_dags, own_trees
 from benchmarks.own_models import HIDDEN, TOKENS, seeded
 from benchmarks.own_served import MODELS, check
 from benchmarks.server import Runner
 from benchmarks.trees import Tree, parse_like_trees
+from cellrt import RaggedRows
 
 sentences = st.lists(st.lists(st.integers(0, TOKENS - 1), min_size=1, max_size=12), min_size=1, max_size=6)
 
@@ -79,6 +80,23 @@ def test_tree_peer_equals_the_nodes_one_after_the_other(count: int, seed: int) -
     trees = parse_like_trees(count, TOKENS, seed)
     expected = [compose(tree) for tree in trees]
     torch.testing.assert_close(answers(own_trees.levels(False, 1), trees), expected, rtol=1e-4, atol=1e-5)
+
+
+@torch.inference_mode()
+def settle(circuit: own_dags.Circuit) -> Tensor:
+    gate, states = seeded(own_dags.Gate), torch.zeros(0, HIDDEN)
+    for node, token in enumerate(circuit.tokens):
+        read = states[circuit.sources[circuit.offsets[node] : circuit.offsets[node + 1]]]
+        made = gate(torch.tensor([token]), RaggedRows(read, torch.tensor([0, len(read)])))["h"]
+        states = torch.cat([states, made])
+    return states[-1]
+
+
+@given(st.integers(1, 8), st.integers(0, 100))
+def test_dag_peer_equals_the_nodes_one_after_the_other(count: int, seed: int) -> None:
+    circuits = own_dags.draw_circuits(count, seed)
+    expected = [settle(circuit) for circuit in circuits]
+    torch.testing.assert_close(answers(own_dags.levels(False, 1), circuits), expected, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("part", MODELS)
