@@ -28,7 +28,7 @@ from typing import Any
 import networkx as nx
 import torch
 
-from cellrt import Cell, DefinitionError, Graph, Node, Output, RequestError, RequestTooLargeError, Unfolder
+from cellrt import Cell, DefinitionError, Graph, Node, Output, RequestError, RequestTooLargeError, RowSpec, Unfolder
 
 
 def dag(
@@ -91,7 +91,8 @@ def _in_order(request: nx.DiGraph) -> list[Hashable]:
 
 
 def _are_alike(cells: Mapping[str, Cell], request: nx.DiGraph) -> bool:
-    """Whether the nodes are of one cell and given the same inputs, and the edges feed all those of other nodes."""
+    """Whether the nodes are of one cell and given the same inputs, rows as they should be, and the edges feed all those
+    of other nodes. What is wrong with a node is told where it is written by itself."""
     attributes = request.nodes.values()
     first = next(iter(attributes))
     cell = cells.get(first.get("cell")) if isinstance(first.get("cell"), str) else None
@@ -100,8 +101,30 @@ def _are_alike(cells: Mapping[str, Cell], request: nx.DiGraph) -> bool:
         and all(cell.inputs[name].ragged == (name in cell.outputs) for name in cell.inputs)
         and not any(name in cell.outputs for name in first)
         and all(each.keys() == first.keys() and each["cell"] == first["cell"] for each in attributes)
+        and all(
+            name in cell.inputs and type(value) is type(first[name]) and _is_row(value, cell.inputs[name])
+            for each in attributes
+            for name, value in each.items()
+            if name != "cell"
+        )
+        and (not request.number_of_edges() or any(spec.ragged for spec in cell.inputs.values()))
         and not any("feeds" in edge for *_, edge in request.edges(data=True))
     )
+
+
+def _is_row(value: object, spec: RowSpec) -> bool:
+    """Whether it is a row of a spec, and no list of many."""
+    if isinstance(value, torch.Tensor):
+        return bool(value.shape == spec.shape and value.dtype == spec.dtype)
+    if isinstance(value, list | tuple):
+        return len(spec.shape) == 1 and len(value) == spec.shape[0] and all(_is_number(each, spec) for each in value)
+    return not spec.shape and _is_number(value, spec)
+
+
+def _is_number(value: object, spec: RowSpec) -> bool:
+    if spec.dtype.is_floating_point:
+        return type(value) in (int, float)
+    return type(value) is int and spec.dtype is not torch.bool
 
 
 def _write_as_one(

@@ -215,6 +215,7 @@ def claim_pages(t, subgraph, worker, count):
     if request.home == 0 and request.sequence > settings.next_home:
         return 0
     again = rows_again(t, subgraph) if request.home == 0 else 0
+    is_here = request.home > 0 or request.pages_away + again > 0
     if request.pages_away + again > 0:
         if not _can_bring(t, request, worker, again):
             settings.next_home = request.sequence
@@ -227,7 +228,7 @@ def claim_pages(t, subgraph, worker, count):
         at = links[to + record.AT]
         if info.appends:
             first = links[at + page_list.BASE] + links[to + record.START] + links[subgraph.record + record.POSITION]
-            _extend(t, request, at, worker, first + count)
+            _extend(t, at, worker, first + count, is_here or has_pages)
             count = max(0, min(count, links[at + page_list.HELD] * info.page_size - first))
         has_pages = has_pages or links[at + page_list.HELD] > 0
     if has_pages and settings.next_home == request.sequence:
@@ -318,12 +319,12 @@ def move_page(t, place, location, kind):
 
 
 @compiled
-def _extend(t, request, at, worker, rows):
-    """Takes pages for so many rows, as far as there are any."""
+def _extend(t, at, worker, rows, is_here):
+    """Takes pages for so many rows, as far as there are any; of a request's first while a tenth of the arena stays."""
     links, kind = t.links, t.links[at + page_list.KIND]
     wanted = min(pages_of(rows, links[at + page_list.PAGE_SIZE]), links[at + page_list.CAPACITY])
     arena = t.arenas[worker * MAX_KINDS + kind]
-    if request.home == 0 and wanted > links[at + page_list.HELD] and not _has_spare(arena, 1):
+    if not is_here and wanted > links[at + page_list.HELD] and not _has_spare(arena, 1):
         return
     while links[at + page_list.HELD] < wanted and arena.num_free > 0:
         t.places[links[at + page_list.PLACE] + links[at + page_list.HELD]] = take_row(t, worker, kind)

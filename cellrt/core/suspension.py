@@ -5,6 +5,8 @@ Its pages are copied to the host, or dropped and computed again (``recomputation
 
 from __future__ import annotations
 
+import numpy as np
+
 from cellrt.core import page_list
 from cellrt.core.jit import compiled
 from cellrt.core.moves import LIVE
@@ -14,40 +16,58 @@ from cellrt.core.recomputation import begin_anew, drop_list, is_cheaper, loop_of
 from cellrt.core.tables import HOST, LOCATION_SHIFT, MAX_COPIES, MAX_KINDS
 
 STARVED, STUCK = 1, 2
+ALL_KINDS = np.int64(-1)
 
 
 @compiled
 def starvation(t, worker):
     """STARVED if some work found no page at a worker when it was last looked at; STUCK if besides nothing that has
-    pages is in flight there or can go on; else 0."""
-    starved = 0
-    for type_id in range(t.settings[0].num_types):
-        starved |= t.types[type_id].starved_at >> worker & 1
+    pages of such a kind is in flight there or can go on; else 0."""
+    starved = _starved_kinds(t, worker)
     if not starved:
         return 0
     for task_id in range(t.tasks.size):
         task = t.tasks[task_id]
-        if task.in_use and task.worker == worker and t.types[task.cell_type].has_spans:
+        if task.in_use and task.worker == worker and _page_kinds(t, task.cell_type) & starved:
             return STARVED
     for type_id in range(t.settings[0].num_types):
-        if t.types[type_id].has_spans and num_ready(t, type_id, worker) > 0:
+        if _page_kinds(t, type_id) & starved and num_ready(t, type_id, worker) > 0:
             return STARVED
     return STUCK
 
 
 @compiled
+def _starved_kinds(t, worker):
+    """As bits, the kinds of pages of cell types that found none at a worker."""
+    kinds = np.int64(0)
+    for type_id in range(t.settings[0].num_types):
+        if t.types[type_id].starved_at >> worker & 1:
+            kinds |= _page_kinds(t, type_id)
+    return kinds
+
+
+@compiled
+def _page_kinds(t, type_id):
+    """As bits, the kinds of pages that a cell type reads or appends to; all for one of spans alone, which waits for all
+    pages of its requests."""
+    cell_type, kinds = t.types[type_id], np.int64(0)
+    for port in range(cell_type.first_port, cell_type.first_port + cell_type.num_inputs):
+        if t.ports[port].page_size > 0:
+            kinds |= np.int64(1) << t.ports[port].kind
+    return kinds if kinds or not cell_type.has_spans else ALL_KINDS
+
+
+@compiled
 def suspend(t, worker):
     """Moves the pages of the latest arrival at a worker that has any for which there is room at the host, if another
-    has some there too and nothing of it is in flight; or drops them. Returns whether any page moved."""
-    latest, holders = -1, 0
-    for request_id in range(t.settings[0].num_requests):
-        request = t.requests[request_id]
-        if request.state == LIVE and request.home == worker:
-            holders += 1
-            is_later = latest < 0 or request.sequence > t.requests[latest].sequence
-            if is_later and rows_in_flight(t, request) == 0 and _can_lend(t, request):
-                latest = request_id
-    if latest < 0 or (holders < 2 and not _others_starve(t, t.requests[latest].sequence)):
+    has some there too and nothing of it is in flight (else none: its end is looked at); or drops them. One with pages
+    of a kind that was asked for goes before others. Returns whether any page moved."""
+    latest = _latest(t, worker, _starved_kinds(t, worker))
+    if latest < 0:
+        latest = _latest(t, worker, ALL_KINDS)
+    if latest < 0 or rows_in_flight(t, t.requests[latest]) > 0:
+        return False
+    if _num_holders(t, worker) < 2 and not _others_starve(t, t.requests[latest].sequence):
         return False
     request, settings, moved = t.requests[latest], t.settings[0], 0
     loop = loop_of_pages(t, request)
@@ -70,6 +90,27 @@ def suspend(t, worker):
 
 
 @compiled
+def _latest(t, worker, kinds):
+    """The latest arrival that has pages of some kinds at a worker for which there is room at the host, or -1."""
+    latest = -1
+    for request_id in range(t.settings[0].num_requests):
+        request = t.requests[request_id]
+        if request.state == LIVE and request.home == worker and _can_lend(t, request, kinds):
+            if latest < 0 or request.sequence > t.requests[latest].sequence:
+                latest = request_id
+    return latest
+
+
+@compiled
+def _num_holders(t, worker):
+    """Requests that have pages at a worker."""
+    count = 0
+    for request_id in range(t.settings[0].num_requests):
+        count += t.requests[request_id].state == LIVE and t.requests[request_id].home == worker
+    return count
+
+
+@compiled
 def _drop(t, request):
     """Gives back all pages of a request, whose loop begins anew."""
     for k in range(request.num_page_lists):
@@ -80,12 +121,13 @@ def _drop(t, request):
 
 
 @compiled
-def _can_lend(t, request):
-    """Whether a page of a request that is at a worker has room at the host."""
+def _can_lend(t, request, kinds):
+    """Whether a page of a request that is at a worker, of one of these kinds, has room at the host."""
     for k in range(request.num_page_lists):
         at = request.page_lists + page_list.WORDS * k
-        has_room = t.arenas[HOST * MAX_KINDS + t.links[at + page_list.KIND]].num_free > 0
-        if has_room and num_away(t, at) < t.links[at + page_list.HELD]:
+        kind = t.links[at + page_list.KIND]
+        has_room = t.arenas[HOST * MAX_KINDS + kind].num_free > 0
+        if has_room and kinds >> kind & 1 and num_away(t, at) < t.links[at + page_list.HELD]:
             return True
     return False
 

@@ -183,7 +183,7 @@ class Engine(Serving):
                 tells of one whose rows influence each other (see ``Cell.check_row_wise``).
             max_queue, max_queue_rows: requests of this model, and their rows, that may be unfinished at once, within
                 what the engine takes.
-            max_batch: most rows of a task by cell name, for new cells, where that is less than the cell takes.
+            max_batch: most rows of a task by cell name, for new cells, at most what the cell takes. Default: what pays.
             replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -108,8 +108,7 @@ class Registrar:
         forms = self._forms(unfolder.name, discovery.cells)
         times = self._prepare(discovery.cells, forms, warm_up)
         memory = self._allocate(discovery)
-        most = _rows_that_pay(discovery.cells, times) | dict(max_batch)
-        types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory, most))
+        types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory, max_batch))
         model = Model(unfolder, self._registry, self._processor, types, priorities, max_queue)
         model.states, model.max_batch = recorded.states, max_batch
         try:
@@ -247,10 +246,12 @@ class Registrar:
             self._registry.constants[kind, content] = row
         new: list[Cell] = []
         for cell in discovery.cells:
-            made = self._registry.add_type(cell, forms[cell.identity], max_batch)
+            step_s = times.get(cell.identity, {})
+            most = {} if (rows := _rows_that_pay(cell, step_s)) is None else {cell.name: rows}
+            made = self._registry.add_type(cell, forms[cell.identity], {**most, **max_batch})
             if made is not None:
                 new.append(cell)
-                for rows, seconds in times.get(cell.identity, {}).items():
+                for rows, seconds in step_s.items():
                     self._processor.set_step_time(made.id, rows, seconds)
         self._compiler.keep({made.cell.identity for made in self._registry.types.values()})
         return self._registry.use(discovery.cells), new
@@ -265,11 +266,10 @@ class Registrar:
             self._processor.set_priority(type_id, chosen.get(cell.name, default))
 
 
-def _rows_that_pay(cells: Sequence[Cell], times: Mapping[str, Mapping[int, float]]) -> dict[str, int]:
-    """By name, the most rows of tasks of cells whose larger ones take clearly longer a row; nodes of a cell with spans
-    may have many rows."""
-    found = {cell.name: rows_that_pay(times.get(cell.identity, {})) for cell in cells if not cell.has_spans}
-    return {name: rows for name, rows in found.items() if rows is not None}
+def _rows_that_pay(cell: Cell, step_s: Mapping[int, float]) -> int | None:
+    """The most rows of tasks of a cell whose larger ones take clearly longer a row; else None, as of a cell with spans,
+    whose nodes may have many rows."""
+    return None if cell.has_spans else rows_that_pay(step_s)
 
 
 def cost_of(cell: Cell, step_s: Mapping[int, float]) -> str:
@@ -277,11 +277,9 @@ def cost_of(cell: Cell, step_s: Mapping[int, float]) -> str:
     rows, seconds = max(step_s.items())
     steps = ", ".join(f"{1e6 * each:.0f} us for {count}" for count, each in sorted(step_s.items()))
     text = f"cell {cell.name!r}: a step takes {steps} rows; a node {1e6 * seconds / rows:.2f} us in the largest"
-    if (most := rows_that_pay(step_s)) is not None and not cell.has_spans:
+    if (most := _rows_that_pay(cell, step_s)) is not None:
         each_us = 1e6 * step_s[most] / most
-        text += (
-            f", {each_us:.2f} us in one of {most}, the most that tasks have unless register(max_batch=...) says more"
-        )
+        text += f", {each_us:.2f} us in one of {most}, the most that tasks have (see register(max_batch=...))"
     if seconds < TURN_S:
         text += (
             f". What the engine adds to a task, about {1e6 * TURN_S:.0f} us, is more: if requests allow, make several "

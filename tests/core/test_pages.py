@@ -13,10 +13,13 @@ from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import (
+    CARRY,
     OP_CHAIN,
     OP_EXTERNAL,
+    OP_LOOP,
     OP_PAGES,
     OP_RESULT,
+    OP_RESULT_LAST,
     PAGED,
     STEP,
 )
@@ -120,6 +123,72 @@ def test_pages_are_lent_though_cells_without_any_keep_the_worker_busy():
     assert machine.num_suspended > 0
     assert (early.end, late.end) == (NOTICE_DONE, NOTICE_DONE)
     assert list(machine.processor.complete(busy, 1000)) == [(plain, NOTICE_DONE)]
+
+
+def test_a_request_that_is_later_and_in_flight_is_waited_for_and_none_before_it_lends():
+    machine = PageMachine(1, 20, 20)
+    early, late = Paged(numbers(1, 1), num_written=9), Paged(numbers(4, 2))
+    assert machine.submit(early)
+    for _ in range(3):
+        machine.schedule(1)
+        machine.finish(1)
+    assert machine.submit(late)
+    machine.processor.set_priority(READ, 1)
+    machine.schedule(1)
+    while len(machine.flights[0]) > 1:
+        machine.finish(1)
+    assert late.id in [id for id, _ in machine.processor.rows_in_flight(machine.flights[0][0][0])]
+    assert not machine.processor.suspend(1)
+    machine.check()
+
+
+def test_pages_of_one_kind_are_lent_however_busy_cells_with_another_kind_are():
+    machine = PageMachine(1, 4, 64)
+    processor, kind = machine.processor, machine.processor.add_kind(64, 64, is_paged=True)
+    programs = []
+    for its_kind, count in ((PAGES, 7), (kind, 5)):
+        grows = Port(its_kind, page_size=PAGE_SIZE, appends=True)
+        made = processor.add_type([Port(NUMBERS, carry=0), grows], [Port(NUMBERS)], max_batch=4)
+        program = [
+            OP_EXTERNAL,
+            NUMBERS,
+            1,
+            OP_PAGES,
+            its_kind,
+            PAGE_SIZE,
+            0,
+            OP_LOOP,
+            made,
+            count,
+            -1,
+            CARRY,
+            0,
+            PAGED,
+            0,
+        ]
+        programs.append(np.array([*program, OP_RESULT_LAST, 1], np.int32))
+    scarce = {machine.admit(programs[0], [1], -1)[0] for _ in range(2)}  # together they need more than there are
+    others: set[int] = set()
+    flights: list[int] = []
+    for turn in range(200):
+        while len(others) < 3:
+            others.add(machine.admit(programs[1], [1], -1)[0])
+        processor.clock.set(turn * 1_000_000)
+        while len(flights) < 2:
+            tasks = processor.schedule(1)
+            while processor.starvation(1) == STUCK and processor.suspend(1) and not tasks:
+                tasks = processor.schedule(1)
+            page_view.take_copies(processor.tables)
+            flights += tasks
+            if not tasks:
+                break
+        for id in processor.complete(flights.pop(0), 1000).done():
+            processor.release([id])
+            scarce.discard(id)
+            others.discard(id)
+        if not scarce:
+            return
+    raise AssertionError("who came first waits for those of another kind")
 
 
 def test_what_found_no_page_is_stuck_only_if_nothing_that_has_pages_goes_on():

@@ -104,6 +104,21 @@ def crowded(x: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"y": x + 1}
 
 
+def test_cells_of_one_name_have_each_their_own_most_rows():
+    slow, fast = cell(crowded, {"x": (2,)}, name="same"), cell(lambda x: {"y": x - 1}, {"x": (2,)}, name="same")
+    for first, second in ((slow, fast), (fast, slow)):
+        model = Unfolder(
+            "model",
+            lambda graph, x, a=first, b=second: {"y": graph.chain(b, x=graph.chain(a, x=x).y).y},
+            torch.zeros(2, 2),
+        )
+        with small_engine(1) as engine:
+            engine.register(model)
+            most = engine._processor.tables.types["max_batch"]
+            types = {made.cell.identity: most[made.id] for made in engine._registry.types.values()}
+        assert types[slow.identity] <= 128 and types[fast.identity] == 512
+
+
 @pytest.mark.parametrize("chosen", [{}, {"crowded": 512}])
 def test_a_cell_whose_large_steps_take_longer_a_row_gets_smaller_tasks_unless_they_are_asked_for(chosen, caplog):
     made = cell(crowded, {"x": (2,)}, name="crowded")

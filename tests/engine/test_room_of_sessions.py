@@ -124,6 +124,20 @@ def test_a_request_that_fails_leaves_all_states_of_its_session_as_they_were():
         close_and_check(engine)
 
 
+@pytest.mark.parametrize("rows", [57, 58, 60, 62])
+def test_a_state_that_comes_back_may_fill_what_is_kept_for_those_that_run(rows):
+    engine = small_engine(1, page_bytes=1, debug=True)  # 64 pages
+    try:
+        engine.register(appending(1, keep=True, max_batch=8, max_batch_rows=64), warm_up=False)
+        with engine.session("append") as session:
+            session.submit(torch.ones(rows, WIDTH)).result(WAIT_S)
+            state = session.export()
+        with engine.session("append", state=state) as back:
+            assert back.submit(torch.ones(1, WIDTH)).result(WAIT_S)["x"].shape == (1, WIDTH)
+    finally:
+        close_and_check(engine)
+
+
 def test_pages_of_idle_sessions_go_to_a_request_though_another_model_keeps_the_worker_busy():
     engine = small_engine(1, page_bytes=1, debug=True)
     try:

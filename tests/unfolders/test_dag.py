@@ -236,3 +236,32 @@ def test_an_input_that_is_called_cell_is_fed_by_edges() -> None:
     assert run_one_by_one(model, graph)["cell"].tolist() == [3.0]
     with pytest.raises(DefinitionError, match="input 'cell': an attribute of that name says which cell a node is"):
         dag("no", cells={"no": cellrt.cell(lambda cell: {"other": cell}, {"cell": ()}, name="no")})
+
+
+def chain_of(values: list[object], name: str = "n") -> nx.DiGraph:
+    made = nx.DiGraph()
+    for place, value in enumerate(values):
+        made.add_node(f"N{place}", cell=name, x=value)
+    nx.add_path(made, [f"N{place}" for place in range(len(values))])
+    return made
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ([1.0, 2.0, 3.0], r"node 'N0': .*expected float32\[3\], got float32\[\]"),  # and not one row for all
+        ([torch.ones(3), torch.ones(2)], r"node 'N1': .*expected float32\[3\], got float32\[2\]"),
+        ([torch.ones(3), torch.ones(3, dtype=torch.int64)], r"node 'N1': .*expected float32\[3\]"),
+    ],
+)
+def test_rows_of_nodes_that_are_alike_are_each_what_they_should_be(values, message):
+    made = cellrt.cell(lambda x, h: {"h": x + 0 * h.offsets[1:, None]}, {"x": 3, "h": cellrt.ragged(3)})
+    model = dag("sums", cells={"n": made})
+    with pytest.raises(RequestError, match=message):
+        run_one_by_one(model, chain_of(values))
+
+
+def test_an_edge_into_a_cell_that_reads_nothing_is_told_of_its_reader():
+    model = dag("rows", cells={"n": cellrt.cell(lambda x: {"h": x}, {"x": 3})})
+    with pytest.raises(RequestError, match="node 'N1': the edge from 'N0'"):
+        run_one_by_one(model, chain_of([torch.ones(3)] * 3))
