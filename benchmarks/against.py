@@ -1,11 +1,12 @@
-"""What a request costs beside another commit: ``python benchmarks/against.py CHECKOUT [ROUNDS]``, both in turns.
+"""What a request and a node cost beside another commit, in turns: ``python benchmarks/against.py CHECKOUT [ROUNDS]``.
 
 Chains of 24 steps of a cell that does nothing, through an engine of one worker: one at a time, many submitted each, and
 in bulk. Then what each version has for those in a hurry: with a key each, and in bulk with all results at once, and
-steps of 200 sessions handed in together; a version without does the same one by one. It asks for nothing else but what
-every version of cellrt has, so that a checkout of any commit will do (``git worktree add ../before 2a12ad4``). A
-machine of few cores differs more from run to run than two commits do: read the medians of many rounds. With
-``taskset -c 1`` before it, no wake-up crosses cores, and few rounds are enough.
+steps of 200 sessions handed in together; a version without does the same one by one. At last what the scheduler costs a
+node (``against_core.py``). It asks for nothing else but what every version of cellrt has, so that a checkout of any
+commit will do (``git worktree add ../before 2a12ad4``). A machine of few cores differs more from run to run than two
+commits do: read the medians of many rounds. With ``taskset -c 1`` before it, no wake-up crosses cores, and few rounds
+are enough.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from typing import Any
 import torch
 
 LENGTH, COUNT, MANY, SESSIONS, SAMPLES = 24, 4_000, 250, 200, 5
-CASES = (
+REQUEST_CASES = (
     "one at a time",
     "one submit each",
     f"submit_many of {MANY}",
@@ -34,6 +35,13 @@ CASES = (
     f"{MANY} in bulk, in a hurry",
     f"steps of {SESSIONS} sessions, in a hurry",
 )
+NODE_CASES = (
+    *(f"chains of one layer, {batch} rows a task" for batch in (8, 64, 512, 4_096)),
+    "two layers, every step streamed, 2 workers, 512 rows",
+    "trees, 64 rows",
+    "trees, 512 rows",
+)
+CASES = (*((case, "us") for case in REQUEST_CASES), *((case, "ns a node") for case in NODE_CASES))
 ROUNDS = 8
 LIMIT_S = 300.0
 
@@ -56,7 +64,7 @@ def each_of(model: str, requests: list[list[int]], engine: Any) -> float:
 
 
 def measure() -> list[float]:
-    """Microseconds a request in each of ``CASES``, medians of some samples, of the cellrt that is imported."""
+    """Microseconds a request in each of ``REQUEST_CASES``, medians of some samples, of the cellrt that is imported."""
     import cellrt
 
     cell = cellrt.cell(nothing, {"x": cellrt.rows(dtype=torch.int64), "h": (1,)})
@@ -117,9 +125,14 @@ def measure() -> list[float]:
 
 
 def run_in(checkout: Path) -> list[float]:
-    """``measure`` in a process that imports cellrt from a checkout."""
+    """All of ``CASES``, in processes that import cellrt from a checkout."""
+    return [*run_file(checkout, "against.py", "--measure"), *run_file(checkout, "against_core.py")]
+
+
+def run_file(checkout: Path, name: str, *options: str) -> list[float]:
+    """What a file beside this one prints that imports cellrt from a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
-    command = [sys.executable, str(Path(__file__).resolve()), "--measure"]
+    command = [sys.executable, str(Path(__file__).resolve().with_name(name)), *options]
     made = subprocess.run(
         command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
     )
@@ -138,10 +151,10 @@ def main(other: Path, rounds: int) -> None:
     for number in range(rounds):
         made = {checkout: run_in(checkout) for checkout in ((own, other) if number % 2 else (other, own))}
         pairs.append((made[other], made[own]))
-    for k, case in enumerate(CASES):
+    for k, (case, unit) in enumerate(CASES):
         theirs, ours = (statistics.median(values[k] for values in column) for column in zip(*pairs))
         ratio = statistics.median(there[k] / here[k] for there, here in pairs)
-        print(f"{case}: {theirs:.1f} us there, {ours:.1f} us here; there / here {ratio:.2f}, of {rounds} rounds")
+        print(f"{case}: {theirs:.1f} {unit} there, {ours:.1f} here; there / here {ratio:.2f}, of {rounds} rounds")
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ def make_processor(num_workers: int, num_requests: int) -> Processor:
         max_nodes=ROWS * num_requests,
         max_values=ROWS * num_requests,
         max_links=4 * ROWS * num_requests,
-        max_subgraphs=16 * num_requests,
+        max_subgraphs=ROWS * num_requests,
         max_events=0,
     )
     processor = Processor(num_workers, limits, SchedulerSettings(runs=False))
@@ -91,7 +91,8 @@ def node_ns(case: Case, rounds: int) -> float:
     processor, times = case.processor, []
     for _ in range(rounds + 1):
         for sequence, template in enumerate(case.templates):
-            processor.admit(template, sequence, streamed=case.is_streamed)
+            if processor.admit(template, sequence, streamed=case.is_streamed) is None:
+                raise RuntimeError(f"no room for request {sequence}")
         done: list[int] = []
         start, is_more = time.perf_counter(), True
         while is_more:

@@ -90,8 +90,8 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     lane.served = cell_type.num_formed
                     priorities |= 1 << subgraph.priority
                     if subgraph.what == GRAPH:
-                        t.ints[nodes_at + rows] = pop_ready(t, subgraph)
-                        rows += 1
+                        count = pop_ready(t, subgraph, nodes_at + rows, 1 if cell_type.num_ragged > 0 else left - rows)
+                        rows += count
                         continue
                     count = min(subgraph.num_ready, left - rows)
                     if extra > 0:

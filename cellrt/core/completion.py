@@ -71,8 +71,15 @@ def complete(t, task_id, elapsed_ns, notices, count):
         subgraph = t.subgraphs[subgraph_of(t, id)]
         log_event(t, COMPLETED, subgraph.request, task.number, length)
         subgraph.in_flight -= 1
-        if id >= 0 or t.ints[failed_at + row] != 0 or not _complete_plainly(t, task, subgraph, length):
-            count = _complete_row(t, task, base, row, notices, count)
+        if t.ints[failed_at + row] == 0:
+            if id >= 0:
+                request = t.requests[subgraph.request]
+                if length == 1 and request.state == LIVE and request.nodes_left > 1 and not request.streamed:
+                    _complete_plain_node(t, request, subgraph, id)
+                    continue
+            elif _complete_plainly(t, task, subgraph, length):
+                continue
+        count = _complete_row(t, task, base, row, notices, count)
     if elapsed_ns > 0:
         measure_step(t, task, elapsed_ns)
     task.in_use = 0
@@ -144,6 +151,28 @@ def _complete_plainly(t, task, subgraph, steps):
     return True
 
 
+@inlined
+def _complete_plain_node(t, request, subgraph, node_id):
+    """Takes in a node of a live request that nobody streams and that has other nodes left."""
+    _count_off(t, node_id)
+    request.nodes_left -= 1
+    if subgraph.in_flight == 0 and subgraph.sent == 0:
+        pin(t, subgraph, 0)
+
+
+@inlined
+def _count_off(t, node_id):
+    """Counts off the edges of a node to other subgraphs."""
+    node = t.nodes[node_id]
+    if not node.bits & CROSSING:
+        return
+    for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
+        if t.links[k] >= READS_AS_A_WHOLE:
+            count_done(t, node.subgraph + t.links[k] - READS_AS_A_WHOLE, True)
+        elif t.nodes[node_id + t.links[k]].subgraph != node.subgraph:
+            count_done(t, t.nodes[node_id + t.links[k]].subgraph, True)
+
+
 @compiled
 def tell(notices, count, request_id, what):
     """Adds a notice; returns how many there are then."""
@@ -180,16 +209,9 @@ def _note_steps_taken(t, task, done_at, goes_ahead):
 
 @compiled
 def _complete_nodes(t, request, first_id, length):
-    """Counts off the edges of a row's nodes to other subgraphs."""
+    """Counts off the edges of a row's nodes to other subgraphs, and shows their results."""
     for node_id in range(first_id, first_id + length):
-        node = t.nodes[node_id]
-        if not node.bits & CROSSING:
-            continue
-        for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
-            if t.links[k] >= READS_AS_A_WHOLE:
-                count_done(t, node.subgraph + t.links[k] - READS_AS_A_WHOLE, True)
-            elif t.nodes[node_id + t.links[k]].subgraph != node.subgraph:
-                count_done(t, t.nodes[node_id + t.links[k]].subgraph, True)
+        _count_off(t, node_id)
     if request.streamed:
         for node_id in range(first_id, first_id + length):
             for value in range(t.nodes[node_id].first_value, t.nodes[node_id].first_value + _num_outputs(t, node_id)):

@@ -153,7 +153,8 @@ def find_edges(draft, program, types, ports):
 
 @allocating
 def cut(draft, types, edges):
-    """Returns (subgraph of each unit, number of subgraphs): a chain or loop has a type that nothing else has."""
+    """Returns (subgraph of each unit, number of subgraphs, whether each is loose): a chain or loop has a type that
+    nothing else has."""
     kinds = draft.unit_types.copy()
     for unit in range(kinds.size):
         if draft.unit_lengths[unit] > 0:
@@ -287,15 +288,16 @@ def _write_readers(draft, edges, group, new, nodes, links, subgraphs):
 
 
 @allocating
-def make_subgraphs(draft, group, num_groups):
+def make_subgraphs(draft, group, num_groups, is_loose):
     """The rows of subgraphs, with the types of chains and loops."""
     subgraphs = make_rows(num_groups, SUBGRAPH)
     for k in range(num_groups):
         subgraph = subgraphs[k]
         subgraph.ready_head, subgraph.ready_tail, subgraph.record = -1, -1, -1
         subgraph.previous, subgraph.next = -1, -1
+        subgraph.is_loose = is_loose[k]
     for unit in range(draft.unit_at.size):
         if draft.unit_lengths[unit] > 0:
             subgraphs[group[unit]].cell_type = draft.unit_types[unit]
-            subgraphs[group[unit]].nodes_left = 1
+            subgraphs[group[unit]].nodes_left, subgraphs[group[unit]].is_loose = 1, 0
     return subgraphs

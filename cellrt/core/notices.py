@@ -20,8 +20,9 @@ class Notices:
 
     def __init__(self, pairs: NDArray[Any]) -> None:
         """``pairs``: ``[n, 2]``."""
-        self.ids: list[int] = pairs[:, 0].tolist()
-        self.whats: list[int] = pairs[:, 1].tolist()
+        self.ids: list[int]
+        self.whats: list[int]
+        self.ids, self.whats = pairs.T.tolist()
 
     def __len__(self) -> int:
         return len(self.ids)

@@ -4,6 +4,10 @@ Same type and connected is not enough: in A1 -> B -> A2 with A1 -> A2 the two A'
 So nodes are grouped by cell type *and* level, the largest number of type changes on a path from the inputs. An edge
 between two groups always goes to a higher level (same type: the levels differ; another type: one more change), so the
 graph of subgraphs is acyclic.
+
+Nodes that read no other node, and would each be alone, are one *loose* subgraph for each cell type, as a tree's leaves
+are: all are ready at once, whoever they are with, and a row in the tables for each would cost more than all else that
+is done for a leaf.
 """
 
 from __future__ import annotations
@@ -22,8 +26,24 @@ def _find(parent, node):
 
 
 @allocating
+def _put_together(node_types, starts, parent):
+    """Puts those together that read no node and are alone; returns which nodes these are."""
+    is_loose, sizes = np.zeros(parent.size, np.uint8), np.zeros(parent.size, np.int32)
+    for node in range(parent.size):
+        sizes[_find(parent, node)] += 1
+    first = np.full(node_types.max() + 1 if node_types.size else 0, -1, np.int32)
+    for node in range(parent.size):
+        if starts[node] == starts[node + 1] and parent[node] == node and sizes[node] == 1:
+            if first[node_types[node]] < 0:
+                first[node_types[node]] = node
+            parent[node] = first[node_types[node]]
+            is_loose[node] = 1
+    return is_loose
+
+
+@allocating
 def partition(node_types, starts, producers):
-    """Returns (subgraph of each node, number of subgraphs); nodes come in topological order.
+    """Returns (subgraph of each node, number of subgraphs, whether each is loose); nodes come in topological order.
 
     ``producers[starts[n]:starts[n + 1]]`` are the distinct nodes that node n reads. Subgraphs are numbered by level,
     then by their first node, so that a subgraph's number is higher than those it depends on.
@@ -41,12 +61,13 @@ def partition(node_types, starts, producers):
             if node_types[before] == node_types[node] and level[before] == level[node]:
                 a, b = _find(parent, before), _find(parent, node)
                 parent[max(a, b)] = min(a, b)
-    group = np.full(num_nodes, -1, np.int32)
+    alone = _put_together(node_types, starts, parent)
+    group, is_loose = np.full(num_nodes, -1, np.int32), np.zeros(num_nodes, np.uint8)
     num_groups = 0
     for node in np.argsort(level, kind="mergesort"):
         root = _find(parent, node)
         if group[root] < 0:
-            group[root] = num_groups
+            group[root], is_loose[num_groups] = num_groups, alone[root]
             num_groups += 1
         group[node] = group[root]
-    return group, num_groups
+    return group, num_groups, is_loose[:num_groups]

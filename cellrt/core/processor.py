@@ -318,6 +318,8 @@ class Processor:
         """
         self._idle_workers[0] = idle_workers
         count = schedule_tasks(self._at, worker, self._task_ids)
+        if count == 1:  # as mostly
+            return [self._task_ids.item(0)]
         return self._task_ids[:count].tolist() if count else []
 
     @property

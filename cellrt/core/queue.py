@@ -203,8 +203,9 @@ def loop_tasks(t, subgraph):
 
 @inlined
 def note_sent(t, task, subgraph):
-    """Counts a row of a task in, and pins its subgraph to the task's worker."""
-    pin(t, subgraph, task.worker)
+    """Counts a row of a task in, and pins its subgraph to the task's worker, unless it is loose."""
+    if not subgraph.is_loose:
+        pin(t, subgraph, task.worker)
     subgraph.in_flight += 1
     if subgraph.has_begun == 0:
         subgraph.has_begun = 1
@@ -239,16 +240,19 @@ def push_ready(t, node_id):
 
 
 @compiled
-def pop_ready(t, subgraph):
-    """Takes the first node of a subgraph's ready list."""
-    node_id = subgraph.ready_head
-    subgraph.ready_head = t.nodes[node_id].next_ready
-    if subgraph.ready_head < 0:
+def pop_ready(t, subgraph, to, most):
+    """Moves at most ``most`` nodes of a subgraph's ready list to ``ints``, from ``to`` on; returns how many."""
+    count, node_id = min(subgraph.num_ready, most), subgraph.ready_head
+    for k in range(count):
+        t.ints[to + k] = node_id
+        node_id = t.nodes[node_id].next_ready
+    subgraph.ready_head = node_id
+    if node_id < 0:
         subgraph.ready_tail = -1
-    subgraph.num_ready -= 1
+    subgraph.num_ready -= count
     if subgraph.state == QUEUED:
-        t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] -= 1
-    return node_id
+        t.ready[backlog_of(subgraph.cell_type, subgraph.priority), subgraph.pinned] -= count
+    return count
 
 
 @compiled

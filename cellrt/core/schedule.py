@@ -45,7 +45,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.batching import form_batched_task
 from cellrt.core.gathering import busy_until, fills_a_task, has_pinned, let_others_join, should_let_in, wait_for_company
 from cellrt.core.index_arrays import subgraph_of
-from cellrt.core.jit import compiled
+from cellrt.core.jit import compiled, inlined
 from cellrt.core.loop_bodies import send_member
 from cellrt.core.loops_ahead import send_run
 from cellrt.core.queue import (
@@ -320,7 +320,7 @@ def submit_task(t, task_id):
             send_run(t, subgraph_id, length)
 
 
-@compiled
+@inlined
 def _update_dependencies(t, first_id, length, worker, early):
     """Makes ready what only waited for a row's nodes, which are submitted (Algorithm 1, line 18).
 

@@ -182,7 +182,8 @@ SUBGRAPH = np.dtype(
         ("priority", "u1"),  # the client's
         ("what", "u1"),  # GRAPH, CHAIN, LOOP or MEMBER
         ("has_begun", "u1"),  # 1 once a task of it was submitted
-        ("unused", "u1", 4),
+        ("is_loose", "u1"),  # 1: its nodes read no node; they may run anywhere, and pin it nowhere (``partition.py``)
+        ("unused", "u1", 3),
     ],
     align=True,
 )

@@ -144,7 +144,8 @@ def _flights(t: Tables) -> list[str]:
         for id in TaskView(t.ints[task * size : (task + 1) * size]).nodes.tolist():
             subgraph = ~id if id < 0 else int(t.nodes["subgraph"][id])
             subgraphs[subgraph] += 1
-            if int(t.subgraphs["pinned"][subgraph]) != int(t.tasks["worker"][task]):
+            row = t.subgraphs[subgraph]
+            if not row["is_loose"] and int(row["pinned"]) != int(t.tasks["worker"][task]):
                 rules.append(f"subgraph {subgraph} has a task at a worker but is not pinned there")
     for type_id in range(int(t.settings["num_types"][0])):
         if int(t.types["joined_at"][type_id]) & ~at_workers[type_id]:

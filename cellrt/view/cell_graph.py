@@ -188,7 +188,9 @@ class CellGraph:
             producers += sorted(makers - {number})
             starts.append(len(producers))
         types = [(1 << 16) + k if unit.is_one else unit.cell_type for k, unit in enumerate(units)]
-        group, count = partition(np.array(types, np.int32), np.array(starts, np.int32), np.array(producers, np.int32))
+        group, count, _ = partition(
+            np.array(types, np.int32), np.array(starts, np.int32), np.array(producers, np.int32)
+        )
         return group.tolist(), int(count)
 
     def _is_made(self, value: int) -> bool:

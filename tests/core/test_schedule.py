@@ -9,7 +9,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_DONE
+from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Processor
 from cellrt.core.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 from cellrt.core.settings import SchedulerSettings
@@ -192,6 +192,18 @@ def test_a_pinned_subgraph_is_passed_over_not_waited_for():
     second = admit(processor, chain(cell, 3))
     assert schedule(processor, worker=2) == [(cell, 1)]
     assert requests_of(processor, running(processor)[1]) == [second]
+
+
+def test_leaves_of_one_request_run_at_several_workers_and_end_with_any_that_is_lost():
+    processor = make_processor(2)
+    cell = add_tree(processor, 2)
+    request = admit(processor, leaves(cell, 4))
+    assert schedule(processor, worker=1) == schedule(processor, worker=2) == [(cell, 2)]
+    assert broken_rules(processor.tables) == []
+    _, left = running(processor)
+    assert list(processor.lose_worker(1)) == [(request, NOTICE_FAILED)]
+    assert list(processor.complete(left, 0)) == [(request, NOTICE_RELEASED)]
+    assert (processor.num_live, broken_rules(processor.tables)) == (0, [])
 
 
 # Early release.
