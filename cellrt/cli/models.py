@@ -51,6 +51,7 @@ def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
     from cellrt.serve.settings import Limits
 
     limits, binding = Limits(), Discovery(Registry(Processor(1), MAX_NODES))
+    model.record(binding, model.example)
 
     def takes(other: Any) -> bool:
         try:
@@ -59,7 +60,7 @@ def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
             return False
         return True
 
-    form = request_form(model.example, takes, limits)
+    form = request_form(model.example, takes, limits, {spec.shape for spec in binding.new_kinds})
     read = [form.read(checked(line, limits), where) for where, line in read_lines(path).items()]
     if not read:
         raise RequestError(f"{path} is empty")

@@ -1,7 +1,8 @@
 """What a model takes and gives, found by unfolding its example and longer ones: for metadata, schemas and reading.
 
 Only recording happens here, which needs no device: a dimension may differ if the unfolder takes the example with one
-more row there.
+more row there. Arrays that say something of each other, as those of a graph's edges, cannot be tried so: of several
+tensors each may differ in its first dimension that is not what a cell has as a row.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 import torch
@@ -37,6 +38,8 @@ from cellrt.serve.forms import (
 from cellrt.serve.settings import Limits
 
 VARIABLE = -1
+
+Shapes: TypeAlias = Collection[tuple[int, ...]]
 
 
 class TensorInfo(NamedTuple):
@@ -160,16 +163,16 @@ def _found_beside(
             return False
         return True
 
-    form = request_form(unfolder.example, takes, limits)
+    form = request_form(unfolder.example, takes, limits, {spec.shape for spec in specs})
     for longer in _longer_ones(form, unfolder.example):
         takes(longer)
     inputs, assemble = _inputs_of(form, _parameter(unfolder), limits)
     return Found(form, inputs, _outputs_of(specs, recorded, is_open=_is_open(form)), assemble)
 
 
-def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits) -> Form:
-    """The form of requests like this one, of any length that the model ``takes``."""
-    return _with_variable_dimensions(form_of(example, limits), example, takes)
+def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits, rows: Shapes) -> Form:
+    """The form of requests like this one, of any length that the model ``takes``; ``rows``: of its cells."""
+    return _with_variable_dimensions(form_of(example, limits), example, takes, rows)
 
 
 def _parameter(unfolder: Unfolder) -> str:
@@ -178,7 +181,7 @@ def _parameter(unfolder: Unfolder) -> str:
     return names[1] if len(names) > 1 else "request"
 
 
-def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool]) -> Form:
+def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool], rows: Shapes) -> Form:
     """The form of the example, with the dimensions free along which the model takes more."""
     if (isinstance(form, ScalarForm) and form.kind is str) or isinstance(form, ListForm):
         return replace(form, may_be_empty=takes(example[:0]))
@@ -189,11 +192,14 @@ def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], b
                 shape[dimension] = VARIABLE
         is_free = len(shape) == 1 and shape[0] == VARIABLE
         return replace(form, shape=tuple(shape), may_be_empty=is_free and takes(example[:0]))
-    return _with_variable_fields(form, parts_of(example), takes) if isinstance(form, RecordForm) else form
+    return _with_variable_fields(form, parts_of(example), takes, rows) if isinstance(form, RecordForm) else form
 
 
-def _with_variable_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool]) -> RecordForm:
-    """The same of a record: along dimensions of one field, or along the first of several together.
+def _with_variable_fields(
+    form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool], rows: Shapes
+) -> RecordForm:
+    """The same of a record: along dimensions of one field, or along the first of several together; or along the first
+    of each that is no row, if there are several tensors and those that do not differ by themselves were not taken.
 
     Raises RequestError if the record's class does not take the example's own parts.
     """
@@ -203,7 +209,7 @@ def _with_variable_fields(form: RecordForm, parts: dict[str, Any], takes: Callab
         return _takes_built(form, {**parts, **changed}, takes)
 
     fields = {
-        name: _with_variable_dimensions(field, parts[name], partial(_named, takes_changed, name))
+        name: _with_variable_dimensions(field, parts[name], partial(_named, takes_changed, name), rows)
         for name, field in form.fields.items()
     }
     fixed = {
@@ -213,7 +219,14 @@ def _with_variable_fields(form: RecordForm, parts: dict[str, Any], takes: Callab
     }
     if fixed and takes_changed(**{name: _longer(parts[name], 0) for name in fixed}):
         fields |= {name: replace(field, shape=(VARIABLE, *field.shape[1:])) for name, field in fixed.items()}
+    elif sum(isinstance(field, TensorForm) for field in fields.values()) > 1:
+        fields |= {name: _untried(field) for name, field in fixed.items() if field.shape not in rows}
     return replace(form, fields=fields, optional=_optional_fields(form, parts, takes))
+
+
+def _untried(form: TensorForm) -> TensorForm:
+    """One of any length, maybe none: whether it fits the others only the model can say, of each request."""
+    return replace(form, shape=(VARIABLE, *form.shape[1:]), may_be_empty=len(form.shape) == 1, is_untried=True)
 
 
 def _optional_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool]) -> frozenset[str]:
@@ -270,7 +283,7 @@ def _is_open(form: Form) -> bool:
         return any(map(_is_open, form.fields.values()))
     if isinstance(form, ListForm):
         return not isinstance(form.item, ScalarForm)
-    return not isinstance(form, TensorForm | ScalarForm)
+    return form.is_untried if isinstance(form, TensorForm) else not isinstance(form, ScalarForm)
 
 
 def _outputs_of(specs: Sequence[RowSpec], recorded: Sequence[Recorded], *, is_open: bool) -> list[TensorInfo]:

@@ -36,13 +36,15 @@ class Form(Protocol):
 class TensorForm:
     """A tensor as nested lists; ``shape`` has -1 for dimensions that may differ.
 
-    ``may_be_empty``, here and below: whether the model takes one without rows.
+    ``may_be_empty``, here and below: whether the model takes one without rows. ``is_untried``: whether its first
+    dimension may differ though the model took no other that was tried.
     """
 
     dtype: torch.dtype
     shape: tuple[int, ...]
     limits: Limits
     may_be_empty: bool = False
+    is_untried: bool = False
 
     def schema(self) -> Schema:
         """Nested arrays of numbers."""

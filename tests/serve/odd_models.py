@@ -12,6 +12,11 @@ from torch import Tensor
 import cellrt
 
 ADD = cellrt.cell(lambda a, b: {"sum": a + b}, {"a": cellrt.token, "b": cellrt.token}, name="add")
+SUM = cellrt.cell(
+    lambda x, h: {"h": x + torch.stack([rows.sum() for rows in h.values.split(h.offsets.diff().tolist())])},
+    {"x": (), "h": cellrt.ragged()},
+    name="sum of sources",
+)
 TWICE = cellrt.cell(lambda x: {"y": 2 * x}, {"x": ()}, name="twice")
 
 
@@ -46,6 +51,15 @@ class Counted:
 @cellrt.unfold("counted", example=Counted([1, 2]))
 def counted(graph: cellrt.Graph, request: Counted) -> dict[str, object]:
     return {"sum": graph.chain(ADD, a=request.words, b=[request.count] * request.count).sum}
+
+
+NET = {"offsets": np.array([0, 0, 0, 2]), "sources": np.array([0, 1]), "x": np.zeros(3, np.float32)}
+
+
+@cellrt.unfold("net", example=NET)
+def net(graph: cellrt.Graph, request: dict[str, Any]) -> dict[str, object]:
+    """Three arrays, of which none can be longer by itself, nor all by one."""
+    return {"h": graph.dag(SUM, request["offsets"], request["sources"], {"x": request["x"]}).h}
 
 
 @dataclass

@@ -24,6 +24,7 @@ SERVED = {
     "both": ({"a": [1, 2, 3], "b": [10, 20, 30]}, {"sum": [11, 22, 33]}),
     "counted": ({"words": [1, 2, 3]}, {"sum": [4, 5, 6]}),
     "number": (2, {"y": 4}),
+    "net": ({"offsets": [0, 0, 0, 2, 4], "sources": [0, 1, 2, 2], "x": [1, 2, 4, 8]}, {"h": [1, 2, 7, 22]}),
     "leaving": ({"id": [1, 2], "parameters": [10, 20]}, {"sum": [11, 22]}),
 }
 WRONG = {"a": [1], "b": [1, 2]}
@@ -65,6 +66,14 @@ def unserved(server: Server) -> dict[str, str]:
 def test_a_class_that_checks_or_makes_its_fields_is_served(server: Server, model: str) -> None:
     request, results = SERVED[model]
     assert infer(server, model, request) == (200, results)
+
+
+def test_arrays_that_say_something_of_each_other_are_of_any_size_if_they_fit(server: Server) -> None:
+    metadata = server.http.get("/v2/models/net").json()
+    assert [one["shape"] for one in (*metadata["inputs"], *metadata["outputs"])] == [[-1]] * 4
+    assert infer(server, "net", {"offsets": [0, 0], "sources": [], "x": [3]}) == (200, {"h": [3]})
+    status, error = infer(server, "net", {"offsets": [0, 0, 2], "sources": [0], "x": [1, 2]})
+    assert status == 400 and "offsets" in error
 
 
 def test_what_cannot_be_described_is_unavailable_and_says_why(server: Server) -> None:
