@@ -134,6 +134,7 @@ class Graph(Recorder):
 
         Raises RequestError if ``state`` does not come from ``state``, was kept already, or ``after`` does not fit it.
         """
+        self._check_open()
         for name, before in vars(state).items():
             if before.graph is not self or not self._states.is_open(before.value):
                 raise RequestError(f"keep, state {name!r}: expected one that graph.state gave and that is not kept yet")

@@ -56,6 +56,10 @@ class Recorder:
         """Whoever adds anything from now on gets a RequestError."""
         self._binding = ENDED
 
+    def _check_open(self) -> None:
+        """Raises RequestError behind ``end``."""
+        _ = self._binding.max_nodes
+
     # Most graphs have none of either, and a small one costs little more than making them.
     @cached_property
     def _states(self) -> SessionStates:

@@ -119,6 +119,22 @@ def test_a_graph_that_is_used_after_its_unfolder_returned() -> None:
             write(kept[0])
 
 
+def test_a_state_that_is_kept_after_its_unfolder_returned() -> None:
+    kept: list[Any] = []
+
+    def function(graph, x):
+        state = graph.state(STEP)
+        kept.append((graph, state, STEP(x=x[0], **vars(state))))
+        graph.keep(*kept[-1][1:])
+        return {"h": kept[-1][2].h}
+
+    with small_engine(arena_bytes=1 << 20) as engine:
+        engine.register(model(function, torch.ones(2, SIZE)), warm_up=False)
+    graph, *its = kept[-1]
+    with pytest.raises(RequestError, match="the graph was used after its unfolder returned"):
+        graph.keep(*its)
+
+
 def test_rows_for_which_there_is_no_memory_name_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     def allocate(*_: object) -> None:
         raise RuntimeError("no memory")
