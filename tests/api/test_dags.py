@@ -186,6 +186,14 @@ def test_a_request_of_arrays_may_have_its_numbers_of_nodes_as_a_key(form: Any) -
     assert unfolded == [] and [rows.shape[0] for _, rows in alike.recorded.externals] == [26, 10]
 
 
+def test_the_source_that_is_wrong_is_named_and_not_one_before_it() -> None:
+    def function(graph: Graph, request: object) -> object:
+        return {"h": graph.dag(SUM, [0, 0, 1, 3], [0, 1, 7], {"x": torch.ones(SIZE)}).h}
+
+    with pytest.raises(cellrt.RequestError, match="node 7"):
+        run_one_by_one(model(function), None)
+
+
 def test_a_dag_counts_its_nodes_before_it_is_written(engine: Engine) -> None:
     def function(graph: Graph, size: int) -> object:
         return {"h": graph.dag(SUM, [0] * (size + 1), [], {"x": torch.ones(SIZE)}).h[size - 1]}

@@ -211,3 +211,12 @@ def test_a_list_of_cells_goes_ahead_from_one_queue_to_the_next():
     assert [run(processor) for _ in range(3)] == [[0], [2], []]
     complete_oldest(processor)
     assert [run(processor) for _ in range(2)] == [[1], []]
+
+
+def test_a_step_that_was_not_sent_ahead_may_begin_anywhere_and_others_go_ahead_of_it_there():
+    processor = two_cells(workers=2, ahead=1)
+    admit(processor, stacked(9, stop=0))
+    assert [run(processor, 1), run(processor, 1)] == [[LOWER], [UPPER]]
+    for _ in range(2):
+        complete_oldest(processor)
+    assert [run(processor, 2) for _ in range(4)] == [[LOWER], [UPPER], [LOWER], [UPPER]]

@@ -360,3 +360,14 @@ def test_a_session_goes_on_from_the_step_that_stopped(draw, configuration, ahead
         conversations.append(Conversation(session, "loop", draw.randint(1, 4)))
     Play(machine, draw, conversations, chaos).play()
     assert is_whole(machine)
+
+
+def test_each_loop_has_flags_of_its_own_of_which_none_is_nobodys():
+    processor = make_processor(settings=replace(ONE_BY_ONE, loops_ahead=1))
+    cell = add_step(processor, 4)
+    for _ in range(2):
+        admit(processor, loop(cell, 9))
+    first, second = (TaskView(processor.task_buffer(task)).flags.tolist() for task in send_all(processor))
+    assert first[0] == [layout.NEVER_STOPPED] * 2
+    assert second[0] == first[1], "it reads what the task before writes"
+    assert len({*first[1], *second[1], layout.NEVER_STOPPED, layout.NOBODYS}) == 6

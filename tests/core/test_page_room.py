@@ -120,3 +120,21 @@ def test_the_latest_arrival_lends_its_pages_wherever_in_the_tables_it_is(sequenc
     assert machine.processor.suspend(1)
     away = machine.processor.tables.requests["pages_away"][:2]
     assert (away > 0).tolist() == [sequence == 5 for sequence in sequences]
+
+
+def test_who_is_new_takes_none_of_the_last_tenth_of_the_pages():
+    machine = PageMachine(1, 20, 20)
+    long, new = Paged(numbers(39)), Paged(numbers(1, 1))
+    assert machine.submit(long)
+    arena = machine.processor.tables.arenas[MAX_KINDS + PAGES]
+    while arena["num_free"] > 2:
+        machine.schedule(1)
+        machine.finish(1)
+    new_before = arena["num_free"]
+    assert machine.submit(new)
+    machine.schedule(1)
+    task, _ = machine.flights[0][0]
+    assert {id for id, _ in machine.processor.rows_in_flight(task)} == {long.id}
+    assert arena["num_free"] <= new_before
+    machine.run_all([], random.Random(3))
+    assert (long.end, new.end) == (NOTICE_DONE, NOTICE_DONE)

@@ -12,6 +12,7 @@ from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import (
     CARRY,
+    FIXED,
     LIST,
     NOTHING,
     OP_CHAIN,
@@ -24,6 +25,7 @@ from cellrt.core.program import (
 )
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.task_layout import TaskView
+from cellrt.errors import RequestTooLargeError
 from tests.core.graphs import add_step, add_tree, admit, chain, make_processor
 from tests.limits import SMALL
 
@@ -142,3 +144,32 @@ def test_a_task_takes_no_more_steps_of_chains_than_its_buffer_has_room_for_the_i
     admit(processor, np.array(program, np.int32))
     (task,) = processor.schedule(1)
     assert (~TaskView(processor.task_buffer(task)).nodes).tolist() == taken
+
+
+def test_nodes_that_hand_on_their_state_need_two_rows_however_many_they_are():
+    processor = make_processor()
+    add_step(processor, 4)
+    program = [OP_EXTERNAL, 0, 5]
+    for k in range(4):
+        program += [OP_NODE, 0, FIXED, k, FIXED, 4 + k]
+    needs = processor.compile(np.array([*program, OP_RESULT, 8, 1, 1], np.int32)).arrays.needs
+    assert needs.tolist() == [[2, 6]], "at the host what comes, and the result"
+
+
+def test_a_value_has_as_many_readers_as_read_it_and_the_state_after_it():
+    processor = make_processor()
+    add_tree(processor, 4)
+    program = [OP_EXTERNAL, 0, 1, OP_STATE, 0, -1, OP_NODE, 0, LIST, 2, 0, 1, OP_KEEP, 1, 2, 1, 0]
+    template = processor.compile(np.array([*program, OP_RESULT, 2, 1, 1], np.int32))
+    assert template.arrays.values["readers"].tolist() == [1, 2, 1]
+    admitted = processor.admit(template, 0, session=processor.open_session() or 0)
+    assert admitted is not None
+    assert admitted[1][1] == -1, "a new session brings no state"
+
+
+def test_a_value_with_more_readers_than_can_be_counted_is_refused():
+    processor = make_processor()
+    add_tree(processor, 4)
+    read = [OP_EXTERNAL, 0, 1, OP_NODE, 0, LIST, 40_000, *[0] * 40_000]
+    with pytest.raises(RequestTooLargeError, match="readers in one graph"):
+        processor.compile(np.array([*read, *read[3:], OP_RESULT, 1, 1, 2], np.int32))

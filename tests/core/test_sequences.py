@@ -242,3 +242,13 @@ def test_a_step_of_a_chain_counts_no_reads_of_a_node_beside_it_that_reads_what_a
     assert run(processor, worker=1) == [plain]
     complete_all(processor)
     assert there["capacity"] == there["num_free"]
+
+
+def test_a_layer_reads_an_output_of_several_step_by_step():
+    processor = make_processor()
+    lower = processor.add_type([Port(0), Port(0, carry=0)], [Port(0), Port(0)], max_batch=4)
+    upper = add_step(processor, 4, priority=1)
+    program = [OP_EXTERNAL, 0, 4, OP_CHAIN, lower, 3, STEP, 0, 1, CARRY, 3]
+    program += [OP_CHAIN, upper, 3, STEP, 5, 2, CARRY, 3, OP_RESULT, 12, 1, 1]
+    admit(processor, np.array(program, np.int32))
+    assert [run(processor) for _ in range(6)] == [[lower], [upper]] * 3
