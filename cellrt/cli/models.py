@@ -49,9 +49,11 @@ def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
     from cellrt.serve.described import request_form
     from cellrt.serve.forms import checked
     from cellrt.serve.settings import Limits
+    from cellrt.serve.sized import SizedGraph
 
     limits, binding = Limits(), Discovery(Registry(Processor(1), MAX_NODES))
-    model.record(binding, model.example)
+    graph = SizedGraph(binding)
+    model.record_in(graph, model.example)
 
     def takes(other: Any) -> bool:
         try:
@@ -60,7 +62,7 @@ def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
             return False
         return True
 
-    form = request_form(model.example, takes, limits, {spec.shape for spec in binding.new_kinds})
+    form = request_form(model.example, takes, limits, graph)
     read = [form.read(checked(line, limits), where) for where, line in read_lines(path).items()]
     if not read:
         raise RequestError(f"{path} is empty")

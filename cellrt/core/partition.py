@@ -1,4 +1,4 @@
-"""Cuts a cell graph into subgraphs: connected nodes of one cell type (BatchMaker section 2.4.4).
+"""Cuts a cell graph into subgraphs: connected nodes of one cell type (BatchMaker section 2.4.4), and leaves.
 
 Same type and connected is not enough: in A1 -> B -> A2 with A1 -> A2 the two A's would wait for B and B for them.
 So nodes are grouped by cell type *and* level, the largest number of type changes on a path from the inputs. An edge

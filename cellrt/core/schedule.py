@@ -293,7 +293,8 @@ def _free_task(t):
 def submit_task(t, task_id):
     """Counts the task as running, pins its subgraphs to its worker and updates dependencies (Algorithm 1, lines 17-22).
 
-    Of a task that takes a step of each of its chains the rows were sent as its index arrays were written.
+    A loose subgraph is not pinned. Of a task that takes a step of each of its chains the rows were sent as its index
+    arrays were written.
     """
     task, settings = t.tasks[task_id], t.settings[0]
     settings.num_tasks += 1

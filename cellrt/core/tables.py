@@ -69,7 +69,7 @@ CHAIN_NEXT = 1
 CROSSING = 2
 """Another subgraph reads an output of this node."""
 
-# What a subgraph is: connected nodes; or a chain, a loop of one cell, or a member of a loop of several, with a record.
+# What a subgraph is: nodes; or a chain, a loop of one cell, or a member of a loop of several, with a record.
 GRAPH, CHAIN, LOOP, MEMBER = range(4)
 
 # Value flags.

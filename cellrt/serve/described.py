@@ -12,7 +12,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import msgspec
 import torch
@@ -36,10 +36,9 @@ from cellrt.serve.forms import (
     parts_of,
 )
 from cellrt.serve.settings import Limits
+from cellrt.serve.sized import SizedGraph
 
 VARIABLE = -1
-
-Shapes: TypeAlias = Collection[tuple[int, ...]]
 
 
 class TensorInfo(NamedTuple):
@@ -137,22 +136,28 @@ def found_of(unfolder: Unfolder, binding: GraphBinding, specs: Sequence[RowSpec]
     """What unfolding a model for an engine shows; ``specs``: of its rows, by kind. Raises DefinitionError."""
     if "/" in unfolder.name:
         raise DefinitionError(f"model {unfolder.name!r} cannot be served: a '/' ends a name in an address")
+    graph = SizedGraph(binding)
     try:
-        recorded = unfolder.record(binding, unfolder.example)
+        recorded = unfolder.record_in(graph, unfolder.example)
     except RequestError as error:
         raise DefinitionError(
             f"model {unfolder.name!r} cannot be served: each process makes it anew, and in this one its own example "
             f"fails; its weights must come from files or a seed: {error}"
         ) from error
     try:
-        return _found_beside(recorded, unfolder, binding, specs, limits)
+        return _found_beside(recorded, graph, unfolder, binding, specs, limits)
     except Exception as error:  # also what a request's own class raises
         why = str(error) if isinstance(error, CellrtError) else f"{type(error).__name__}: {error}"
         raise DefinitionError(f"model {unfolder.name!r} cannot be served: from its example, {why}") from error
 
 
 def _found_beside(
-    first: Recorded, unfolder: Unfolder, binding: GraphBinding, specs: Sequence[RowSpec], limits: Limits
+    first: Recorded,
+    graph: SizedGraph,
+    unfolder: Unfolder,
+    binding: GraphBinding,
+    specs: Sequence[RowSpec],
+    limits: Limits,
 ) -> Found:
     recorded = [first]
 
@@ -163,16 +168,16 @@ def _found_beside(
             return False
         return True
 
-    form = request_form(unfolder.example, takes, limits, {spec.shape for spec in specs})
+    form = request_form(unfolder.example, takes, limits, graph)
     for longer in _longer_ones(form, unfolder.example):
         takes(longer)
     inputs, assemble = _inputs_of(form, _parameter(unfolder), limits)
     return Found(form, inputs, _outputs_of(specs, recorded, is_open=_is_open(form)), assemble)
 
 
-def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits, rows: Shapes) -> Form:
-    """The form of requests like this one, of any length that the model ``takes``; ``rows``: of its cells."""
-    return _with_variable_dimensions(form_of(example, limits), example, takes, rows)
+def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits, graph: SizedGraph) -> Form:
+    """The form of requests like this one, of any length that the model ``takes``; ``graph``: the example's."""
+    return _with_variable_dimensions(form_of(example, limits), example, takes, graph)
 
 
 def _parameter(unfolder: Unfolder) -> str:
@@ -181,7 +186,7 @@ def _parameter(unfolder: Unfolder) -> str:
     return names[1] if len(names) > 1 else "request"
 
 
-def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool], rows: Shapes) -> Form:
+def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool], graph: SizedGraph) -> Form:
     """The form of the example, with the dimensions free along which the model takes more."""
     if (isinstance(form, ScalarForm) and form.kind is str) or isinstance(form, ListForm):
         return replace(form, may_be_empty=takes(example[:0]))
@@ -190,16 +195,17 @@ def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], b
         for dimension in range(len(shape)):
             if takes(_longer(example, dimension)):
                 shape[dimension] = VARIABLE
+        if VARIABLE not in shape[:1] and graph.is_sized(example):
+            return replace(form, shape=(VARIABLE, *shape[1:]), may_be_empty=len(shape) == 1, is_untried=True)
         is_free = len(shape) == 1 and shape[0] == VARIABLE
         return replace(form, shape=tuple(shape), may_be_empty=is_free and takes(example[:0]))
-    return _with_variable_fields(form, parts_of(example), takes, rows) if isinstance(form, RecordForm) else form
+    return _with_variable_fields(form, parts_of(example), takes, graph) if isinstance(form, RecordForm) else form
 
 
 def _with_variable_fields(
-    form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool], rows: Shapes
+    form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool], graph: SizedGraph
 ) -> RecordForm:
-    """The same of a record: along dimensions of one field, or along the first of several together; or along the first
-    of each that is no row, if there are several tensors and those that do not differ by themselves were not taken.
+    """The same of a record: along dimensions of one field, or along the first of several together.
 
     Raises RequestError if the record's class does not take the example's own parts.
     """
@@ -209,7 +215,7 @@ def _with_variable_fields(
         return _takes_built(form, {**parts, **changed}, takes)
 
     fields = {
-        name: _with_variable_dimensions(field, parts[name], partial(_named, takes_changed, name), rows)
+        name: _with_variable_dimensions(field, parts[name], partial(_named, takes_changed, name), graph)
         for name, field in form.fields.items()
     }
     fixed = {
@@ -219,14 +225,7 @@ def _with_variable_fields(
     }
     if fixed and takes_changed(**{name: _longer(parts[name], 0) for name in fixed}):
         fields |= {name: replace(field, shape=(VARIABLE, *field.shape[1:])) for name, field in fixed.items()}
-    elif sum(isinstance(field, TensorForm) for field in fields.values()) > 1:
-        fields |= {name: _untried(field) for name, field in fixed.items() if field.shape not in rows}
     return replace(form, fields=fields, optional=_optional_fields(form, parts, takes))
-
-
-def _untried(form: TensorForm) -> TensorForm:
-    """One of any length, maybe none: whether it fits the others only the model can say, of each request."""
-    return replace(form, shape=(VARIABLE, *form.shape[1:]), may_be_empty=len(form.shape) == 1, is_untried=True)
 
 
 def _optional_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool]) -> frozenset[str]:
@@ -319,7 +318,7 @@ def _input_of(name: str, form: Form, limits: Limits) -> Input | None:
 
         def read_tensor(tensor: torch.Tensor) -> Any:
             check_shape(tensor.shape, form.shape, limits, where)
-            return form.read(tensor.numpy(), where) if type(form) is not TensorForm else tensor
+            return form.of(tensor)
 
         return Input(TensorInfo(name, NAMES[form.dtype], form.shape), read_tensor)
     if isinstance(form, ScalarForm) and form.kind is str:

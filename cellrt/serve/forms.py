@@ -37,7 +37,7 @@ class TensorForm:
     """A tensor as nested lists; ``shape`` has -1 for dimensions that may differ.
 
     ``may_be_empty``, here and below: whether the model takes one without rows. ``is_untried``: whether its first
-    dimension may differ though the model took no other that was tried.
+    dimension may differ though none was tried that fits the others.
     """
 
     dtype: torch.dtype
@@ -60,6 +60,10 @@ class TensorForm:
         made = array_of(value, self.dtype, where)
         check_shape(made.shape, self.shape, self.limits, where)
         return made
+
+    def of(self, tensor: torch.Tensor) -> Any:
+        """What a request has in place of a tensor that has the shape."""
+        return tensor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -271,7 +275,11 @@ class _ArrayForm(TensorForm):
 
     def read(self, value: Any, where: str) -> Any:
         """The array; a number of NumPy's if it has no dimension."""
-        return super().read(value, where).numpy()[()]
+        return self.of(super().read(value, where))
+
+    def of(self, tensor: torch.Tensor) -> Any:
+        """The same of a tensor."""
+        return tensor.numpy()[()]
 
 
 def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:

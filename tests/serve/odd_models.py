@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ SUM = cellrt.cell(
     {"x": (), "h": cellrt.ragged()},
     name="sum of sources",
 )
+FOUR = cellrt.cell(lambda x: {"y": 2 * x}, {"x": (4,)}, name="four")
 TWICE = cellrt.cell(lambda x: {"y": 2 * x}, {"x": ()}, name="twice")
 
 
@@ -60,6 +61,26 @@ NET = {"offsets": np.array([0, 0, 0, 2]), "sources": np.array([0, 1]), "x": np.z
 def net(graph: cellrt.Graph, request: dict[str, Any]) -> dict[str, object]:
     """Three arrays, of which none can be longer by itself, nor all by one."""
     return {"h": graph.dag(SUM, request["offsets"], request["sources"], {"x": request["x"]}).h}
+
+
+class Edges(NamedTuple):
+    """Of a graph, inside a request."""
+
+    offsets: np.ndarray
+    sources: Tensor
+
+
+@cellrt.unfold("nested net", example={"edges": Edges(NET["offsets"], torch.from_numpy(NET["sources"])), "x": NET["x"]})
+def nested_net(graph: cellrt.Graph, request: dict[str, Any]) -> dict[str, object]:
+    edges = request["edges"]
+    return {"h": graph.dag(SUM, edges.offsets, edges.sources, {"x": request["x"]}).h}
+
+
+@cellrt.unfold("picture", example={"picture": torch.zeros(90_000), "scale": torch.ones(2), "a": NET["offsets"]})
+def picture(graph: cellrt.Graph, request: dict[str, Any]) -> dict[str, object]:
+    """Of what has one size, beside what may be longer."""
+    row = request["picture"].reshape(300, 300)[0, :4] * request["scale"].repeat(2)
+    return {"y": graph.chain(FOUR, x=row.expand(3, 4)).y, "sum": graph.chain(ADD, a=request["a"], b=request["a"]).sum}
 
 
 @dataclass

@@ -44,7 +44,7 @@ def file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(file: Path) -> Iterator[Server]:
-    names = [*SERVED, "two_words", "unsigned", "complex_", "texts", "unlike"]
+    names = [*SERVED, "nested_net", "picture", "two_words", "unsigned", "complex_", "texts", "unlike"]
     paths = [*(f"tests.serve.odd_models:{name}" for name in names), f"{file}:reloaded"]
     with Server(["--port", "0", "--device", "cpu:1", "--grpc-port", "0", *paths], is_whole=False) as made:
         until(lambda: infer(made, "number", 1)[0] == 200, "it serves")
@@ -68,12 +68,34 @@ def test_a_class_that_checks_or_makes_its_fields_is_served(server: Server, model
     assert infer(server, model, request) == (200, results)
 
 
-def test_arrays_that_say_something_of_each_other_are_of_any_size_if_they_fit(server: Server) -> None:
-    metadata = server.http.get("/v2/models/net").json()
-    assert [one["shape"] for one in (*metadata["inputs"], *metadata["outputs"])] == [[-1]] * 4
+def shapes_of(server: Server, model: str) -> list[list[int]]:
+    metadata = server.http.get(f"/v2/models/{quote(model)}").json()
+    return [one["shape"] for one in (*metadata["inputs"], *metadata["outputs"])]
+
+
+def test_arrays_of_a_graph_that_say_something_of_each_other_are_of_any_size_if_they_fit(server: Server) -> None:
+    assert shapes_of(server, "net") == [[-1]] * 4
     assert infer(server, "net", {"offsets": [0, 0], "sources": [], "x": [3]}) == (200, {"h": [3]})
     status, error = infer(server, "net", {"offsets": [0, 0, 2], "sources": [0], "x": [1, 2]})
     assert status == 400 and "offsets" in error
+    inside = {"edges": {"offsets": [0, 0, 1], "sources": [0]}, "x": [3, 4]}
+    assert infer(server, quote("nested net"), inside) == (200, {"h": [3, 7]})
+
+
+def test_arrays_come_as_tensors_to_a_model_of_numpy_s(server: Server) -> None:
+    given = {"offsets": ("INT64", [0, 0, 1]), "sources": ("INT64", [0]), "x": ("FP32", [1, 2])}
+    inputs = [
+        {"name": name, "datatype": datatype, "shape": [len(data)], "data": data}
+        for name, (datatype, data) in given.items()
+    ]
+    answer = server.post("/v2/models/net/infer", {"inputs": inputs})
+    assert (answer.status_code, answer.json()["outputs"][0]["data"]) == (200, [1, 3])
+
+
+def test_what_no_graph_reads_row_by_row_has_the_size_of_the_example(server: Server) -> None:
+    assert shapes_of(server, "picture")[:3] == [[90_000], [2], [-1]]
+    status, error = infer(server, "picture", {"picture": [0.0] * 90_000, "scale": [1], "a": [1]})
+    assert (status, error) == (400, "request.scale: expected shape [2], got [1]")
 
 
 def test_what_cannot_be_described_is_unavailable_and_says_why(server: Server) -> None:

@@ -31,7 +31,7 @@ def chain(length: int) -> nx.DiGraph:
 
 
 def tree(num_leaves: int) -> nx.DiGraph:
-    """A balanced binary tree; every leaf is a subgraph, the inner nodes are one more."""
+    """A balanced binary tree; here every leaf is a subgraph, and the inner nodes are one more."""
     graph = nx.DiGraph()
     level = []
     for leaf in range(num_leaves):
