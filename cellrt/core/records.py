@@ -226,7 +226,7 @@ def count_done(t, subgraph_id, was_sent):
         subgraph.sent -= 1
     if subgraph.waiting == 0 and subgraph.state == BLOCKED and subgraph.nodes_left > 0:
         enqueue(t, subgraph_id)
-    elif subgraph.state == QUEUED or subgraph.in_flight > 0:
+    elif subgraph.state == QUEUED:
         unpin_if_idle(t, subgraph_id)
 
 

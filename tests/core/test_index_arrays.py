@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from cellrt.core import task_layout as layout
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import (
+    CARRY,
+    EMITTED,
     FIXED,
     LIST,
     NOTHING,
@@ -18,10 +21,12 @@ from cellrt.core.program import (
     OP_NODE,
     OP_RESULT,
     OP_RESULT_LAST,
+    OP_RESULT_STEPS,
     STEP,
 )
+from cellrt.core.tables import HOST
 from cellrt.core.task_layout import TaskView
-from tests.core.graphs import add_tree, admit, make_processor
+from tests.core.graphs import add_step, add_tree, admit, make_processor
 
 
 def add_spanned(processor: Processor, outputs: int) -> int:
@@ -61,3 +66,38 @@ def test_loops_of_a_cell_with_spans_share_a_task_if_the_same_output_says_stop():
         admit(processor, np.array(program, np.int32))
     tasks = [task for _ in range(3) for task in processor.schedule(1)]
     assert [[id for id, _ in processor.rows_in_flight(task)] for task in tasks] == [[0, 2], [1]]
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+def test_who_reads_what_a_loop_emits_reads_the_rows_of_its_results(streamed):
+    processor = make_processor()
+    step, reader = add_step(processor, 4), add_tree(processor, 4)
+    program = [OP_EXTERNAL, 0, 2, OP_LOOP, step, 3, -1, FIXED, 0, CARRY, 1, OP_NODE, reader, EMITTED, 2, 3]
+    program += [OP_RESULT_STEPS, 2, 3, OP_RESULT, 3, 1, 1]
+    admitted = processor.admit(processor.compile(np.array(program, np.int32)), 0, streamed=streamed)
+    assert admitted is not None
+    written: list[int] = []
+    for _ in range(3):
+        (task,) = processor.schedule(1)
+        view = TaskView(processor.task_buffer(task), 2, 1)
+        rows_at, count = view.outputs[0][layout.OUT_RESULT_ROWS], view.outputs[0][layout.OUT_RESULTS]
+        written += view.buffer[rows_at : rows_at + count].tolist()
+        processor.complete(task, 0)
+    view = only_task(processor, 1)
+    source, count, rows_at, _ = view.inputs[0]
+    assert (source, view.buffer[rows_at : rows_at + count].tolist()) == (HOST, written)
+
+
+def test_rows_go_back_to_the_arena_of_their_kind():
+    processor = make_processor()
+    processor.add_kind(64, 64)
+    leaf = processor.add_type([Port(1)], [Port(1)], max_batch=4)
+    inner = processor.add_type([Port(1), Port(1)], [Port(0)], max_batch=4)
+    program = [OP_EXTERNAL, 1, 2, OP_NODE, leaf, FIXED, 0, OP_NODE, leaf, FIXED, 1]
+    admit(processor, np.array([*program, OP_NODE, inner, FIXED, 2, FIXED, 3, OP_RESULT, 4, 1, 1], np.int32))
+    for _ in range(2):
+        (task,) = processor.schedule(1)
+        processor.complete(task, 0)
+    processor.release([0])
+    arenas = processor.tables.arenas
+    assert arenas["num_free"].tolist() == arenas["capacity"].tolist()

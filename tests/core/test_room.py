@@ -19,8 +19,10 @@ from cellrt.core.program import (
     OP_EXTERNAL,
     OP_KEEP,
     OP_NODE,
+    OP_PAGES,
     OP_RESULT,
     OP_STATE,
+    PAGED,
     STEP,
 )
 from cellrt.core.sized_template import SizedTemplate
@@ -173,3 +175,21 @@ def test_a_value_with_more_readers_than_can_be_counted_is_refused():
     read = [OP_EXTERNAL, 0, 1, OP_NODE, 0, LIST, 40_000, *[0] * 40_000]
     with pytest.raises(RequestTooLargeError, match="readers in one graph"):
         processor.compile(np.array([*read, *read[3:], OP_RESULT, 1, 1, 2], np.int32))
+
+
+def test_what_a_chain_keeps_step_by_step_is_no_reader_of_its_last_step():
+    processor = make_processor()
+    add_step(processor, 4)
+    program = [OP_EXTERNAL, 0, 4, OP_STATE, 0, -1, OP_CHAIN, 0, 4, STEP, 0, 1, CARRY, 4, OP_KEEP, 4, 5, 1, 4]
+    values = processor.compile(np.array([*program, OP_RESULT, 8, 1, 1], np.int32)).arrays.values
+    assert values["readers"].tolist() == [2, 0], "the state before, until the chain begins and the session has another"
+
+
+def test_a_cell_that_reads_pages_and_any_number_of_rows_has_room_in_a_task():
+    processor = make_processor()
+    processor.add_kind(8, 8, is_paged=True)
+    ports = [Port(0, ragged=True), Port(1, page_size=4, appends=True)]
+    cell = processor.add_type(ports, [Port(0)], max_batch=4)
+    program = [OP_EXTERNAL, 0, 2, OP_PAGES, 1, 4, 0, OP_CHAIN, cell, 1, LIST, 2, 0, 1, PAGED, 0, OP_RESULT, 2, 1, 1]
+    admit(processor, np.array(program, np.int32))
+    assert len(processor.schedule(1)) == 1

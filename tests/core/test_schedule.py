@@ -10,11 +10,10 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.processor import Processor
 from cellrt.core.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 from cellrt.core.settings import SchedulerSettings
-from cellrt.core.tables import LANES_PER_PRIORITY, NUM_PRIORITIES
+from cellrt.core.tables import LANES_PER_PRIORITY
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import (
     ONE_BY_ONE,
@@ -176,14 +175,6 @@ def test_all_lanes_of_a_client_priority_go_before_any_of_a_lower_one():
         admit(processor, chain(cell, 1), lane=lane)
     assert schedule(processor) == [(cell, 1)]
     assert requests_of(processor, running(processor)[0]) == [1]
-
-
-def test_a_lane_that_a_policy_does_not_have_is_its_last():
-    class Beyond(BatchMakerPolicy):
-        def lane(self, job: Job) -> int:
-            return 99
-
-    assert lane_of(Beyond(), Job(0, 1, NUM_PRIORITIES - 1, None)) == LANES_PER_PRIORITY - 1
 
 
 # Who may run what (lines 20-22 and 27).

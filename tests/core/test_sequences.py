@@ -13,7 +13,7 @@ from cellrt.core.completion import NOTICE_FAILED
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, RANGE, STEP
-from cellrt.core.tables import MAX_KINDS
+from cellrt.core.tables import MAX_KINDS, NUM_PRIORITIES
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, chain, make_processor, run
 
@@ -252,3 +252,12 @@ def test_a_layer_reads_an_output_of_several_step_by_step():
     program += [OP_CHAIN, upper, 3, STEP, 5, 2, CARRY, 3, OP_RESULT, 12, 1, 1]
     admit(processor, np.array(program, np.int32))
     assert [run(processor) for _ in range(6)] == [[lower], [upper]] * 3
+
+
+def test_a_layer_waits_for_a_worker_from_when_the_step_below_was_sent():
+    processor = layered()
+    processor.clock.set(10)
+    admit(processor, two_layers(3, 0, 1, 3))
+    processor.clock.set(20)
+    assert run(processor) == [LOWER]
+    assert processor.tables.since_ns[UPPER * NUM_PRIORITIES + NUM_PRIORITIES - 1] == 20

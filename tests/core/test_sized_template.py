@@ -25,10 +25,12 @@ from cellrt.core.program import (
     OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
+    OP_KEEP,
     OP_LOOP,
     OP_NODE,
     OP_RESULT,
     OP_RESULT_STEPS,
+    OP_STATE,
     RANGE,
     STEP,
     read_only,
@@ -243,3 +245,14 @@ def test_a_long_program_has_no_lengths():
     long = np.array(program + results, np.int32)
     assert find_lengths(np.array(program, np.int32), processor.tables.types)[1].tolist() == [5]
     assert not find_lengths(long, processor.tables.types)[1].size
+
+
+def test_a_session_s_new_state_has_no_value_to_begin_with_whatever_the_lengths():
+    def kept(length: int) -> NDArray[np.int32]:
+        program = [OP_EXTERNAL, 0, length, OP_STATE, 0, -1, OP_CHAIN, 0, length, STEP, 0, 1, CARRY, length]
+        program += [OP_KEEP, length, length + 1, 1, length, OP_RESULT, 2 * length, 1, 1]
+        return np.array(program, np.int32)
+
+    known = KnownTemplates()
+    for length in (5, 9):
+        assert_is_what_compiles(compiled(kept(length), known), kept(length))
