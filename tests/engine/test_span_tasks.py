@@ -11,11 +11,28 @@ import pytest
 
 import cellrt
 from cellrt.cells.language_models import language_model, layered_language_model
+from cellrt.core.run_span_task import run_span_task
 from cellrt.core.task_layout import TaskView
 from cellrt.unfolders import complete
+from cellrt.worker.cpu import executor
 from cellrt.worker.cpu.executor import Executor
 from tests.engine.helpers import WAIT_S
 from tests.unfolders.language_models import draw_prompt, small_llama
+
+BEHIND = 171
+"""What lies behind the memory that a task may use."""
+
+
+def in_just_enough_memory(*arguments: Any) -> int:
+    """Runs a task in as much scratch memory as it asks for, and looks whether it wrote behind that."""
+    *what, scratch = arguments
+    wanted = run_span_task(*what, scratch[:0])
+    if wanted <= 0:
+        return wanted
+    memory = np.full(wanted + 4_096, BEHIND, np.uint8)
+    done: int = run_span_task(*what, memory[:wanted])
+    assert (memory[wanted:] == BEHIND).all()
+    return done
 
 
 class BothWays:
@@ -26,28 +43,29 @@ class BothWays:
         """Of each task its nodes and rows."""
         in_one_call = Executor._run_compiled
 
-        def run(executor: Executor, cell: Any, buffer: np.ndarray) -> bool:
-            before, by_module = self._memory(executor), buffer.copy()
-            cell_type = next(each for each in executor._types.values() if each.form is cell.keeps)
-            assert not executor._run_module(replace(cell_type, form=None), by_module)
-            wanted = self._memory(executor)
-            for arena, held in zip(self._arenas(executor), before):
+        def run(own: Executor, cell: Any, buffer: np.ndarray) -> bool:
+            before, by_module = self._memory(own), buffer.copy()
+            cell_type = next(each for each in own._types.values() if each.form is cell.keeps)
+            assert not own._run_module(replace(cell_type, form=None), by_module)
+            wanted = self._memory(own)
+            for arena, held in zip(self._arenas(own), before):
                 arena[:] = held
-            assert in_one_call(executor, cell, buffer)
+            assert in_one_call(own, cell, buffer)
             assert np.array_equal(buffer, by_module)
-            assert all(map(np.array_equal, self._memory(executor), wanted))
+            assert all(map(np.array_equal, self._memory(own), wanted))
             if cell_type.cell.has_spans:
                 view = TaskView(buffer)
                 self.rows.append((len(view.spans) - 1, view.num_rows))
             return True
 
         monkeypatch.setattr(Executor, "_run_compiled", run)
+        monkeypatch.setattr(executor, "run_span_task", in_just_enough_memory)
 
-    def _arenas(self, executor: Executor) -> list[np.ndarray]:
-        return [each for arenas in executor._arenas for each in arenas._bytes]
+    def _arenas(self, own: Executor) -> list[np.ndarray]:
+        return [each for arenas in own._arenas for each in arenas._bytes]
 
-    def _memory(self, executor: Executor) -> list[np.ndarray]:
-        return [each.copy() for each in self._arenas(executor)]
+    def _memory(self, own: Executor) -> list[np.ndarray]:
+        return [each.copy() for each in self._arenas(own)]
 
 
 @pytest.mark.parametrize("make", [language_model, layered_language_model])
