@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import re
+import shutil
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
+import torch
+from torch import Tensor
 
 import cellrt
 from cellrt.cells.language_models import language_model, layered_language_model
@@ -80,3 +83,37 @@ def test_prompts_pieces_and_single_steps_of_a_language_model(make, monkeypatch):
         assert all(len(each["token"]) for each in futures.results(WAIT_S))
         assert re.search(r"(\d+) of \1 cells compiled; .* written by hand", repr(engine))
     assert any(nodes < rows for nodes, rows in both.rows) and any(nodes == rows > 1 for nodes, rows in both.rows)
+
+
+def with_neighbours(x: Tensor, near: cellrt.RaggedRows, far: cellrt.RaggedRows, text: cellrt.Spans) -> Tensor:
+    """Rows beside two inputs of any number of rows, and the length of their node's span."""
+    sums = [torch.segment_reduce(each.values, "sum", offsets=each.offsets, axis=0, initial=0.0) for each in (near, far)]
+    lengths = text.offsets.diff()[text.nodes]
+    return x + sums[0] + 8 * sums[1] + 64 * lengths[:, None]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_a_user_s_cell_of_spans_that_reads_any_number_of_rows_besides(monkeypatch):
+    both = BothWays(monkeypatch)
+    inputs = {"x": (3,), "near": cellrt.ragged(3), "far": cellrt.ragged(3), "text": cellrt.span(whole=True)}
+    cell = cellrt.cell(with_neighbours, inputs, max_batch=8, max_batch_rows=64)
+
+    def unfolded(graph: cellrt.Graph, request: dict[str, Tensor]) -> dict[str, object]:
+        return {"y": graph.chain(cell, **request).output}
+
+    def numbers(rows: int, seed: int) -> Tensor:  # whole ones, so that no order of a sum matters
+        return torch.randint(0, 5, (rows, 3), generator=torch.Generator().manual_seed(seed)).float()
+
+    requests = [
+        {"x": numbers(steps, 1), "near": numbers(near, 2), "far": numbers(far, 3)}
+        for steps, near, far in ((1, 1, 1), (4, 3, 2), (7, 1, 5), (2, 6, 1))
+    ]
+    with cellrt.Engine(1, compile="wait") as engine:
+        engine.register(cellrt.unfold("m", example=requests[1])(unfolded))
+        assert "1 of 1 cells compiled" in repr(engine)
+        for request, result in zip(requests, engine.submit_many("m", requests).results(WAIT_S)):
+            wanted = request["x"] + request["near"].sum(0) + 8 * request["far"].sum(0) + 64 * len(request["x"])
+            assert torch.equal(result["y"], wanted)
+    assert any(nodes > 1 for nodes, _ in both.rows)
