@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from types import FunctionType
 from typing import Any, Self
 
 import torch
@@ -13,7 +14,7 @@ from torch import nn
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.examples import zero_inputs
 from cellrt.definition.input_watch import InputWatch
-from cellrt.definition.snapshot import replica_of
+from cellrt.definition.snapshot import HOOKS, replica_of
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input, describe
 from cellrt.errors import CellError
@@ -52,7 +53,7 @@ class Computation:
             for name, spec in self.inputs.items()
             if name not in self.carry and not spec.ragged and not spec.has_nodes
         }
-        self._steps = steps_of(module)
+        self._steps, self._takes_order = steps_of(module), not by_name or takes_order(module, list(self.inputs))
 
     @property
     def has_steps(self) -> bool:
@@ -67,6 +68,7 @@ class Computation:
         """The same with a copy of its module."""
         made = copy.copy(self)
         made.module, made._steps = module, steps_of(module)
+        made._takes_order = not made.by_name or takes_order(module, list(made.inputs))
         return made
 
     def run_step(self, *inputs: CellInput) -> list[torch.Tensor]:
@@ -75,7 +77,9 @@ class Computation:
         It never looks at what it is given: the runtime's inputs are what they should be.
         """
         given = self._with_copies(inputs) if self.written else inputs
-        return self._in_order(call(self.module, self.inputs, given, self.by_name))
+        if self._takes_order:
+            return self._in_order(self.module(*given))
+        return self._in_order(self.module(**dict(zip(self.inputs, given, strict=True))))
 
     def run_padded(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
         """As ``run_step``, padded with zero rows to the next supported batch size if there are such sizes."""
@@ -150,11 +154,13 @@ class Computation:
 
     def _in_order(self, result: object) -> list[torch.Tensor]:
         """The outputs in the declared order. Raises CellError if they are others than declared."""
-        if type(result) is dict and result.keys() == self.outputs.keys():  # as of most cells
-            values = [result[name] for name in self.outputs]
-            for value in values:
+        if type(result) is dict and len(result) == len(self.outputs):  # as of most cells
+            values: list[torch.Tensor] = []
+            for name in self.outputs:
+                value = result.get(name)
                 if type(value) is not torch.Tensor:
                     break
+                values.append(value)
             else:
                 return values
         named = named_outputs(result)
@@ -166,6 +172,19 @@ class Computation:
 def call(module: Callable[..., Any], names: Iterable[str], inputs: Sequence[CellInput], by_name: bool) -> object:
     """Calls a module on inputs in order."""
     return module(**dict(zip(names, inputs, strict=True))) if by_name else module(*inputs)
+
+
+def takes_order(module: Callable[..., Any], names: list[str]) -> bool:
+    """Whether inputs that go by name may as well go in order, which takes half a microsecond less at each step: to a
+    plain function of which these are the first parameters, or a module with such a ``forward`` and no hooks."""
+    function, first = module, 0
+    if isinstance(module, nn.Module):
+        if type(module).__call__ is not nn.Module.__call__ or any(vars(module)[hooks] for hooks in HOOKS):
+            return False
+        function, first = getattr(module.forward, "__func__", module), 1
+    if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
+        return False
+    return function.__code__.co_varnames[first : function.__code__.co_argcount][: len(names)] == tuple(names)
 
 
 def named_outputs(result: object) -> dict[str, torch.Tensor]:
@@ -220,7 +239,7 @@ def _by_step(value: CellInput, sizes: list[int]) -> Sequence[CellInput]:
         raise TypeError("a cell with spans has no runs")
     if not isinstance(value, RaggedRows):
         rows = sum(sizes)
-        return list(torch.split(value if len(value) == rows else value[:rows], sizes))
+        return torch.split_with_sizes(value if len(value) == rows else value[:rows], sizes)
     made: list[CellInput] = []
     for first, end in pairwise(accumulate(sizes, initial=0)):
         offsets = value.offsets[first : end + 1]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt.definition.cell import Cell
+from cellrt.definition.computation import takes_order
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows, token
 from cellrt.errors import CellError, DefinitionError
@@ -34,15 +35,66 @@ def test_outputs_are_inferred_whatever_their_form() -> None:
 
 
 def test_inputs_go_by_name_or_in_order() -> None:
-    minus = cell(lambda a, b: a - b, {"b": (), "a": ()})
+    by_name = cell(minus, {"b": (), "a": ()})
     by_order = cell(lambda *given: given[0] - given[1], {"b": (), "a": ()})
     one, two = torch.ones(1), torch.full((1,), 2.0)
-    assert minus.run(one, two)[0] == 1
+    assert by_name.run(one, two)[0] == 1
     assert by_order.run(one, two)[0] == -1
     assert child_sum().run(torch.zeros(2, SIZE), RaggedRows(torch.ones(3, SIZE), torch.tensor([0, 0, 3])))[0].shape == (
         2,
         SIZE,
     )
+
+
+class Forward(nn.Module):
+    """With an option behind its inputs."""
+
+    def forward(self, a: Tensor, b: Tensor, scale: float = 1.0) -> Tensor:
+        return scale * (a - b)
+
+
+class Called(Forward):
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        return super().__call__(*args, **kwargs)
+
+
+def minus(a: Tensor, b: Tensor) -> Tensor:
+    return a - b
+
+
+@functools.wraps(minus)
+def by_keywords(**given: Tensor) -> Tensor:
+    return minus(**given)
+
+
+def hooked() -> nn.Module:
+    module = Forward()
+    module.register_forward_hook(lambda *_: None)
+    return module
+
+
+@pytest.mark.parametrize(
+    ("module", "names", "expected"),
+    [
+        (minus, "ab", True),
+        (minus, "ba", False),
+        (by_keywords, "ab", False),
+        (lambda *, a, b: a - b, "ab", False),
+        (functools.partial(minus), "ab", False),
+        (Forward(), "ab", True),
+        (Forward(), "a", True),
+        (Forward(), "b", False),
+        (Called(), "ab", False),
+        (hooked(), "ab", False),
+    ],
+)
+def test_what_goes_by_name_goes_in_order_where_that_is_the_same(module: Any, names: str, expected: bool) -> None:
+    assert takes_order(module, list(names)) == expected
+    assert takes_order(nn.Linear(2, 2), ["input"])
+
+
+def test_a_wrapper_that_takes_keywords_alone_gets_them() -> None:
+    assert cell(by_keywords, {"a": (), "b": ()}).run(torch.ones(1), torch.full((1,), 2.0))[0] == -1
 
 
 def test_inputs_in_order_may_have_any_names_in_their_places() -> None:
