@@ -20,6 +20,8 @@ from cellrt.graph.symbols import Dag, Tree
 
 OF_A_TREE = -1
 """In place of the number of sources: nodes read their children, and nothing is given for each of them."""
+A_NODE, A_SOURCE = "a node", "a source"
+A_LEAF, AN_INNER_NODE = "for each leaf of parents", "for each node of parents that has children"
 NO_VALUES = np.empty(0, np.int32)
 
 
@@ -114,7 +116,8 @@ def _words(
             else:
                 word = (LIST, 0, 0) if maker is None else child_word(cell, name, maker)
         elif name in inputs:
-            word = _given(graph, cell, name, inputs[name], num_sources if spec.ragged else num_nodes, picked)
+            whose = A_SOURCE if spec.ragged else A_NODE if not is_tree else A_LEAF if maker is None else AN_INNER_NODE
+            word = _given(graph, cell, name, inputs[name], num_sources if spec.ragged else num_nodes, whose, picked)
         elif is_tree and maker is not None:
             word = child_word(cell, name, maker)
         elif name in cell.carry:
@@ -129,9 +132,11 @@ def _words(
     return np.array(words, np.int32).reshape(-1, 3)
 
 
-def _given(graph: Recorder, cell: Cell, name: str, source: Source, count: int, picked: list[int]) -> Word | str:
+def _given(
+    graph: Recorder, cell: Cell, name: str, source: Source, count: int, whose: str, picked: list[int]
+) -> Word | str:
     """The word of an input that has a row for each of so many nodes, or sources if it is ragged, or one for all; or
-    what is wrong with it."""
+    what is wrong with it. ``whose``: each row is."""
     spec, mode = cell.inputs[name], 0
     if spec.ragged:
         spec, mode = RowSpec(spec.shape, spec.dtype), FOR_EACH_SOURCE
@@ -139,8 +144,11 @@ def _given(graph: Recorder, cell: Cell, name: str, source: Source, count: int, p
     if given < 0:
         return mode + FIXED, graph._value(cell, name, spec, source), 0
     if given != count:
-        return f"expected {count} rows, one a {'source' if mode else 'node'}, got {given}"
-    values = graph._stepped(cell, name, spec, source) if count else range(1)
+        return f"expected {count} rows, one {whose}, got {given}"
+    try:
+        values = graph._stepped(cell, name, spec, source) if count else range(1)
+    except RequestError as error:
+        raise RequestError(str(error).replace("for each step", "a row").replace(" for all steps", "")) from None
     if isinstance(values, range):
         return mode + STEP, values.start, values.step
     picked += values

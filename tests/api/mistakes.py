@@ -317,7 +317,19 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     ),
     "a tree with other leaf inputs": (
         lambda graph: graph.tree([2, 2, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": torch.ones(3, SIZE)}),
-        r"cell 'tree_leaf', node 0, input 'x': expected 2 rows, one a node, got 3",
+        r"cell 'tree_leaf', node 0, input 'x': expected 2 rows, one for each leaf of parents, got 3",
+    ),
+    "a tree with leaf inputs of another dtype": (
+        lambda graph: graph.tree(
+            [2, 2, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": torch.ones(2, SIZE, dtype=torch.float64)}
+        ),
+        r"input 'x': expected float32\[4\] a row, got float64\[2, 4\]$",
+    ),
+    "a tree with other inner inputs": (
+        lambda graph: graph.tree(
+            [1, -1], leaf=LEAF, inner=SUM, leaf_inputs={"x": ROW}, inner_inputs={"x": torch.ones(2, SIZE)}
+        ),
+        r"input 'x': expected 1 rows, one for each node of parents that has children, got 2",
     ),
     "a tree with given children": (
         lambda graph: graph.tree(

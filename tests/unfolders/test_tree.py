@@ -290,7 +290,7 @@ def test_five_thousand_levels(engine):
         ("parents_every", {"parents": [1, 0, -1], "inputs": {"x": torch.zeros(3, 4)}}, "cycle"),
         ("parents_every", {"parents": [-1, -1], "inputs": {"x": torch.zeros(2, 4)}}, "two roots: nodes 0 and 1"),
         ("parents_every", {"parents": [-1], "inputs": {"y": torch.zeros(1, 4)}}, "input 'y': unknown"),
-        ("two_cells_every", {"parents": [-1], "leaf_inputs": {"token": [1, 2]}}, "expected 1 rows, one a node, got 2"),
+        ("two_cells_every", {"parents": [-1], "leaf_inputs": {"token": [1, 2]}}, "one for each leaf of parents, got 2"),
         ("penn", "(3 (2 a)", r"character 8: expected '\)', found the end of the text"),
         ("penn", "(3 (2 a) (2 a) (2 a))", "node 0 has 3 children, cell 'BinaryTreeLSTMCell' reads 2"),
         ("conllu", "1\ta\n", "line 1: expected 10 columns"),
