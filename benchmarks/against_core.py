@@ -18,12 +18,6 @@ import numpy as np
 
 LENGTH, NUM_WORDS, ROOM = 24, 1_000, 128
 BATCHES = (8, 64, 512, 4_096)
-CASES = (
-    *(f"chains at batch {batch}" for batch in BATCHES),
-    "two layers, streamed, 2 workers, at batch 512",
-    "trees at batch 64",
-    "trees at batch 512",
-)
 REPEATS = 9
 
 
@@ -123,7 +117,7 @@ def node_ns(processor: Any, templates: list[Any], num_nodes: int, is_streamed: b
 
 
 def measure() -> list[float]:
-    """Nanoseconds a node in each of ``CASES``, of the cellrt that is imported."""
+    """Nanoseconds a node in each of ``NODE_CASES`` of ``against.py``, of the cellrt that is imported."""
     made = [*((chains, batch) for batch in BATCHES), (two_layers, 512), (trees, 64), (trees, 512)]
     gc.disable()
     return [node_ns(*make(batch)) for make, batch in made]

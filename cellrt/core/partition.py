@@ -6,8 +6,8 @@ between two groups always goes to a higher level (same type: the levels differ; 
 graph of subgraphs is acyclic.
 
 Nodes that read no other node, and would each be alone, are one *loose* subgraph for each cell type, as a tree's leaves
-are: all are ready at once, whoever they are with, and a row in the tables for each would cost more than all else that
-is done for a leaf.
+are: all are ready at once, whoever they are with, so that a row in the tables and a place in a queue for each would be
+work for nothing.
 """
 
 from __future__ import annotations
