@@ -96,7 +96,7 @@ class Processor:
         # Columns, because to look one up by its name takes as long as much else of a small turn.
         self._idle_workers, self._left_ns = grown.settings["idle_workers"], grown.settings["left_ns"]
         self._slot_rows, self._slot_pages = grown.slots["row"], grown.slots["pages"]
-        self._of_tasks = grown.tasks["cell_type"], grown.tasks["rows"], grown.tasks["positions"]
+        self._of_tasks = tuple(grown.tasks[name] for name in ("cell_type", "rows", "positions", "steps"))
 
     @property
     def num_kinds(self) -> int:
@@ -338,9 +338,15 @@ class Processor:
         count = complete(self._at, task, elapsed_ns, self._notices)
         return Notices(self._notices[:count]) if count else NO_NOTICES
 
-    def counts_of(self, task: int) -> list[int]:
-        """Of a task: its cell type, rows and positions; once it is complete, until ``schedule``, those that ran."""
-        return [column.item(task) for column in self._of_tasks]
+    def type_of(self, task: int) -> int:
+        """The cell type of a task."""
+        return int(self._of_tasks[0].item(task))
+
+    def counts_of(self, task: int) -> tuple[int, int, int, int]:
+        """Of a task: its cell type, rows, positions and steps; once it is complete, until ``schedule``, those that
+        ran."""
+        types, rows, positions, steps = self._of_tasks
+        return types.item(task), rows.item(task), positions.item(task), steps.item(task)
 
     def copy_results(
         self, requests: NDArray[np.int32], positions: NDArray[np.int32], arena: NDArray[Any], values: NDArray[Any]

@@ -40,9 +40,11 @@ class Admission:
         first, sequences, sessions = together[0][0], _sequences(together), _sessions(together)
         plans = [plan for bulk, numbers in together for plan in bulk.plans(numbers)]
         template: SizedTemplate | list[SizedTemplate] = plans[0].template
-        lengths, is_one = None, all([plan.template.template is plans[0].template.template for plan in plans])
+        lengths, is_one = None, len(plans) == 1
+        if not is_one:
+            is_one = all([plan.template.template is plans[0].template.template for plan in plans])
         if is_one:
-            lengths = _lengths(together, plans)
+            lengths = _lengths(together, plans) if len(plans) > 1 else None
         else:
             template = [bulk.plan(number).template for bulk, numbers in together for number in numbers]
         how = first.lane, first.channel is not None, sessions, lengths

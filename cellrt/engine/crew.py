@@ -82,7 +82,7 @@ class Crew:
         return [
             location
             for location, worker in enumerate(self._workers, 1)
-            if location not in self._lost and (worker.error is not None or not (worker.is_alive() or self.is_closing))
+            if not worker.is_alive() and location not in self._lost and not (self.is_closing and worker.error is None)
         ]
 
     def bury(self, location: int) -> tuple[BaseException | None, list[Launch] | None]:
@@ -116,7 +116,9 @@ class Crew:
 
     def _launch_at(self, location: int, worker: Worker, on_launch: Callable[[int], None]) -> bool:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
-        idle = sum([not other.num_outstanding for k, other in enumerate(self._workers, 1) if k not in self._lost])
+        idle = int(not worker.num_outstanding)
+        if len(self._workers) > 1:
+            idle = sum([not other.num_outstanding for k, other in enumerate(self._workers, 1) if k not in self._lost])
         tasks = self._processor.schedule(location, idle)
         if self._processor.has_pages:
             tasks = self._relieve(location, idle, tasks)
@@ -125,7 +127,7 @@ class Crew:
             worker.rest(LATE * left_s)
         for task in tasks:
             on_launch(task)
-            worker.launch(task, self._processor.counts_of(task)[0], self._processor.task_buffer(task))
+            worker.launch(task, self._processor.type_of(task), self._processor.task_buffer(task))
         return bool(tasks)
 
     def _copy_pages(self) -> None:

@@ -6,8 +6,8 @@ import asyncio
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable
+from contextlib import suppress
 from weakref import WeakKeyDictionary
 
 
@@ -64,19 +64,22 @@ class Mailbox:
                 self._tell()
 
 
-@contextmanager
-def waking_at_the_end() -> Iterator[None]:
+class WakingAtTheEnd:
     """What this thread puts into mailboxes inside wakes each loop once, at the end.
 
     To wake a loop gives up the interpreter lock, and a loop that wakes takes it: whoever has more to tell then waits
     for it as often as it tells.
     """
-    outer, _held.mailboxes = _held.mailboxes, []
-    try:
-        yield
-    finally:
-        told, _held.mailboxes = _held.mailboxes, outer
-        _wake(told)
+
+    __slots__ = ("_outer",)
+
+    def __enter__(self) -> None:
+        self._outer, _held.mailboxes = _held.mailboxes, []
+
+    def __exit__(self, *_: object) -> None:
+        told, _held.mailboxes = _held.mailboxes, self._outer
+        if told:
+            _wake(told)
 
 
 def let_go() -> list[Mailbox] | None:

@@ -34,6 +34,7 @@ A_TURN_S = 1.0
 """How long somebody who would not wait waits for a turn."""
 SLACK_NS = 1_000_000
 """So much later a session may expire."""
+NEVER = (None, None)
 MANY_ARRIVALS = 64
 """After so many at one time the smoothed time between arrivals is next to nothing."""
 
@@ -109,7 +110,8 @@ class Manager:
 
     def step(self) -> None:
         """One turn: take in what happened, then keep the workers busy."""
-        self._take_messages()
+        if self.turns.has_messages() or self.turns.was_interrupted:
+            self._take_messages()
         self._clock.set(self._clock_ns())
         dead = self._crew.find_dead()  # before the poll: whatever they completed before is then there
         for location, done in self._crew.poll():
@@ -311,14 +313,15 @@ class Manager:
 
     def _complete(self, location: int, done: Done) -> None:
         if done.failures:
-            whose, failed = self._processor.rows_in_flight(done.task), self._processor.counts_of(done.task)[0]
+            whose, failed = self._processor.rows_in_flight(done.task), self._processor.type_of(done.task)
             for failure in done.failures:
                 self._requests.note_failure(*whose[failure.row], self._registry.types[failed], failure.error)
         notices = self._processor.complete(done.task, done.busy_ns)
-        row, (type_id, rows, positions) = self._processor.tables.tasks[done.task], self._processor.counts_of(done.task)
-        steps = 0 if done.failures else int(row["steps"])
+        type_id, rows, positions, steps = self._processor.counts_of(done.task)
+        steps = 0 if done.failures else steps
         self.statistics.count_task(type_id, rows, positions, location, done.busy_ns, steps)
         if self._replies.trace is not None:
+            row = self._processor.tables.tasks[done.task]
             self._replies.trace.complete(row, location, self._registry.name_of(type_id), done)
         self._requests.take_notices(notices)
 
@@ -367,7 +370,8 @@ class Manager:
     def _look_ahead(self) -> None:
         """Notes when the next turn is due, and tells the timekeeper if that is earlier than it knows."""
         next_ns, known_ns = self._requests.next_deadline_ns, self._next_ns
-        for wait_s in (self.sessions.until_expiry_s(), self._crew.check_every_s):
+        waits_s = self.sessions.until_expiry_s(), self._crew.check_every_s
+        for wait_s in waits_s if waits_s != NEVER else ():
             if wait_s is not None:
                 due_ns = self._clock_ns() + int(1e9 * wait_s)
                 if known_ns is not None and abs(due_ns - known_ns) < SLACK_NS:

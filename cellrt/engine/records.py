@@ -193,14 +193,16 @@ class Bulk:
         if self.sessions is not None and len(arrivals) > 1:
             self.sessions = [record for arrival in arrivals for record in arrival.sessions or ()]
         self.sequence, self.size = first.sequence, first.count if len(arrivals) == 1 else len(arrivals)
-        self._plans = [arrival.plan for arrival in arrivals]
+        each = zip(*[(one.plan, one.externals, one.arrival_ns, one.outcome) for one in arrivals])
+        plans, externals, arrivals_ns, outcomes = map(list, each)
+        self._plans: list[Plan] = plans
         """One for all, or that of each."""
-        self.tensors = Brought([arrival.externals for arrival in arrivals], self.size)
-        self._arrivals_ns = [arrival.arrival_ns for arrival in arrivals]
+        self._arrivals_ns: list[int] = arrivals_ns
         """One for all, or that of each."""
+        self.tensors = Brought(externals, self.size)
         self.outcomes: Ends
         if len(arrivals) > 1 or isinstance(first.outcome, RequestFuture):
-            self.outcomes = SingleOutcomes([arrival.outcome for arrival in arrivals])
+            self.outcomes = SingleOutcomes(outcomes)
         else:
             self.outcomes = first.outcome
         for number, arrival in enumerate(arrivals):
@@ -262,6 +264,9 @@ class Bulk:
     def move(self, numbers: Iterable[int], to: LiveState) -> None:
         """Requests go to another state. Raises InternalError if a move is not legal (``core/moves.py``)."""
         states, legal = self.states, _MAY_COME_FROM[to]
+        if self.size == 1 and states[0] in legal:  # as most are
+            states[0] = to
+            return
         if isinstance(numbers, range) and not states[numbers.start : numbers.stop].strip(legal):  # all, in one step
             states[numbers.start : numbers.stop] = _OF_STATE[to] * len(numbers)
             return

@@ -12,7 +12,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.tables import HOST
 from cellrt.engine.future import Result
 from cellrt.engine.futures import Ends, finish_all
-from cellrt.engine.mailbox import waking_at_the_end
+from cellrt.engine.mailbox import WakingAtTheEnd
 from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
 from cellrt.engine.statistics import Statistics
@@ -70,7 +70,7 @@ class Replies:
         """The results of complete requests whose plans answer together; ``requests``: their ids in the processor."""
         plans = [plan for bulk, numbers in alike for plan in bulk.plans(numbers)]
         host, first = self._arenas[HOST], plans[0].readers
-        if all([plan.readers is first for plan in plans]):
+        if len(plans) == 1 or all([plan.readers is first for plan in plans]):
             return Together([reader.read(self._processor, host, requests) for reader in first])
         each = zip(*(bulk.plan(number).readers for bulk, numbers in alike for number in numbers))
         return Together([its[0].read(self._processor, host, requests, its) for its in each])
@@ -145,7 +145,7 @@ class Replies:
         as all requests are answered, when there is nothing left to launch.
         """
         if self._stepped or self._ended:
-            with waking_at_the_end():
+            with WakingAtTheEnd():
                 if self._stepped:
                     self.stream()
                 while self._ended:

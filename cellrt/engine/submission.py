@@ -200,9 +200,11 @@ class Submission:
 
     def _places_for(self, asked: Sequence[Asked]) -> list[tuple[Places, Size]]:
         """How many places requests need in each queue: the engine's and their models'."""
+        if len(asked) == 1:  # as most are
+            model, parts = asked[0]
+            size = size_of(parts)
+            return [(self._manager.places, size), (model.places, size)]
         by_model = [(model.places, size_of(parts)) for model, parts in asked]
-        if len(by_model) == 1:  # as most are
-            return [(self._manager.places, by_model[0][1]), by_model[0]]
         sizes = [size for _, size in by_model]
         whole = Size(sum(size.requests for size in sizes), sum(size.rows for size in sizes))
         return [(self._manager.places, whole), *by_model]

@@ -161,6 +161,8 @@ class Deadlines:
     @property
     def next_ns(self) -> int | None:
         """The earliest deadline of a request that has not ended."""
+        if not self._heap:
+            return None
         while self._heap and not self._heap[0][2].num_left:
             heapq.heappop(self._heap)
             self._num_gone = max(0, self._num_gone - 1)
@@ -168,5 +170,7 @@ class Deadlines:
 
     def take_late(self, now_ns: int) -> Bulk | None:
         """A bulk whose deadline has passed, or None; the caller ends it."""
+        if not self._heap:
+            return None
         next_ns = self.next_ns
         return None if next_ns is None or next_ns > now_ns else self._heap[0][2]

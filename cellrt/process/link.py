@@ -27,7 +27,7 @@ from typing import Any
 
 from cellrt.engine.awaited import Awaited, Bell
 from cellrt.engine.future import Owner, RequestFuture
-from cellrt.engine.mailbox import waking_at_the_end
+from cellrt.engine.mailbox import WakingAtTheEnd
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
@@ -312,7 +312,7 @@ class Link:
             while True:
                 if any(what & select.EPOLLOUT for _, what in self._poll.poll()):
                     self._watch(select.EPOLLIN)  # before it is looked whether anything waits, which others see to after
-                with waking_at_the_end():
+                with WakingAtTheEnd():
                     for kind, body in self._wire.receive():
                         self._take(kind, body)
                 if (self._wire.owes_word or self._wire.is_behind) and not self._lock.locked():

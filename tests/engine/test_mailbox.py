@@ -8,7 +8,7 @@ import threading
 import pytest
 
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.mailbox import mailbox_of, waking_at_the_end
+from cellrt.engine.mailbox import WakingAtTheEnd, mailbox_of
 
 
 async def test_all_that_many_threads_put_is_called() -> None:
@@ -68,7 +68,7 @@ async def test_a_loop_wakes_once_for_what_is_told_together(monkeypatch: pytest.M
         return wake(*given)  # type: ignore[arg-type]
 
     def tell() -> None:
-        with pytest.raises(ZeroDivisionError), waking_at_the_end():
+        with pytest.raises(ZeroDivisionError), WakingAtTheEnd():
             for number in range(5):
                 mailbox.put(lambda number=number: called.append(number))
             mailbox.put(done.set)
@@ -86,7 +86,7 @@ async def test_a_loop_wakes_once_for_what_is_told_together(monkeypatch: pytest.M
 def test_a_loop_that_is_closed_while_all_are_told_keeps_nobody_from_waking() -> None:
     closed, open_ = asyncio.new_event_loop(), asyncio.new_event_loop()
     done = asyncio.Event()
-    with waking_at_the_end():
+    with WakingAtTheEnd():
         mailbox_of(closed).put(lambda: None)
         mailbox_of(open_).put(done.set)
         closed.close()
@@ -102,7 +102,7 @@ async def test_who_was_told_before_a_clients_callback_wakes_before_it() -> None:
     future.add_done_callback(lambda _: seen.append(woken.wait(10)))
 
     def tell() -> None:
-        with waking_at_the_end():
+        with WakingAtTheEnd():
             mailbox.put(woken.set)
             future.finish({})
 
