@@ -1,8 +1,7 @@
 """The request processor: the tables and the compiled functions behind one small Python interface.
 
-It knows integers only. Whoever drives it (``engine.py`` with threads and tensors, ``simulate.py`` with a
-virtual clock) tells it what happened and when, and does what it answers: run these tasks, these requests are
-done.
+It knows integers only. Whoever drives it (``engine.py`` with threads and tensors, ``simulate.py`` with a virtual clock)
+tells it what happened and when, and does what it answers: run these tasks, these requests are done.
 """
 
 from __future__ import annotations
@@ -338,13 +337,8 @@ class Processor:
         count = complete(self._at, task, elapsed_ns, self._notices)
         return Notices(self._notices[:count]) if count else NO_NOTICES
 
-    def type_of(self, task: int) -> int:
-        """The cell type of a task."""
-        return int(self._of_tasks[0].item(task))
-
     def counts_of(self, task: int) -> tuple[int, int, int, int]:
-        """Of a task: its cell type, rows, positions and steps; once it is complete, until ``schedule``, those that
-        ran."""
+        """Of a task: its cell type, rows, positions and steps; once complete, until ``schedule``, those that ran."""
         types, rows, positions, steps = self._of_tasks
         return types.item(task), rows.item(task), positions.item(task), steps.item(task)
 

@@ -127,7 +127,7 @@ class Crew:
             worker.rest(LATE * left_s)
         for task in tasks:
             on_launch(task)
-            worker.launch(task, self._processor.type_of(task), self._processor.task_buffer(task))
+            worker.launch(task, self._processor.counts_of(task)[0], self._processor.task_buffer(task))
         return bool(tasks)
 
     def _copy_pages(self) -> None:

@@ -34,7 +34,6 @@ A_TURN_S = 1.0
 """How long somebody who would not wait waits for a turn."""
 SLACK_NS = 1_000_000
 """So much later a session may expire."""
-NEVER = (None, None)
 MANY_ARRIVALS = 64
 """After so many at one time the smoothed time between arrivals is next to nothing."""
 
@@ -305,21 +304,17 @@ class Manager:
 
     def _note_launch(self, task: int) -> None:
         if self._replies.trace is not None:
-            self._replies.trace.launch(task, self._requests.sequences_of(self._requests_of(task)))
-
-    def _requests_of(self, task: int) -> list[int]:
-        """Request id of each row of a task."""
-        return [request for request, _ in self._processor.rows_in_flight(task)]
+            requests = [request for request, _ in self._processor.rows_in_flight(task)]
+            self._replies.trace.launch(task, self._requests.sequences_of(requests))
 
     def _complete(self, location: int, done: Done) -> None:
         if done.failures:
-            whose, failed = self._processor.rows_in_flight(done.task), self._processor.type_of(done.task)
+            whose, failed = self._processor.rows_in_flight(done.task), self._processor.counts_of(done.task)[0]
             for failure in done.failures:
                 self._requests.note_failure(*whose[failure.row], self._registry.types[failed], failure.error)
         notices = self._processor.complete(done.task, done.busy_ns)
         type_id, rows, positions, steps = self._processor.counts_of(done.task)
-        steps = 0 if done.failures else steps
-        self.statistics.count_task(type_id, rows, positions, location, done.busy_ns, steps)
+        self.statistics.count_task(type_id, rows, positions, location, done.busy_ns, 0 if done.failures else steps)
         if self._replies.trace is not None:
             row = self._processor.tables.tasks[done.task]
             self._replies.trace.complete(row, location, self._registry.name_of(type_id), done)
@@ -370,8 +365,7 @@ class Manager:
     def _look_ahead(self) -> None:
         """Notes when the next turn is due, and tells the timekeeper if that is earlier than it knows."""
         next_ns, known_ns = self._requests.next_deadline_ns, self._next_ns
-        waits_s = self.sessions.until_expiry_s(), self._crew.check_every_s
-        for wait_s in waits_s if waits_s != NEVER else ():
+        for wait_s in (self.sessions.until_expiry_s(), self._crew.check_every_s):
             if wait_s is not None:
                 due_ns = self._clock_ns() + int(1e9 * wait_s)
                 if known_ns is not None and abs(due_ns - known_ns) < SLACK_NS:
