@@ -169,16 +169,19 @@ def run_open(recorder: Recorder, quick: bool) -> None:
 
 
 def run_freeze(recorder: Recorder, quick: bool) -> None:
-    """An open loop in one process whose objects are frozen, or not; it keeps ever more objects, as a cache would."""
+    """An open loop in a process whose objects are frozen, or not; it keeps ever more objects, as a cache would. The
+    engine is in that process or in one of its own."""
     loads = loads_of(1, RATE, 4.0, False)
-    for is_frozen in (True, False):
-        with serving(SAME, freeze=is_frozen) as engine:
-            open_loop(SAME, engine, loads_of(1, RATE, 1.0, False))
-            rounds = []
-            for _ in range(1 if quick else 5):
-                with Keeping():
-                    rounds.append(open_loop(SAME, engine, loads))
-            record_open(recorder, f"freeze={is_frozen}", SAME, loads, rounds)
+    for form in (SAME, OWN):
+        for is_frozen in (True, False):
+            with serving(form, freeze=is_frozen) as engine:
+                send_from_threads(engine, loads_of(1, RATE, 1.0, False))
+                rounds = []
+                for _ in range(1 if quick else 5):
+                    with Keeping():
+                        (latencies,) = send_from_threads(engine, loads)
+                    rounds.append(percentiles([1e3 * latency for latency in latencies]))
+                record_open(recorder, f"freeze={is_frozen}", form, loads, rounds)
 
 
 def run_soak(recorder: Recorder, quick: bool) -> None:

@@ -7,7 +7,7 @@ cross, of cells their identities: a client whose cells have other weights than t
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, MutableMapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 import numpy as np
@@ -59,6 +59,32 @@ def described(model: Model, registry: Registry) -> dict[str, Any]:
     }
 
 
+class Unfolders(dict[tuple[str, int], Unfolder]):
+    """The models that a client has imported, by name and version: with compiled forms a model is described anew, and
+    its file may be another by then.
+
+    Attributes:
+        on_import: called with how many were forgotten so far whenever one was imported.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.on_import: Callable[[int], object] = lambda num_gone: None
+        self._num_gone = 0
+
+    def imported(self, its: tuple[str, int], load: Callable[[], Unfolder]) -> Unfolder:
+        """The one of a name and version; what is new is loaded."""
+        found = self.get(its)
+        if found is None:
+            found = self.setdefault(its, load())
+            self.on_import(self._num_gone)
+        return found
+
+    def forget(self, its: tuple[str, int]) -> None:
+        """Gives up one that nobody uses."""
+        self._num_gone += self.pop(its, None) is not None
+
+
 class Binding:
     """A model of an engine elsewhere; a graph is built for it as for one here (``graph.recorder.Binding``).
 
@@ -67,8 +93,7 @@ class Binding:
     Args:
         number: what messages call it.
         description: see ``described``.
-        unfolders: of this process, by name and version of the model: with compiled forms a model is described anew, and
-            its file may be another by then.
+        unfolders: of this process.
 
     Attributes:
         number, name: of the model.
@@ -82,9 +107,7 @@ class Binding:
         is_released: whether the engine was told that nothing unfolded for it will come any more.
     """
 
-    def __init__(
-        self, number: int, description: Mapping[str, Any], unfolders: MutableMapping[tuple[str, int], Unfolder]
-    ) -> None:
+    def __init__(self, number: int, description: Mapping[str, Any], unfolders: Unfolders) -> None:
         self.number, self.name = number, str(description["name"])
         self.version = int(description["version"])
         self.source = ModelSource(description["source"])
@@ -118,7 +141,7 @@ class Binding:
         """See the class."""
         if self._unfolder is None:
             its = self.name, self.version
-            unfolder = self._unfolders.get(its) or self._unfolders.setdefault(its, self._load())
+            unfolder = self._unfolders.imported(its, self._load)
             if unfolder.name != self.name:
                 raise UnknownModelError(
                     f"model {self.name!r}: {self.source.text} is model {unfolder.name!r} in this process"

@@ -7,8 +7,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 from weakref import WeakValueDictionary
 
+from cellrt.errors import UnknownModelError
 from cellrt.graph.unfolder import Unfolder
-from cellrt.process.binding import Binding
+from cellrt.process.binding import Binding, Unfolders
 
 
 class Bindings:
@@ -16,14 +17,14 @@ class Bindings:
 
     Attributes:
         by_name: those to unfold new requests for.
-        unfolders: by name and version. Those of versions that sessions go on with are kept: no file has them any more.
+        unfolders: that were imported. Those of versions that sessions go on with are kept: no file has them any more.
         num_changes: how often the engine told of another model, or of one less.
         on_change: called when it has, in the thread that hears it.
     """
 
     def __init__(self) -> None:
         self.by_name: dict[str, Binding] = {}
-        self.unfolders: dict[tuple[str, int], Unfolder] = {}
+        self.unfolders = Unfolders()
         self.num_changes = 0
         self.on_change: Callable[[], object] = lambda: None
         self._by_number: WeakValueDictionary[int, Binding] = WeakValueDictionary()
@@ -52,7 +53,7 @@ class Bindings:
         self.num_changes += 1
         for known in list(self.unfolders):
             if known[0] == name and known[1] not in versions:
-                self.unfolders.pop(known, None)
+                self.unfolders.forget(known)
         before = self.by_name.get(name)
         if news["now"] is not None:
             self.by_name[name] = self.told(news["now"])
@@ -65,3 +66,11 @@ class Bindings:
         """Takes out a binding, unless there is another by now."""
         if self.by_name.get(binding.name) is binding:
             self.by_name.pop(binding.name, None)
+
+
+def check_name(model: object) -> str:
+    """The name of a model, if it is one. Raises UnknownModelError."""
+    if isinstance(model, str):
+        return model
+    given = f"{model!r}; its name is {model.name!r}" if isinstance(model, Unfolder) else type(model).__name__
+    raise UnknownModelError(f"expected the name of a registered model, got {given}")

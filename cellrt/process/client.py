@@ -11,17 +11,18 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cellrt.engine.awaited import Awaited
+from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import state_bytes
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import check_priority, check_seconds
-from cellrt.errors import CellrtError, EngineClosedError, RequestError, UnknownModelError
+from cellrt.errors import CellrtError, EngineClosedError, RequestError
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
 from cellrt.process.binding import Binding
-from cellrt.process.bindings import Bindings
+from cellrt.process.bindings import Bindings, check_name
 from cellrt.process.link import Link
 from cellrt.process.pending import RemoteFuture
 from cellrt.process.remote_session import RemoteSession, parts_of
@@ -32,12 +33,14 @@ CONNECT_S = 30.0
 T = TypeVar("T")
 
 
-def connect(address: str, *, timeout: float = CONNECT_S) -> Client:
+def connect(address: str, *, timeout: float = CONNECT_S, freeze: bool = True) -> Client:
     """A client of the engine whose process listens there: see ``EngineProcess.address``.
+
+    ``freeze``: as of ``Engine``, whenever this process has imported a model, until its last such client is closed.
 
     Raises DeviceError if none does within ``timeout`` seconds, DefinitionError if it is no address.
     """
-    return Client(address, timeout=timeout)
+    return Client(address, timeout=timeout, freeze=freeze)
 
 
 class Client(Serving):
@@ -52,7 +55,7 @@ class Client(Serving):
     cancelled, and sessions that it opened without an id are closed.
     """
 
-    def __init__(self, address: str, *, timeout: float = CONNECT_S) -> None:
+    def __init__(self, address: str, *, timeout: float = CONNECT_S, freeze: bool = True) -> None:
         self.address = addresses.check_address(address)
         wire, told = welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout)
         self._has_timeline = bool(told["has_timeline"])
@@ -61,7 +64,10 @@ class Client(Serving):
         self._bind_lock = threading.Lock()
         self._number: int | None = None
         self._link.on_rebind = self._bindings.change
+        if freeze:
+            self._bindings.unfolders.on_import = partial(HEAP.freeze, id(self))
         weakref.finalize(self, self._link.leave).atexit = False
+        weakref.finalize(self, HEAP.release, id(self)).atexit = False
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.address!r})"
@@ -107,7 +113,7 @@ class Client(Serving):
 
     def unregister(self, model: str) -> None:
         """Takes a model out, for all clients: as ``Engine.unregister``."""
-        self._link.call("unregister", model=_check_name(model))
+        self._link.call("unregister", model=check_name(model))
 
     def models(self) -> list[dict[str, Any]]:
         """What was registered: ``name``, ``source``, ``version`` (how often), and whether it ``is_loaded`` now."""
@@ -122,14 +128,14 @@ class Client(Serving):
 
         Raises UnknownModelError if none of that name was ever registered, and what ``register`` raises.
         """
-        self._link.call("load", model=_check_name(model))
+        self._link.call("load", model=check_name(model))
 
     def binding(self, model: str) -> Binding:
         """What is needed to unfold for a model; asks the engine's process, and imports it here, if it is new here.
 
         Raises UnknownModelError, DefinitionError.
         """
-        return (self._bindings.by_name.get(_check_name(model)) or self._bind(model)).imported()
+        return (self._bindings.by_name.get(check_name(model)) or self._bind(model)).imported()
 
     def has_binding(self, model: str) -> bool:
         """Whether ``binding`` and ``submit`` need neither wait for the engine's process nor import the model."""
@@ -162,7 +168,7 @@ class Client(Serving):
         One without an id belongs to this client and ends with it; others are open to every client that knows the id.
         ``must_be_open``: raise SessionError instead of opening a new one.
         """
-        return self._open(_check_name(model), id, state, must_be_open)
+        return self._open(check_name(model), id, state, must_be_open)
 
     def statistics(self) -> dict[str, Any]:
         """Counts so far, of all clients: as ``Engine.statistics``, and under ``clients`` how many there are."""
@@ -204,6 +210,7 @@ class Client(Serving):
         self._link.refuse_in_callback()
         check_timeout(timeout)
         self._link.close(EngineClosedError("the client is closed"), timeout)
+        HEAP.release(id(self))
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
         """Has a request ended early, if it has not ended; for futures."""
@@ -223,7 +230,7 @@ class Client(Serving):
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
         return self._bound(
-            _check_name(model),
+            check_name(model),
             lambda binding: self._submit_for(binding, requests, (), deadline, priority, wait, channel),
         )
 
@@ -280,7 +287,7 @@ class Client(Serving):
 
         accepted = Awaited(wake)
         futures = self._bound(
-            _check_name(model),
+            check_name(model),
             lambda binding: self._hand_in(binding, requests, deadline, priority, None, (), accepted),
         )
         try:
@@ -391,10 +398,3 @@ class Client(Serving):
                 if not value["is_current"]:
                     self._link.give_up(binding)
             id = value["id"]  # a binding that was given up meanwhile: it is described anew
-
-
-def _check_name(model: object) -> str:
-    if isinstance(model, str):
-        return model
-    given = f"{model!r}; its name is {model.name!r}" if isinstance(model, Unfolder) else type(model).__name__
-    raise UnknownModelError(f"expected the name of a registered model, got {given}")

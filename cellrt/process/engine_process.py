@@ -21,7 +21,7 @@ class EngineProcess(Client):
     Args:
         workers: as of ``Engine``.
         address: where clients connect: "@name", or the path of a socket; default a name that nobody has.
-        options: as of ``Engine``.
+        options: as of ``Engine``; ``freeze`` is for this process, too (see ``connect``).
 
     Raises DefinitionError if the engine cannot be made of these, or the address is taken.
     """
@@ -35,7 +35,7 @@ class EngineProcess(Client):
         self._started = Started(where, {"workers": workers, **options})
         self._started.wait()
         try:
-            super().__init__(where)
+            super().__init__(where, freeze=options.get("freeze", True))
         except BaseException:
             self._started.end()
             raise

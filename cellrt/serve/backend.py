@@ -172,7 +172,7 @@ class Backend:
             await asyncio.to_thread(lost.close)
         client = None
         try:
-            client = await asyncio.to_thread(connect, self.settings.address, timeout=CONNECT_S)
+            client = await asyncio.to_thread(connect, self.settings.address, timeout=CONNECT_S, freeze=False)
             entries = await asyncio.to_thread(client.models)
             loaded = {entry["name"]: int(entry["version"]) for entry in entries if entry["is_loaded"]}
             await asyncio.to_thread(client.number)
