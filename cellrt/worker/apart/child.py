@@ -5,6 +5,7 @@ It ends with whoever started it: when the socket between them ends, be it by tha
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 import socket
@@ -104,6 +105,7 @@ def main() -> None:
     lifeline, *numbers = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
     threading.Thread(target=_end_with, args=(socket.socket(fileno=lifeline),), daemon=True).start()
+    gc.freeze()  # else a collection of what cells keep would go through all that is imported, in the middle of a task
     Child(*numbers).run()
 
 
