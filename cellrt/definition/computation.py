@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import accumulate, pairwise
+from operator import itemgetter
 from types import FunctionType
 from typing import Any, Self
 
@@ -54,6 +55,7 @@ class Computation:
             if name not in self.carry and not spec.ragged and not spec.has_nodes
         }
         self._steps, self._takes_order = steps_of(module), not by_name or takes_order(module, list(self.inputs))
+        self._following = _following(self.inputs, self.places, self.carry)
 
     @property
     def has_steps(self) -> bool:
@@ -110,18 +112,20 @@ class Computation:
         if self._steps is not None:
             given = self._with_copies(inputs) if self.written else inputs
             return self._in_order(self._steps(batch_sizes, **dict(zip(self.inputs, given, strict=True))))
-        sources = [self.places[self.carry[name]] if name in self.carry else -1 for name in self.inputs]
-        by_step = [[value] if k >= 0 else _by_step(value, batch_sizes) for value, k in zip(inputs, sources)]
-        current, collected = [values[0] for values in by_step], list[list[torch.Tensor]]()
-        for step, size in enumerate(batch_sizes):
-            if step > 0:
-                before = collected[-1]
-                is_less = size < batch_sizes[step - 1]  # else no slice, which costs as much as a small operation
-                current = [
-                    values[step] if k < 0 else before[k][:size] if is_less else before[k]
-                    for values, k in zip(by_step, sources)
-                ]
-            collected.append(self.run_step(*current))
+        by_step = [_by_step(value, batch_sizes) for name, value in zip(self.inputs, inputs) if name not in self.carry]
+        others: Sequence[tuple[CellInput, ...]] = list(zip(*by_step)) if by_step else [()] * len(batch_sizes)
+        first = iter(others[0])
+        current: Sequence[Any] = [
+            value if name in self.carry else next(first) for name, value in zip(self.inputs, inputs)
+        ]
+        run, following, outputs = self.run_step, self._following, self.run_step(*current)
+        collected = [outputs]
+        for given, before, size in zip(others[1:], batch_sizes, batch_sizes[1:]):
+            current = following((*given, *outputs))
+            if size < before:  # else no slice, which costs as much as a small operation
+                current = [value[:size] if name in self.carry else value for name, value in zip(self.inputs, current)]
+            outputs = run(*current)
+            collected.append(outputs)
         return [torch.cat(values) for values in zip(*collected)]
 
     def example_inputs(self, rows: int, device: str = "cpu") -> list[CellInput]:
@@ -185,6 +189,15 @@ def takes_order(module: Callable[..., Any], names: list[str]) -> bool:
     if not isinstance(function, FunctionType) or hasattr(function, "__wrapped__") or hasattr(function, "__signature__"):
         return False
     return function.__code__.co_varnames[first : function.__code__.co_argcount][: len(names)] == tuple(names)
+
+
+def _following(
+    inputs: Iterable[str], places: Mapping[str, int], carry: Mapping[str, str]
+) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
+    """What picks the inputs of a step, in order, out of those that are not carried and what the step before made."""
+    others = [name for name in inputs if name not in carry]
+    picked = [len(others) + places[carry[name]] if name in carry else others.index(name) for name in inputs]
+    return itemgetter(*picked) if len(picked) > 1 else itemgetter(slice(picked[0], picked[0] + 1))
 
 
 def named_outputs(result: object) -> dict[str, torch.Tensor]:
