@@ -23,7 +23,7 @@ from cellrt.engine.places import QueueLimit
 from cellrt.engine.priorities import default_priorities
 from cellrt.engine.registry import Model, Registry
 from cellrt.errors import DefinitionError, EngineClosedError, RequestTooLargeError
-from cellrt.graph.forgotten import cells_that_forget
+from cellrt.graph.forgotten import cells_that_forget, states_not_carried
 from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.apart.cells import SharedCells
@@ -134,6 +134,16 @@ class Registrar:
                     f"model {model!r}: cell {cell.name!r} is called several times, each time without its state "
                     f"{list(cell.carry)}, which then begins with zeros, and only the last call is used. Give each call "
                     f"what the one before made ({', '.join(f'{name}=...' for name in cell.carry)}), or use graph.chain",
+                    RuntimeWarning,
+                    stacklevel=4,
+                )
+        for cell, lost in states_not_carried(recorded.program, cells):
+            if cell.identity not in self._told:
+                self._told.add(cell.identity)
+                warnings.warn(
+                    f"model {model!r}: in a chain of cell {cell.name!r} {list(lost)} are the same at every step, while "
+                    f"nobody reads outputs {list(lost.values())}, which are alike. If they are a state that goes from "
+                    f"step to step: cellrt.cell(..., carry={lost})",
                     RuntimeWarning,
                     stacklevel=4,
                 )

@@ -73,9 +73,14 @@ class Session:
         """As ``Engine.submit``; also raises SessionError if the session has ended."""
         return self._submission.submit_in([self._record], [request], deadline, priority, wait)[0]
 
-    async def infer(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
+    async def infer(
+        self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> Result:
         """As ``Engine.infer``."""
-        return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+        if not wait:
+            return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+        record, submit = self._record, self._submission.submit_when_room
+        return await as_awaitable((await submit(self.model, [request], deadline, priority, record))[0])
 
     def stream(
         self,

@@ -91,9 +91,15 @@ class Submission:
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
 
     async def submit_when_room(
-        self, name: str, requests: Sequence[Any], deadline: float | None, priority: int
+        self,
+        name: str,
+        requests: Sequence[Any],
+        deadline: float | None,
+        priority: int,
+        session: SessionRecord | None = None,
     ) -> Sequence[RequestFuture]:
-        """As ``submit`` with ``wait``, for a coroutine: others of its loop go on meanwhile."""
+        """As ``submit`` with ``wait``, for a coroutine: others of its loop go on meanwhile. With a session, its one
+        request."""
         end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
         loop, may_have_room = asyncio.get_running_loop(), asyncio.Event()
 
@@ -109,18 +115,21 @@ class Submission:
                     while True:
                         may_have_room.clear()
                         with suppress(OverloadError):
-                            self._check_room(name, Size(len(requests), 0))  # rows are known once it is unfolded
+                            model = self.model(name) if session is None else session.model
+                            self._check_room(model, Size(len(requests), 0))  # rows are known once it is unfolded
                             left_s = None if end_s is None else max(TINY_S, end_s - time.monotonic())
-                            return self.submit(name, requests, left_s, priority, False)
+                            if session is None:
+                                return self.submit(name, requests, left_s, priority, False)
+                            return self.submit_in([session], requests, left_s, priority, False)
                         await may_have_room.wait()
         except TimeoutError:
             raise DeadlineError("the deadline passed while the request waited for a place in the queue") from None
 
-    def _check_room(self, name: str, size: Size) -> None:
+    def _check_room(self, model: Model, size: Size) -> None:
         """Raises as ``submit`` does if there is no place for so many; nothing is unfolded for it."""
         with self._manager.turns.gate:
             self.refuse_if_closed()
-            for one in (self._manager.places, self.model(name).places):
+            for one in (self._manager.places, model.places):
                 one.check(size)
 
     def submit_in(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import threading
 import weakref
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
 from cellrt.process.binding import Binding
 from cellrt.process.bindings import Bindings, check_name
-from cellrt.process.link import Link
+from cellrt.process.link import Link, when_accepted
 from cellrt.process.pending import RemoteFuture
 from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of
@@ -279,27 +278,12 @@ class Client(Serving):
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
     ) -> Sequence[RequestFuture]:
-        loop, said = asyncio.get_running_loop(), asyncio.Event()
-
-        def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-                loop.call_soon_threadsafe(said.set)
-
-        accepted = Awaited(wake)
-        futures = self._bound(
-            check_name(model),
-            lambda binding: self._hand_in(binding, requests, deadline, priority, None, (), accepted),
+        return await when_accepted(
+            lambda accepted: self._bound(
+                check_name(model),
+                lambda binding: self._hand_in(binding, requests, deadline, priority, None, (), accepted),
+            )
         )
-        try:
-            if requests:
-                await said.wait()
-        except asyncio.CancelledError:
-            for future in futures:
-                future.cancel()
-            raise
-        if accepted.error is not None:
-            raise accepted.error
-        return futures
 
     def _hand_in(
         self,
@@ -392,7 +376,8 @@ class Client(Serving):
             user = object()
             try:
                 if self._link.begin(binding, user):
-                    return RemoteSession(self._submit_for, self._link, value["session"], value["id"], binding)
+                    its = value["session"], value["id"], binding
+                    return RemoteSession(self._submit_for, self._hand_in, self._link, *its)
             finally:
                 binding.users.discard(user)
                 if not value["is_current"]:

@@ -13,6 +13,7 @@ not end is made good by the next one.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import select
@@ -347,6 +348,31 @@ class Link:
             self._closing = self._closing or heard(json.loads(bytes(body)))
         else:
             self._unanswered.take(kind, body)
+
+
+async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -> Sequence[RequestFuture]:
+    """The futures of requests that a function hands in, when they have places; others of the loop go on meanwhile.
+
+    Who is cancelled meanwhile cancels them. Raises why they get none.
+    """
+    loop, said = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(said.set)
+
+    accepted = Awaited(wake)
+    futures = hand_in(accepted)
+    try:
+        if futures:
+            await said.wait()
+    except asyncio.CancelledError:
+        for future in futures:
+            future.cancel()
+        raise
+    if accepted.error is not None:
+        raise accepted.error
+    return futures
 
 
 def _poll_of(wire: Wire) -> select.epoll:

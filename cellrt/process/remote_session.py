@@ -7,15 +7,19 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
+from cellrt.engine.awaited import Awaited
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.session import own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import DeviceError, EngineClosedError
 from cellrt.process.binding import Binding
-from cellrt.process.link import Link
+from cellrt.process.link import Link, when_accepted
 
 Submit = Callable[
     [Binding, Sequence[Any], Sequence[int], float | None, int, bool, Channel | None], Sequence[RequestFuture]
+]
+HandIn = Callable[
+    [Binding, Sequence[Any], float | None, int, Channel | None, Sequence[int], Awaited | None], Sequence[RequestFuture]
 ]
 
 
@@ -25,8 +29,9 @@ class RemoteSession:
     Its requests run in the order of their submission; those that wait for places, in the order of their places.
     """
 
-    def __init__(self, submit: Submit, link: Link, number: int, id: str, binding: Binding) -> None:
-        self._submit, self._link, self._number, self._id, self._binding = submit, link, number, id, binding
+    def __init__(self, submit: Submit, hand_in: HandIn, link: Link, number: int, id: str, binding: Binding) -> None:
+        self._submit, self._hand_in, self._link = submit, hand_in, link
+        self._number, self._id, self._binding = number, id, binding
         weakref.finalize(self, link.send_news).atexit = False
         binding.users.add(weakref.ref(self, binding.users.discard))  # later: so it goes first
 
@@ -56,9 +61,14 @@ class RemoteSession:
         """As ``Client.submit``; a session that has ended gives SessionError."""
         return self._submit(self._binding, [request], [self._number], deadline, priority, wait, None)[0]
 
-    async def infer(self, request: Any, *, deadline: float | None = None, priority: int = 1) -> Result:
+    async def infer(
+        self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+    ) -> Result:
         """As ``Client.infer``."""
-        return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+        if not wait:
+            return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+        what = self._binding, [request], deadline, priority, None, [self._number]
+        return await as_awaitable((await when_accepted(lambda accepted: self._hand_in(*what, accepted)))[0])
 
     def stream(
         self,

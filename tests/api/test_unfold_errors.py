@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -217,6 +218,36 @@ def test_a_recurrent_cell_of_torch_without_its_state_is_told_once(kind: type[nn.
             engine.register(model(chain, torch.zeros(3, SIZE)), warm_up=False)
         assert [each.filename for each in told] == [__file__]
         engine.register(model(chain, torch.zeros(3, SIZE), "again"), warm_up=False)
+
+
+def policy(obs: torch.Tensor, h: torch.Tensor, context: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Returns its state as the second of a plain tuple: that is output1, and not carried."""
+    return obs + context, torch.tanh(obs + h)
+
+
+START = torch.zeros(SIZE)
+
+
+@pytest.mark.parametrize(
+    ("inputs", "results", "told"),
+    [
+        (("h", "context"), ("output0",), ["{'h': 'output1'}"]),
+        (("h", "context"), ("output0", "output1"), []),  # somebody reads it: it may be what it seems
+    ],
+)
+def test_a_state_that_is_given_and_never_carried_is_told_once(inputs: Any, results: Any, told: Any) -> None:
+    step = cell(policy, {"obs": SIZE, "h": SIZE, "context": SIZE})
+
+    def chain(graph, obs):
+        steps = graph.chain(step, obs=obs, **dict.fromkeys(inputs, START))
+        return {name: getattr(steps, name) for name in results}
+
+    with small_engine(arena_bytes=1 << 20) as engine, warnings.catch_warnings(record=True) as heard:
+        warnings.simplefilter("always")
+        engine.register(model(chain, torch.zeros(3, SIZE)), warm_up=False)
+        engine.register(model(chain, torch.zeros(3, SIZE), "again"), warm_up=False)
+    assert [str(each.message).partition("carry=")[2].removesuffix(")") for each in heard] == told
+    assert all(each.filename == __file__ for each in heard)
 
 
 def carries(graph, words):

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
+import torch
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.session import Session
@@ -151,3 +153,20 @@ def test_an_engines_process_that_does_not_end_in_time_is_killed():
         engine.close(0)
         assert future.done()
         assert engine._started.process.returncode is not None
+
+
+@pytest.mark.parametrize("make", [small_engine, start], ids=["here", "apart"])
+def test_coroutines_of_sessions_wait_for_places(make):
+    async def ask(sessions):
+        return await asyncio.gather(*(session.infer(steps(1), wait=True) for session in sessions))
+
+    with make(max_queue=1) as engine:
+        engine.register(models.kept, warm_up=False)
+        sessions = [engine.session(KEPT) for _ in range(20)]
+        expected = sessions[0].submit(steps(1)).result(WAIT_S)["last"]
+        sessions[0].reset()
+        for result in asyncio.run(asyncio.wait_for(ask(sessions), WAIT_S)):
+            assert torch.equal(result["last"], expected)
+        with pytest.raises(SessionError, match="is closed"):
+            sessions[1].close()
+            asyncio.run(sessions[1].infer(steps(1), wait=True))
