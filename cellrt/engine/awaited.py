@@ -37,6 +37,12 @@ class Awaited:
         if self._then is not None:
             self._then()
 
+    def when_said(self, then: Callable[[], object]) -> None:
+        """Calls a function when it is said, or now if it was; in a moment between, twice."""
+        self._then = then
+        if self.wait(0):
+            then()
+
     def wait(self, timeout: float | None = None) -> bool:
         """Waits; False if nothing was said within so many seconds. The end of an engine or a connection says something
         too."""

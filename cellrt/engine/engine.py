@@ -231,6 +231,7 @@ class Engine(Serving):
         with self._register_lock:
             known = self._submission.model(model)
             with self._manager.turns.gate:
+                self._submission.refuse_if_closed()
                 del self._models[model]
             error = UnknownModelError(f"model {model!r} was unregistered")
             self._manager.turns.call(lambda: self._manager.retire(known, error))
@@ -375,8 +376,7 @@ class Engine(Serving):
 
     def has_workers(self) -> bool:
         """Whether a worker lives, and the engine; else no requests are taken. False in a forked process."""
-        manager = self._manager
-        return manager.has_workers and not (manager.has_failed or manager.turns.is_parents)
+        return self._manager.has_workers and self._manager.turns.stopped is None and not self._manager.is_closing
 
     @property
     def has_timeline(self) -> bool:

@@ -128,7 +128,10 @@ class RequestFuture(Future[Result]):
             self._take_out()
         if self._result is not None:
             return self._result
-        raise self._exception or RuntimeError("a future ended without an outcome")
+        try:
+            raise self._exception or RuntimeError("a future ended without an outcome")
+        finally:
+            del self  # or the error, the frames that it went through and the future would hold each other
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
         """The request's error, or None; waits for its end at most ``timeout`` seconds, or raises TimeoutError.
@@ -137,7 +140,10 @@ class RequestFuture(Future[Result]):
         """
         self._wait(timeout)
         if self.cancelled() and self._exception is not None:
-            raise self._exception
+            try:
+                raise self._exception
+            finally:
+                del self  # as of ``result``
         return self._exception
 
     def error(self) -> BaseException | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from cellrt.engine.announce import progress_bar
 from cellrt.engine.future import RequestFuture, Telling
-from cellrt.errors import CellrtError, RequestError
+from cellrt.errors import CellrtError, DeadlineError, RequestError
 
 IN_FLIGHT = 1024
 """Requests in flight unless somebody says otherwise."""
@@ -274,6 +274,8 @@ def _one_by_one_if_refused(submit: Submit, requests: Sequence[Any]) -> Sequence[
     """Submits requests together; if something is wrong with one of them, only that one gets the error."""
     try:
         return submit(requests) if requests else ()
+    except DeadlineError as error:  # of all of them: they have waited together
+        return [DeadlineError(str(error)) for _ in requests]
     except CellrtError as error:
         if len(requests) == 1:
             return (error,)
@@ -285,6 +287,8 @@ async def _one_by_one_if_refused_async(
 ) -> Sequence[RequestFuture | CellrtError]:
     try:
         return await submit(requests) if requests else ()
+    except DeadlineError as error:  # of all of them: they have waited together
+        return [DeadlineError(str(error)) for _ in requests]
     except CellrtError as error:
         if len(requests) == 1:
             return (error,)

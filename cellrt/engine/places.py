@@ -11,7 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 
@@ -73,10 +73,7 @@ class Places:
         return most_rows is None or self._rows_taken - self._rows_ended + rows <= most_rows
 
     def check(self, size: Size) -> None:
-        """Raises RequestTooLargeError if so many will never fit, OverloadError if they do not fit now."""
-        if self.has_room(size):
-            return
-        self.check_ever(size)
+        """Raises OverloadError if so many do not fit now."""
         unfinished = self.num_unfinished, self.num_rows
         for what, wanted, there, limit in zip(Size._fields, size, unfinished, self.limit):
             if limit is not None and there + wanted > limit:
@@ -110,12 +107,31 @@ class Places:
         self._num_taken, self._rows_taken = self._num_accepted, self._rows_accepted
 
 
+Wanted: TypeAlias = Sequence[tuple[Places, Size]]
+"""How many places requests want in each queue: the engine's, then their models'."""
+
+
+def check_places(wanted: Wanted) -> None:
+    """Raises RequestTooLargeError if requests will never have as many places in each queue as they want there, else
+    OverloadError if they have not now."""
+    for places, size in wanted:
+        if not places.has_room(size):
+            for each, its in wanted:  # first, of all: who could never come in shall not wait, nor try again
+                each.check_ever(its)
+            places.check(size)
+
+
 class Room:
-    """Where clients wait for places, instead of being refused. ``gate``: what is held while places are counted."""
+    """Where clients wait for places, instead of being refused: first come, first served. A coroutine is not in line, as
+    those behind it would wait for its loop, where one of them may be what keeps the loop from going on.
+
+    ``gate``: what is held while places are counted, and by whoever calls anything here.
+    """
 
     def __init__(self, gate: threading.RLock) -> None:
         self._changed = threading.Condition(gate)
-        self._num_waiting = 0
+        self._line: list[Wanted] = []
+        """What those who wait want, by arrival."""
         self._wakes: list[Callable[[], object]] = []
 
     @contextmanager
@@ -127,19 +143,31 @@ class Room:
         finally:
             self._wakes.remove(wake)
 
-    def wait(self, wanted: Sequence[tuple[Places, Size]], end_s: float | None, is_over: Callable[[], bool]) -> None:
-        """Waits, holding the gate, until there are as many places in each queue as are wanted there.
+    def must_wait(self, wanted: Wanted) -> bool:
+        """Whether there is no room for requests, or others come first: those before in line who wait for the engine's
+        queue, or for one of their models'."""
+        for before in self._line:
+            if before is wanted:
+                break
+            (engine, size), *models = before
+            is_of_model = any(places is its for places, _ in models for its, _ in wanted[1:])
+            if is_of_model or not engine.has_room(size):
+                return True
+        return not all([places.has_room(size) for places, size in wanted])
+
+    def wait(self, wanted: Wanted, end_s: float | None, is_over: Callable[[], bool]) -> None:
+        """Waits, holding the gate, until it is the turn and there are as many places in each queue as are wanted there.
 
         Args:
-            wanted: of the engine and of models.
+            wanted: of the engine and then of models.
             end_s: when to give up, on the monotonic clock; None: never.
             is_over: whether nothing ends any more.
 
         Raises RequestTooLargeError, DeadlineError, EngineClosedError.
         """
-        self._num_waiting += 1
+        self._line.append(wanted)
         try:
-            while not all(places.has_room(size) for places, size in wanted):
+            while self.must_wait(wanted):
                 for places, size in wanted:
                     places.check_ever(size)
                 if is_over():
@@ -149,12 +177,13 @@ class Room:
                     raise DeadlineError("the deadline passed while the request waited for a place in the queue")
                 self._changed.wait(left_s)
         finally:
-            self._num_waiting -= 1
+            self._line = [other for other in self._line if other is not wanted]
+            self._changed.notify_all()  # those behind: it may be their turn
 
     def note_place(self) -> None:
         """Takes in that a place may have become free; in a turn."""
         for wake in tuple(self._wakes):
             wake()
-        if self._num_waiting:
+        if self._line:
             with self._changed:
                 self._changed.notify_all()

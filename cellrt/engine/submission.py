@@ -15,7 +15,7 @@ from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import LONGEST_S
-from cellrt.engine.places import Places, Size
+from cellrt.engine.places import Places, Size, check_places
 from cellrt.engine.records import Arrival, SessionRecord, alone, together
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.stream import Channel
@@ -121,6 +121,7 @@ class Submission:
                             if session is None:
                                 return self.submit(name, requests, left_s, priority, False)
                             return self.submit_in([session], requests, left_s, priority, False)
+                        self._manager.refuse_in_callback()
                         await may_have_room.wait()
         except TimeoutError:
             raise DeadlineError("the deadline passed while the request waited for a place in the queue") from None
@@ -129,8 +130,7 @@ class Submission:
         """Raises as ``submit`` does if there is no place for so many; nothing is unfolded for it."""
         with self._manager.turns.gate:
             self.refuse_if_closed()
-            for one in (self._manager.places, model.places):
-                one.check(size)
+            check_places([(self._manager.places, size), (model.places, size)])
 
     def submit_in(
         self,
@@ -200,7 +200,7 @@ class Submission:
     def _wait_for_room(self, asked: Sequence[Asked], deadline: float | None) -> float | None:
         """Waits for places in the queue, at most so many seconds; returns how many are left. Under the gate."""
         manager, wanted = self._manager, self._places_for(asked)
-        if not all(places.has_room(size) for places, size in wanted):
+        if manager.room.must_wait(wanted):
             manager.refuse_in_callback()
             end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
             manager.room.wait(wanted, end_s, lambda: manager.is_over)
@@ -234,8 +234,7 @@ class Submission:
         deadline_ns = None if deadline is None else now_ns + int(1e9 * check_seconds("deadline", deadline))
         self.refuse_if_closed()
         wanted = self._places_for(asked)
-        for places, size in wanted:
-            places.check(size)
+        check_places(wanted)
         arrivals: list[Arrival] = []
         usual: Callable[[Arrival], RequestFuture | Ends] = alone if wanted[0][1].requests == 1 else together
         for model, parts in asked:
@@ -338,6 +337,6 @@ def check_priority(given: object) -> None:
 def check_seconds(what: str, given: object) -> float:
     """A time of a client's. Raises RequestError unless it is a number of seconds above 0."""
     with suppress(TypeError, ValueError, OverflowError):
-        if not isinstance(given, bool | str) and 0 < (seconds := float(given)) <= LONGEST_S:  # type: ignore[arg-type]
+        if not isinstance(given, bool | str | bytes | bytearray) and 0 < (seconds := float(given)) <= LONGEST_S:  # type: ignore[arg-type]
             return seconds
     raise RequestError(f"{what}: expected seconds from now, more than 0 and at most {LONGEST_S:g}, got {given!r:.80}")

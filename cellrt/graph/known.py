@@ -93,7 +93,7 @@ class KnownGraphs:
                     others += places
                     continue
             if known.recorded is None:
-                self._learn(binding, known, requests[places[0]])
+                self._learn(binding, known, requests, places[0])
             recorded = known.collect([requests[place] for place in places])
             if recorded is None:
                 others += places
@@ -152,8 +152,15 @@ class KnownGraphs:
                 by_key.setdefault(key, []).append(place)
             return by_key  # type: ignore[return-value]
         except Exception as error:
-            for place in range(len(requests)):  # what is wrong with one is better told by its unfolding
+            for place, request in enumerate(requests):  # what is wrong with one is better told by its unfolding
                 self._record_one(binding, requests, place)
+                try:
+                    hash(self._unfolder.key(request))  # type: ignore[misc]
+                except Exception as its:
+                    which = f"request {place} of {len(requests)}: " if len(requests) > 1 else ""
+                    raise RequestError(
+                        f"{which}model {self._unfolder.name!r}: its key raised {type(its).__name__}: {its}"
+                    ) from its
             raise RequestError(
                 f"model {self._unfolder.name!r}: its key raised {type(error).__name__}: {error}"
             ) from error
@@ -167,9 +174,9 @@ class KnownGraphs:
                 self._by_key.popitem(last=False)
         return known
 
-    def _learn(self, binding: Binding, known: _Known, request: Any) -> None:
+    def _learn(self, binding: Binding, known: _Known, requests: Sequence[Any], place: int) -> None:
         """Finds out the graph of a key, and what of a request it reads."""
-        recorded = self._unfolder.record(binding, request)
+        request, recorded = requests[place], self._record_one(binding, requests, place)
         known.slots = trace(self._unfolder, binding, request, recorded)
         known.recorded = without_tensors(recorded)
 

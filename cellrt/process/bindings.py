@@ -43,6 +43,13 @@ class Bindings:
                 binding = self._by_number[number] = Binding(number, value["description"], self.unfolders)
         return binding
 
+    def is_named(self, model: str, binding: Binding, num_changes: int) -> bool:
+        """Whether new requests of a model go to a binding that was asked for when there were so many changes: if there
+        is no other, and none can have taken its place meanwhile."""
+        if self.by_name.setdefault(model, binding) is binding and self.num_changes != num_changes:
+            self.forget(binding)
+        return self.by_name.get(model) is binding
+
     def change(self, news: Mapping[str, Any]) -> Binding | None:
         """Takes in that a model of a name was registered or taken out; returns the binding whose time is over.
 

@@ -124,7 +124,7 @@ class Calls:
             def news_for(guest: Guest) -> object:
                 its = None
                 if now is not None and description is not None and guest.wants(now):
-                    number = guest.number_of(now)
+                    number = guest.number_of(now, ())
                     if number is not None:  # else another has taken its place, and whoever put it there tells, too
                         its = {"binding": number, "description": description}
                 return {"model": name, "versions": versions, "now": its}
@@ -165,7 +165,7 @@ class Calls:
         if model.origin.source is None:
             with self._register_lock:  # whoever registered it is about to note where it comes from
                 pass
-        number = guest.number_of(model)
+        number = guest.number_of(model, known)
         if number is None:
             return None
         is_current = self._engine._models.get(model.name) is model

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,14 +15,14 @@ from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_ti
 from cellrt.engine.session import state_bytes
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import check_priority, check_seconds
-from cellrt.errors import CellrtError, EngineClosedError, RequestError
+from cellrt.errors import EngineClosedError, RequestError
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
 from cellrt.process.binding import Binding
 from cellrt.process.bindings import Bindings, check_name
-from cellrt.process.link import Link, when_accepted
-from cellrt.process.pending import RemoteFuture
+from cellrt.process.link import Link
+from cellrt.process.pending import RemoteFuture, when_accepted
 from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of
 from cellrt.process.wire import welcomed
@@ -278,6 +277,7 @@ class Client(Serving):
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
     ) -> Sequence[RequestFuture]:
+        self._link.refuse_in_callback()
         return await when_accepted(
             lambda accepted: self._bound(
                 check_name(model),
@@ -342,9 +342,7 @@ class Client(Serving):
             while (found := bindings.by_name.get(model)) is None:
                 num_changes, known = bindings.num_changes, bindings.all()
                 binding = bindings.told(self._link.call("bind", model=model, known=list(known)).value)
-                bindings.by_name.setdefault(model, binding)
-                if bindings.num_changes != num_changes:  # another may have taken its place meanwhile
-                    bindings.forget(binding)
+                bindings.is_named(model, binding, num_changes)
                 tried.append(binding)
         for binding in tried:
             if binding is not found:
@@ -355,31 +353,37 @@ class Client(Serving):
         """Opens a session, which uses the binding of its model."""
         if id is not None and not isinstance(id, str):
             raise RequestError(f"session of model {model!r}: expected a str as id, got {id!r}")
+        bindings, is_named = self._bindings, False
         while True:
-            known = self._bindings.all()
+            num_changes, known = bindings.num_changes, bindings.all()
             value = self._link.call(
                 "open",
                 b"" if state is None else state_bytes(state),
                 model=model,
                 id=id,
                 has_state=state is not None,
+                undo=self._undo_open if id is None else None,
                 must_be_open=bool(must_be_open),
                 known=list(known),
             ).value
+            binding, user = bindings.told(value), object()
             try:
-                binding = self._bindings.told(value).imported()  # now: later its file may be another
-            except BaseException:  # nobody has this session
-                if id is None:
-                    with suppress(CellrtError):
-                        self._link.call("close", session=value["session"])
-                raise
-            user = object()
-            try:
+                binding.imported()  # now: later its file may be another
+                is_named = value["is_current"] and bindings.is_named(model, binding, num_changes)
                 if self._link.begin(binding, user):
                     its = value["session"], value["id"], binding
                     return RemoteSession(self._submit_for, self._hand_in, self._link, *its)
+            except BaseException:  # nobody has this session
+                if id is None:
+                    self._link.tell("close", session=value["session"])
+                raise
             finally:
                 binding.users.discard(user)
-                if not value["is_current"]:
-                    self._link.give_up(binding)
+                if not is_named and bindings.by_name.get(model) is not binding:
+                    self._link.give_up(binding)  # no news of another model will name it
             id = value["id"]  # a binding that was given up meanwhile: it is described anew
+
+    def _undo_open(self, answer: Awaited) -> None:
+        """Closes a session whose opener was interrupted before it heard of it."""
+        if answer.error is None:
+            self._link.tell("close", session=answer.value["session"])

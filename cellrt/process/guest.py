@@ -12,7 +12,7 @@ import logging
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from itertools import chain
 from typing import Any, Protocol
@@ -64,8 +64,8 @@ class House(Protocol):
     def call(self, guest: Guest, number: int, name: str, arguments: dict[str, Any], blob: bytes) -> None:
         """Calls one of the functions that clients may call, and tells the guest what came of it."""
 
-    def wait_for_places(self, patient: Patient) -> None:
-        """Submits what came when there are places for it."""
+    def submit_patiently(self, patient: Patient) -> None:
+        """Submits what came, when there are places for it."""
 
 
 class Guest:
@@ -197,14 +197,12 @@ class Guest:
         except (LookupError, ValueError) as error:
             raise BrokenWireError(f"a submission that does not fit: {error}") from error
         patient = Patient(self, submission, asked, first)
+        if submission.is_patient:
+            self._patient.update(dict.fromkeys(submission.ids, patient))
+            self._house.submit_patiently(patient)
+            return
         try:
             self.hand_in(patient)
-        except OverloadError as error:
-            if not submission.is_patient:
-                self.refuse(submission, error)
-                return
-            self._patient.update(dict.fromkeys(submission.ids, patient))
-            self._house.wait_for_places(patient)
         except CellrtError as error:
             self.refuse(submission, error)
 
@@ -281,11 +279,15 @@ class Guest:
             num_versions = sum(known.name == model.name for known in self.models.values())
         return model.name in self.names and num_versions < MAX_VERSIONS
 
-    def number_of(self, model: Model) -> int | None:
-        """The number of a model's binding; the model stays as long as the guest has it. None if it is given up."""
+    def number_of(self, model: Model, known: Collection[int]) -> int | None:
+        """The number of a model's binding; the model stays as long as the guest has it. None if it is given up.
+
+        ``known``: those that the guest has and keeps until it hears the answer; it is told of no other twice, as it may
+        have given it up before it hears of it again.
+        """
         with self.lock:
-            for number, known in self.models.items():
-                if known is model:
+            for number, its in self.models.items():
+                if its is model and number in known:
                     return number
             number = self._num_bound = self._num_bound + 1
             if not self.is_gone:

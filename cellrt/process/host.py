@@ -138,9 +138,9 @@ class Doorkeeper:
         self._stuck.append(guest)
         self.ring()
 
-    def wait_for_places(self, patient: Patient) -> None:
-        """Submits what came when there are places for it."""
-        self._room.add(patient)
+    def submit_patiently(self, patient: Patient) -> None:
+        """Submits what came, when there are places for it."""
+        self._room.submit(patient)
 
     def call(self, guest: Guest, number: int, name: str, arguments: dict[str, Any], blob: bytes) -> None:
         """Calls one of the functions that clients may call, and tells the guest what came of it."""

@@ -13,7 +13,6 @@ not end is made good by the next one.
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import select
@@ -107,8 +106,13 @@ class Link:
         """Makes a session new, after the requests submitted so far; waits for nothing."""
         self._send(lambda: self._wire.send([Message(Kind.RESET, (LENGTH.pack(session),))]))
 
-    def call(self, name: str, blob: bytes = b"", **arguments: Any) -> Awaited:
-        """Calls a function of the engine's process (``calls.py``); returns what it does, or raises."""
+    def call(
+        self, name: str, blob: bytes = b"", undo: Callable[[Awaited], object] | None = None, **arguments: Any
+    ) -> Awaited:
+        """Calls a function of the engine's process (``calls.py``); returns what it does, or raises.
+
+        ``undo``: called with what it returned, by the reader, if the caller was interrupted while it waited.
+        """
         self.refuse_in_callback()
         answer = Awaited()
         number = 0
@@ -126,10 +130,21 @@ class Link:
             if isinstance(error, TypeError | ValueError):
                 raise RequestError(f"{name}: expected arguments that JSON has, got {arguments!r:.200}") from error
             raise
-        answer.wait()
+        try:
+            answer.wait()
+        except BaseException:
+            if undo is not None:
+                answer.when_said(lambda: undo(answer))
+            raise
         if answer.error is not None:
             raise answer.error
         return answer
+
+    def tell(self, name: str, **arguments: Any) -> None:
+        """Calls a function whose answer nobody waits for; from any thread, does nothing if the connection has ended."""
+        text = json.dumps({"call": 0, "name": name, "arguments": arguments}).encode()
+        with suppress(CellrtError):
+            self._send(lambda: self._wire.send([Message(Kind.CALL, (LENGTH.pack(len(text)), text))]))
 
     def submit(
         self,
@@ -348,31 +363,6 @@ class Link:
             self._closing = self._closing or heard(json.loads(bytes(body)))
         else:
             self._unanswered.take(kind, body)
-
-
-async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -> Sequence[RequestFuture]:
-    """The futures of requests that a function hands in, when they have places; others of the loop go on meanwhile.
-
-    Who is cancelled meanwhile cancels them. Raises why they get none.
-    """
-    loop, said = asyncio.get_running_loop(), asyncio.Event()
-
-    def wake() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            loop.call_soon_threadsafe(said.set)
-
-    accepted = Awaited(wake)
-    futures = hand_in(accepted)
-    try:
-        if futures:
-            await said.wait()
-    except asyncio.CancelledError:
-        for future in futures:
-            future.cancel()
-        raise
-    if accepted.error is not None:
-        raise accepted.error
-    return futures
 
 
 def _poll_of(wire: Wire) -> select.epoll:

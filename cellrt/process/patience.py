@@ -1,18 +1,21 @@
-"""Submissions that wait for places in the engine's queue, as their clients do: a line a model, first come first.
+"""Submissions that wait for places in the engine's queue, as their clients do: first come first.
 
-One for several models waits in the line of its first. Each keeps its models: its client may give them up meanwhile.
+There is a line for each model: while one waits for its model's own queue, those of other models go on. One for several
+models waits in the line of its first. Each keeps its models: its client may give them up meanwhile.
 """
 
 from __future__ import annotations
 
+import heapq
 import logging
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Protocol
 
-from cellrt.engine.places import Places, Size
+from cellrt.engine.places import Places, Size, check_places
 from cellrt.engine.registry import Model
 from cellrt.errors import CellrtError, DeadlineError, InternalError, OverloadError
 from cellrt.graph.known import Alike
@@ -41,6 +44,7 @@ class Patient:
             that was replaced.
         template: of the first.
         cancelled: requests that its client has given up since.
+        number: by arrival among those that wait.
     """
 
     guest: Submitter
@@ -48,6 +52,16 @@ class Patient:
     asked: Mapping[Model, Sequence[Alike]]
     template: Template
     cancelled: set[int] = field(default_factory=set)
+    number: int = 0
+
+    @cached_property
+    def num_rows(self) -> int:
+        """The rows of all nodes of its requests."""
+        return sum(
+            len(alike.places) * model.plan_of(alike.recorded).num_nodes
+            for model, groups in self.asked.items()
+            for alike in groups
+        )
 
     @property
     def is_cancelled(self) -> bool:
@@ -67,6 +81,9 @@ class WaitingRoom:
         self._places, self._wake = places, wake
         self._lines: dict[Model, deque[Patient]] = {}
         self._next_end_s: float | None = None
+        self._num_added = 0
+        self._is_engine_full = False
+        """Whether somebody waits for places of the engine: then all others do, too."""
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
@@ -75,37 +92,46 @@ class WaitingRoom:
         """Seconds until somebody has waited too long; None: never."""
         return None if self._next_end_s is None else max(0.0, self._next_end_s - time.monotonic())
 
-    def add(self, patient: Patient) -> None:
-        """Has a submission wait."""
-        for model in patient.asked:
-            model.unfolding.add(patient)
-        self._lines.setdefault(next(iter(patient.asked)), deque()).append(patient)
-        self._note_end_of(patient)
+    def submit(self, patient: Patient) -> None:
+        """Hands a submission in, or has it wait if there are no places, or others wait for them."""
+        model = next(iter(patient.asked))
+        if self._is_engine_full or model in self._lines or not self._try(patient):
+            patient.number = self._num_added = self._num_added + 1
+            for each in patient.asked:
+                each.unfolding.add(patient)
+            self._lines.setdefault(model, deque()).append(patient)
+            self._note_end_of(patient)
 
     def look(self) -> None:
         """Hands in those for whom there are places now; refuses those who have waited too long."""
         count = len(self)
         if self.until_end_s() == 0.0:
             self._expire()
-        for model, line in list(self._lines.items()):
-            while line and (line[0].is_cancelled or self._try(line[0])):
+        self._is_engine_full = False
+        firsts = [(line[0].number, model) for model, line in self._lines.items() if line]
+        heapq.heapify(firsts)
+        while firsts and not self._is_engine_full:
+            _, model = heapq.heappop(firsts)
+            line = self._lines[model]
+            if line[0].is_cancelled or self._try(line[0]):
                 self._let_go(line.popleft())
-            if not line:
-                del self._lines[model]
+                if line:
+                    heapq.heappush(firsts, (line[0].number, model))
+        self._lines = {model: line for model, line in self._lines.items() if line}
         if len(self) < count:
             self._wake()
 
     def _try(self, patient: Patient) -> bool:
         """Hands a submission in; False if there are no places for it yet."""
-        wanted = [(self._places, patient.submission.num_requests)]
+        count = patient.submission.num_requests
+        wanted = [(self._places, Size(count, 0))]  # rows are counted when it is handed in
         for model, groups in patient.asked.items():
-            wanted.append((model.places, sum(len(alike.places) for alike in groups)))
-        # Rows are counted when it is handed in.
-        if not all(places.has_room(Size(count, 0)) for places, count in wanted):
-            return False
+            wanted.append((model.places, Size(sum(len(alike.places) for alike in groups), 0)))
         try:
+            check_places(wanted)
             patient.guest.hand_in(patient)
         except OverloadError:
+            self._is_engine_full = not self._places.has_room(Size(count, patient.num_rows))
             return False
         except CellrtError as error:
             patient.guest.refuse(patient.submission, error)

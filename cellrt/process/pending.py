@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import struct
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import NamedTuple
 
 from cellrt.engine.awaited import Awaited, Bell
@@ -126,6 +128,31 @@ class Unanswered:
         """Takes in that requests have ended."""
         if not self.pending:
             self._fewer.ring()
+
+
+async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -> Sequence[RequestFuture]:
+    """The futures of requests that a function hands in, when they have places; others of the loop go on meanwhile.
+
+    Who is cancelled meanwhile cancels them. Raises why they get none.
+    """
+    loop, said = asyncio.get_running_loop(), asyncio.Event()
+
+    def wake() -> None:
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            loop.call_soon_threadsafe(said.set)
+
+    accepted = Awaited(wake)
+    futures = hand_in(accepted)
+    try:
+        if futures:
+            await said.wait()
+    except asyncio.CancelledError:
+        for future in futures:
+            future.cancel()
+        raise
+    if accepted.error is not None:
+        raise accepted.error
+    return futures
 
 
 def copied(error: CellrtError) -> CellrtError:

@@ -13,7 +13,8 @@ from cellrt.engine.session import own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import DeviceError, EngineClosedError
 from cellrt.process.binding import Binding
-from cellrt.process.link import Link, when_accepted
+from cellrt.process.link import Link
+from cellrt.process.pending import when_accepted
 
 Submit = Callable[
     [Binding, Sequence[Any], Sequence[int], float | None, int, bool, Channel | None], Sequence[RequestFuture]
@@ -67,6 +68,7 @@ class RemoteSession:
         """As ``Client.infer``."""
         if not wait:
             return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+        self._link.refuse_in_callback()
         what = self._binding, [request], deadline, priority, None, [self._number]
         return await as_awaitable((await when_accepted(lambda accepted: self._hand_in(*what, accepted)))[0])
 

@@ -324,3 +324,15 @@ def test_a_key_that_takes_plain_numbers_alone_is_no_error_of_a_request():
     for _ in range(3):
         (alike,) = known.record(binding, [Words(4, [1, 2])])
         same([alike], [Unfolder("counted", counted, Words(3, [1])).record(binding, Words(4, [1, 2]))])
+
+
+def test_the_request_is_named_whose_key_raises():
+    def function(graph: Graph, request: Any) -> object:
+        return {"h": graph.chain(STEP, x=request).last.h}
+
+    good, odd = torch.ones(2, 2), torch.ones(3, 2)
+    known = KnownGraphs(Unfolder("m", function, good, key=lambda request: 6 // (3 - len(request))))
+    with pytest.raises(RequestError, match=r"request 1 of 3: model 'm': its key raised ZeroDivisionError"):
+        known.record(Bound(), [good, odd, good])
+    with pytest.raises(RequestError, match=r"model 'm': its key raised ZeroDivisionError"):
+        known.record(Bound(), [odd])

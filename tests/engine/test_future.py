@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
+import gc
 import sys
 import threading
+import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, as_completed, wait
 
@@ -169,3 +171,25 @@ async def test_awaiting_a_cancelled_future_raises_ours() -> None:
 def test_waiting_ends_in_time() -> None:
     with pytest.raises(TimeoutError):
         RequestFuture(NOBODY).result(0.01)
+
+
+@pytest.mark.parametrize("ask", [RequestFuture.result, RequestFuture.exception])
+def test_an_error_that_was_raised_keeps_nothing_of_who_asked_without_a_future(
+    ask: Callable[..., object],
+) -> None:
+    def cancelled() -> RequestFuture:
+        future = RequestFuture(NOBODY)
+        future.cancel()
+        return future
+
+    def asked() -> weakref.ref[object]:
+        local = torch.zeros(1)
+        with contextlib.suppress(CancelledError):
+            ask(cancelled())
+        return weakref.ref(local)
+
+    gc.disable()
+    try:
+        assert asked()() is None
+    finally:
+        gc.enable()

@@ -276,3 +276,17 @@ async def test_a_source_that_is_cancelled_ends_its_map(engine):
         with pytest.raises(asyncio.CancelledError):
             async for _ in engine.map_async("chain", source()):
                 pass
+
+
+def test_requests_that_wait_together_have_one_deadline():
+    gate = Gate(WAIT_S)
+    engine = small_engine(max_queue=20)
+    engine.register(gate.unfolder, warm_up=False)
+    held = engine.submit_many("gate", [torch.ones(WIDTH)] * 20)
+    start = time.monotonic()
+    found = list(engine.map("gate", [torch.ones(WIDTH)] * 20, deadline=0.2, return_errors=True))
+    assert time.monotonic() - start < 2  # not 20 times the deadline
+    assert [type(error) for error in found] == [DeadlineError] * 20 and len(set(map(id, found))) == 20
+    gate.open.set()
+    held.results(WAIT_S)
+    close_and_check(engine)

@@ -10,10 +10,12 @@ import pytest
 import torch
 
 from cellrt.core.policy import BatchMakerPolicy, Job
+from cellrt.engine.places import Places, QueueLimit, Room, Size
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import SMALL, WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
+from tests.waiting import until
 
 PLAIN, *_ = make_cells()
 CHAIN, OTHER = chain_model("chain", PLAIN), chain_model("other", PLAIN)
@@ -199,3 +201,45 @@ def test_a_closed_engine_gives_its_memory_back_without_a_collection():
         assert [one() for one in gone] == [None] * 4
     finally:
         gc.enable()
+
+
+def test_what_never_fits_in_its_models_queue_is_told_so_while_the_engine_is_full():
+    engine, gate, held = gated(max_queue=3)
+    engine.register(OTHER, warm_up=False, max_queue=2)
+    full = engine.submit_many("chain", [STEPS] * 2)
+    for wait in (False, True):
+        with pytest.raises(RequestTooLargeError, match="3 requests at once; model 'other' takes 2"):
+            engine.submit_many("other", [STEPS] * 3, wait=wait)
+    gate.open.set()
+    assert len(full.results(WAIT_S)) == 2 and held.result(WAIT_S)
+    close_and_check(engine)
+
+
+def queues(*limits: int) -> list[Places]:
+    return [Places(f"queue {number}", QueueLimit(limit)) for number, limit in enumerate(limits)]
+
+
+@pytest.mark.parametrize(("taken", "taken_of_model", "holds_all_up"), [(2, 0, True), (0, 1, False)])
+def test_who_comes_later_does_not_overtake_who_waits_for_the_same_places(taken, taken_of_model, holds_all_up):
+    gate = threading.RLock()
+    engine, model, other = queues(3, 2, 3)
+    room, ended = Room(gate), threading.Event()
+    engine.take(Size(taken, 0))
+    model.take(Size(taken_of_model, 0))
+    bulk, single, elsewhere = (
+        [(engine, Size(count, 0)), (its, Size(count, 0))] for its, count in ((model, 2), (model, 1), (other, 1))
+    )
+
+    def wait() -> None:
+        with gate:
+            room.wait(bulk, None, lambda: False)
+        ended.set()
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    until(lambda: room.must_wait(single), "the bulk is in line")
+    assert room.must_wait(elsewhere) == holds_all_up
+    (model if taken_of_model else engine).give_back(Size(1, 0))
+    room.note_place()
+    thread.join(WAIT_S)
+    assert ended.is_set() and not room.must_wait(single)

@@ -87,25 +87,33 @@ def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
 
     class Guest:
         def hand_in(self, patient):
-            raise ValueError("what nobody expected")
+            raise ValueError("what nobody expected") if room.is_there else OverloadError("no place")
 
         def refuse(self, submission, error):
             refused.append(error)
 
-    class Free:
+    class Room:
+        is_there = False
+
         def has_room(self, size):
             return True
 
+    room = Room()
+
     class Model:
-        places = Free()
+        places = room
+
+        def plan_of(self, recorded):
+            raise AssertionError("it has no requests")
 
         def __init__(self):
             self.unfolding = set()
 
-    room = WaitingRoom(Free(), lambda: None)
+    waiting = WaitingRoom(room, lambda: None)
     model = Model()
-    room.add(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), {model: ()}, ()))
-    assert model.unfolding
-    room.look()
-    assert [str(error) for error in refused] == ["ValueError: what nobody expected"] and len(room) == 0
+    waiting.submit(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), {model: ()}, ()))
+    assert model.unfolding and len(waiting) == 1
+    room.is_there = True
+    waiting.look()
+    assert [str(error) for error in refused] == ["ValueError: what nobody expected"] and len(waiting) == 0
     assert not model.unfolding

@@ -61,10 +61,10 @@ def before_the_first(monkeypatch, act) -> None:
     """Calls a function when a guest first asks for the number of a model, which was looked up before."""
     number_of = Guest.number_of
 
-    def number_later(guest, model):
+    def number_later(guest, model, known):
         monkeypatch.setattr(Guest, "number_of", number_of)
         act()
-        return guest.number_of(model)
+        return guest.number_of(model, known)
 
     monkeypatch.setattr(Guest, "number_of", number_later)
 

@@ -168,3 +168,31 @@ def test_a_client_lives_through_a_storm_of_signals_and_nobody_else_notices(engin
     bystander.end()
     until(lambda: engine.statistics()["unfinished"] == 0, "nothing is unfinished")
     engine.check()
+
+
+def test_a_session_is_closed_whose_opening_was_interrupted(engine):
+    class TimeError(Exception):
+        pass
+
+    def late(*_: object) -> None:
+        raise TimeError
+
+    drawn, interrupted = random.Random(3), 0
+    before = signal.signal(signal.SIGALRM, late)
+    try:
+        with connect(engine.address) as client:
+            client.session("kept").close()
+            for _ in range(100):
+                try:
+                    signal.setitimer(signal.ITIMER_REAL, drawn.uniform(2e-5, 3e-4))
+                    session = client.session("kept")
+                    signal.setitimer(signal.ITIMER_REAL, 0)
+                except TimeError:
+                    interrupted += 1
+                else:
+                    session.close()
+            few = max(3, interrupted // 4)  # one that comes just when the session is there finds nobody who has it
+            until(lambda: client.statistics()["sessions"]["open"] <= few, f"of {interrupted} few are open")
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)

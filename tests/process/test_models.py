@@ -222,3 +222,25 @@ def test_a_session_of_a_model_that_its_client_cannot_import_does_not_stay_open(e
             with pytest.raises(DefinitionError, match="keeps_model"):
                 client.session("keeps")
         assert client.statistics()["sessions"]["open"] == 0
+
+
+def test_models_of_a_client_that_only_opens_sessions_are_given_up(engine, tmp_path):
+    path = tmp_path / "sessions.py"
+    with connect(engine.address) as opener, connect(engine.address) as other:
+        for factor in (2, 3, 4):
+            path.write_text(FILE.replace("2 * h", f"{factor} * h"))
+            other.register(f"{path}:make", replace=factor > 2)
+            opener.session("mine").close()
+        until(lambda: engine.statistics()["cells"].keys() == {"step"}, "the older ones are given up")
+        other.unregister("mine")
+        until(lambda: engine.statistics()["cells"] == {}, "and so is the last")
+
+
+def test_a_binding_that_a_client_may_have_given_up_gets_another_number(doorkeeper):
+    doorkeeper.engine.register(models.chain, warm_up=False)
+    with connect(doorkeeper.address):
+        until(lambda: doorkeeper._guests, "the client is in")
+        (guest,) = doorkeeper._guests.values()
+        model = doorkeeper.engine._models["chain"]
+        first, again, known = (guest.number_of(model, known) for known in ((), (), (1,)))
+        assert first == known == 1 and again == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -18,7 +19,7 @@ from cellrt.process.engine_process import EngineProcess
 from cellrt.process.remote_session import RemoteSession
 from tests.engine.helpers import WAIT_S, small_engine
 from tests.process import models
-from tests.process.helpers import start, steps
+from tests.process.helpers import held, start, steps
 
 ENGINES_ALONE = {
     "graph": "needs the engine's own types of cells",
@@ -170,3 +171,53 @@ def test_coroutines_of_sessions_wait_for_places(make):
         with pytest.raises(SessionError, match="is closed"):
             sessions[1].close()
             asyncio.run(sessions[1].infer(steps(1), wait=True))
+
+
+@pytest.mark.parametrize("make", [small_engine, start], ids=["here", "apart"])
+def test_a_map_is_not_starved_by_single_requests_that_wait(make):
+    with make(max_queue=8) as engine:
+        engine.register(models.chain, warm_up=False)
+        over = threading.Event()
+
+        def ask() -> None:
+            while not over.is_set():
+                engine.submit("chain", steps(1), wait=True).result(WAIT_S)
+
+        threads = [threading.Thread(target=ask) for _ in range(12)]
+        patience = threading.Timer(WAIT_S / 2, over.set)
+        for thread in (*threads, patience):
+            thread.start()
+        assert len(list(engine.map("chain", [steps(2)] * 40))) == 40
+        assert not over.is_set(), "it went on only when the others had stopped"
+        patience.cancel()
+        over.set()
+        for thread in threads:
+            thread.join(WAIT_S)
+
+
+@pytest.mark.parametrize("make", [small_engine, start], ids=["here", "apart"])
+@pytest.mark.parametrize("ask", ["infer", "map_async", "session"])
+def test_who_would_wait_for_a_place_in_a_callback_is_refused(make, ask):
+    async def wait(engine):
+        if ask == "infer":
+            return await engine.infer("chain", steps(1), wait=True)
+        if ask == "session":
+            return await session.infer(steps(1), wait=True)
+        return [found async for found in engine.map_async("chain", [steps(1)])]
+
+    with make(max_queue=1) as engine:
+        engine.register(models.chain, warm_up=False)
+        engine.register(models.kept, warm_up=False)
+        session, heard, is_over = engine.session(KEPT), list[BaseException](), threading.Event()
+
+        def callback(_):
+            engine.submit("chain", held(3))  # the queue is full again
+            try:
+                asyncio.run(wait(engine))
+            except BaseException as error:
+                heard.append(error)
+            is_over.set()
+
+        engine.submit("chain", held(1)).add_done_callback(callback)  # which is called in a thread of the engine
+        assert is_over.wait(WAIT_S)
+        assert [type(error) for error in heard] == [RequestError] and "callback" in str(heard[0])
