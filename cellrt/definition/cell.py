@@ -20,7 +20,7 @@ from cellrt.definition.computation import Computation
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.file import save_cell
 from cellrt.definition.given_inputs import fit, in_order
-from cellrt.definition.identity import Identity
+from cellrt.definition.identity import Identity, likeness_of
 from cellrt.definition.row_wise import warn_unless_row_wise
 from cellrt.definition.spec import CellInput
 from cellrt.errors import DefinitionError, RequestError
@@ -95,6 +95,11 @@ class Cell(Computation):
         if torch.compiler.is_compiling() or (not named and fit(self, inputs)):
             return self.run_step(*inputs)
         return self.run_step(*in_order(self, inputs, named))
+
+    @cached_property
+    def likeness(self) -> str:
+        """Equal to that of cells that differ in the values of their weights alone."""
+        return likeness_of(self.module, self.declaration.of_identity())
 
     @cached_property
     def compiled_form(self) -> CompiledForm | None:

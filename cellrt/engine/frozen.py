@@ -9,7 +9,15 @@ The collector belongs to the process, and so does what is here: all engines of a
 from __future__ import annotations
 
 import gc
+import mmap
 import threading
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+
+WORTH_A_PAUSE_BYTES, WORTH_A_PAUSE_MODELS = 64 << 20, 100
+"""Of what may be frozen and garbage: by how much memory has grown, and how many models were given up."""
 
 
 class FrozenHeap:
@@ -18,23 +26,31 @@ class FrozenHeap:
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a collection in here may end an engine that was dropped
         self._holders: dict[int, int] = {}
-        """With how many models of each were gone when it froze last."""
+        """With how many models of each were gone when all was thawed last."""
+        self._least_bytes = 0
+        """Memory in use since then, at the least."""
         self._are_ours = False
 
     def freeze(self, holder: int, num_gone: int = 0) -> None:
         """Collects what is garbage, then freezes all that is left, for this holder too.
 
-        ``num_gone``: models of the holder that were replaced or taken out so far. Where there are more than when it
-        froze last, all is thawed first: else their weights would stay, since a module and its functions are a cycle.
+        ``num_gone``: models of the holder that were replaced or taken out so far. They may be garbage and frozen, since
+        a module and its functions are a cycle. Once memory has grown by so much, all is thawed first, which takes a
+        fifth of a second in which nothing else runs.
         """
         with self._lock:
-            if not self._holders:
+            is_first, more = not self._holders, num_gone - self._holders.setdefault(holder, num_gone)
+            if is_first:
                 self._are_ours = gc.get_freeze_count() == 0
-            elif self._are_ours and num_gone > self._holders.get(holder, 0):
-                gc.unfreeze()
-            self._holders[holder] = num_gone
+            elif self._are_ours and more:
+                self._least_bytes = min(self._least_bytes, in_use := memory_in_use())
+                if in_use - self._least_bytes >= WORTH_A_PAUSE_BYTES or more >= WORTH_A_PAUSE_MODELS:
+                    gc.unfreeze()
+                    self._holders[holder], is_first = num_gone, True
             gc.collect()
             gc.freeze()
+            if is_first:
+                self._least_bytes = memory_in_use()
 
     def release(self, holder: int) -> None:
         """After the last holder's release all objects are as before, unless some were frozen before the first's."""
@@ -44,6 +60,16 @@ class FrozenHeap:
             del self._holders[holder]
             if not self._holders and self._are_ours:
                 gc.unfreeze()
+
+
+def memory_in_use() -> int:
+    """Bytes of the process's memory, and of its tensors on CUDA devices."""
+    used = 0
+    with suppress(OSError):  # elsewhere than on Linux
+        used = int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE
+    if torch.cuda.is_initialized():
+        used += sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))
+    return used
 
 
 HEAP = FrozenHeap()

@@ -35,6 +35,8 @@ from cellrt.worker.step_times import TURN_S, measure_steps, rows_that_pay
 log = logging.getLogger("cellrt")
 MAX_ARENA_ROWS = 1 << 18
 MAX_ARENA_PAGES = 1 << 16
+MAX_MEASURED = 4096
+"""Cells whose step times are remembered for others that differ in their weights alone."""
 
 
 class ArenaBytes(NamedTuple):
@@ -78,6 +80,8 @@ class Registrar:
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
         self._told: set[str] = set()
         """Cells of which it was told that they forget their state."""
+        self._measured: dict[tuple[str, str], dict[int, float]] = {}
+        """Step times by likeness and form: those with other weights take as long."""
         self.on_renewed: Callable[[str], None] = lambda _: None
 
     def prepare(
@@ -187,23 +191,35 @@ class Registrar:
     def _prepare(
         self, cells: list[Cell], forms: Mapping[str, CompiledForm | None], warm_up: bool
     ) -> dict[str, dict[int, float]]:
-        """Does for the cells that are new what no request shall wait for; returns their step times by identity."""
+        """Does for the cells that are new what no request shall wait for; returns their step times by identity.
+
+        What takes its time is done once for cells that differ in their weights alone, as new versions of a model do.
+        """
         if not warm_up:
             return {}
         new = [cell for cell in cells if not self._registry.has_type(cell, forms[cell.identity])]
+        times = {cell.identity: self._measured.get(self._measured_as(cell, forms), {}) for cell in new}
+        new = [cell for cell in new if self._device is not None or not times[cell.identity]]
         seen = {made.cell.identity for made in list(self._registry.types.values())}  # in another form
         for cell in new:
             if cell.identity in seen:
                 continue
             if self._device is not None or not warn_if_it_raises(cell, depth=4):  # a GPU's code may not run here
                 warn_unless_row_wise(cell, depth=4)  # who called Engine.register
-        times: dict[str, dict[int, float]] = {}
         for cell in new:
             found = measure_steps(cell, forms[cell.identity], self._device, self._num_threads)
             times[cell.identity] = found
+            if len(self._measured) < MAX_MEASURED:
+                self._measured[self._measured_as(cell, forms)] = found
             if min(found.values(), default=0.0) > 0:
                 log.info("%s", cost_of(cell, found))
         return times
+
+    @staticmethod
+    def _measured_as(cell: Cell, forms: Mapping[str, CompiledForm | None]) -> tuple[str, str]:
+        """What step times are known by."""
+        form = forms[cell.identity]
+        return cell.likeness, "" if form is None else form.origin
 
     def _allocate(self, discovery: Discovery) -> dict[RowSpec, list[torch.Tensor]]:
         """Memory of the kinds that are new, by location; takes long on a device, and no turn waits for it."""

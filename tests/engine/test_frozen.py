@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import weakref
 
 import pytest
+import torch
 
 from cellrt.engine import engine as engine_module
-from cellrt.engine.frozen import FrozenHeap
+from cellrt.engine import frozen as frozen_module
+from cellrt.engine.frozen import WORTH_A_PAUSE_BYTES, WORTH_A_PAUSE_MODELS, FrozenHeap, memory_in_use
 from tests.engine.helpers import close_and_check, small_engine
 from tests.engine.models import chain_model, make_cells
 
@@ -52,17 +55,36 @@ def test_an_engine_that_is_dropped_holds_nothing():
     pytest.fail("still frozen")
 
 
-def test_a_model_that_was_replaced_does_not_stay_with_its_weights():
-    """As a module does that a server has loaded: in a cycle."""
-    engine, gone = small_engine(freeze=True), []
-    for _ in range(4):
+@pytest.mark.parametrize("grows_by", [0, WORTH_A_PAUSE_BYTES // 2, WORTH_A_PAUSE_BYTES])
+def test_models_that_were_replaced_stay_until_their_weights_are_worth_a_pause(monkeypatch, grows_by):
+    """As modules do that a server has loaded: in a cycle."""
+    engine, gone, memory = small_engine(freeze=True), [], itertools.count(10**9, grows_by)
+    monkeypatch.setattr(frozen_module, "memory_in_use", lambda: next(memory))
+    for _ in range(6):
         again = chain_model("again", PLAIN)
         object.__setattr__(again, "itself", again)
         gone.append(weakref.ref(again))
         engine.register(again, warm_up=False, replace=True)
         del again
-    assert [its() is None for its in gone][:2] == [True, True]
+    stay = [its() is not None for its in gone]
+    assert stay[-1] and stay[:2] == [not grows_by] * 2
     close_and_check(engine)
+
+
+def test_many_models_that_were_replaced_are_worth_a_pause(monkeypatch):
+    monkeypatch.setattr(frozen_module, "memory_in_use", lambda: 0)
+    heap, thawed = FrozenHeap(), []
+    monkeypatch.setattr(gc, "unfreeze", lambda: thawed.append(True))
+    for num_gone in range(2 * WORTH_A_PAUSE_MODELS + 1):
+        heap.freeze(1, num_gone)
+    assert len(thawed) == 2
+
+
+def test_the_memory_in_use_is_that_of_the_process():
+    before = memory_in_use()
+    held = torch.ones(32 << 20)  # 128 MiB
+    assert memory_in_use() - before > 100 << 20
+    del held
 
 
 def test_what_the_program_froze_itself_stays_frozen():

@@ -6,12 +6,14 @@ import time
 
 import pytest
 import torch
+from torch import nn
 
 from cellrt.definition.define import cell
+from cellrt.engine import registration
 from cellrt.engine.registration import cost_of
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.step_times import rows_that_pay
+from cellrt.worker.step_times import measure_steps, rows_that_pay
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, add
 
@@ -129,3 +131,22 @@ def test_a_cell_whose_large_steps_take_longer_a_row_gets_smaller_tasks_unless_th
         most = engine.statistics()["cells"]["crowded"]["nodes"] / engine.statistics()["cells"]["crowded"]["tasks"]
     assert "the most that tasks have" in caplog.text
     assert (most > 128) == bool(chosen)
+
+
+def test_cells_with_other_weights_are_not_measured_again(monkeypatch) -> None:
+    measured: list[str] = []
+
+    def measure(made, *how):
+        measured.append(made.name)
+        return measure_steps(made, *how)
+
+    monkeypatch.setattr(registration, "measure_steps", measure)
+    with small_engine() as engine:
+        for version, width in enumerate((3, 3, 3, 4)):
+            step = cell(nn.Linear(width, width), {"input": (width,)}, name=f"wide {width}")
+            model = Unfolder("m", lambda graph, x, step=step: {"y": step(input=x).output}, torch.zeros(width))
+            engine.register(model, replace=version > 0)
+            assert engine.submit("m", torch.zeros(width)).result(WAIT_S)
+        times = engine._processor.tables.step_ns
+        assert (times.max(1) > 0).sum() >= 2, "what was measured of one is known of the others"
+    assert measured == ["wide 3", "wide 4"]
