@@ -43,6 +43,10 @@ def chain(
     directions = len(stack.top.directions)
     if keep and any(layer.reverse is not None for layer in stack.layers):
         raise DefinitionError(f"chain {name!r}: layers that run backwards cannot be continued: keep=True")
+    if head is not None and not isinstance(head, Cell):
+        raise DefinitionError(
+            f"chain {name!r}: head: expected a cell, got {type(head).__name__}: cellrt.cell(module, {{'input': ...}})"
+        )
     num_read = 1 if head is None else len(step_inputs(head))
     if num_read not in (1, directions):
         raise DefinitionError(f"chain {name!r}: the head reads {num_read} inputs; the layers have {directions}")

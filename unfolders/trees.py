@@ -193,6 +193,9 @@ def _too_large(most: int) -> RequestTooLargeError:
     )
 
 
+_HINTS = {"str": ": map words to numbers first", "list": ": inner nodes are tuples"}
+
+
 def _stack(rows: Sequence[object] | NDArray[np.int64], spec: RowSpec) -> torch.Tensor | NDArray[Any] | list[object]:
     """The rows of leaves one below the other; numbers as they are, which any dtype may hold."""
     shape = spec.shape
@@ -208,7 +211,10 @@ def _stack(rows: Sequence[object] | NDArray[np.int64], spec: RowSpec) -> torch.T
         try:
             tensor = torch.as_tensor(row)
         except (TypeError, ValueError, RuntimeError):
-            raise RequestError(f"leaf {k}: expected a row of shape {list(shape)}, found {type(row).__name__}") from None
+            hint = _HINTS.get(type(row).__name__, "")
+            raise RequestError(
+                f"leaf {k}: expected a row of shape {list(shape)}, found {type(row).__name__}{hint}"
+            ) from None
         if tensor.shape != shape or (tensors and tensor.dtype != tensors[0].dtype):
             found = f"{str(tensor.dtype).removeprefix('torch.')}{list(tensor.shape)}"
             raise RequestError(f"leaf {k}: expected a row of shape {list(shape)} as the others, found {found}")

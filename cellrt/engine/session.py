@@ -137,7 +137,10 @@ class Session:
         for k, (layout, spec) in enumerate(zip(self._record.states, self._specs)):
             name = f"{k}.{layout.name}.{layout.cell}"
             if name not in tensors:
-                raise SessionError(f"{self._record}: the state is of other cells or weights: {name!r} is not in it")
+                raise SessionError(
+                    f"{self._record}: the state is of other cells or weights: {name!r} is not in it, whose end says "
+                    "which weights; a state does not go over to new ones (see docs/serving.md)"
+                )
             value = tensors.pop(name)
             shape = _row_shape(layout, spec)
             if layout.page_size or is_new:

@@ -344,7 +344,13 @@ def _why_no_steps(cell: Cell, inputs: Mapping[str, Source]) -> str:
             told.append(f"input {name!r}: expected {dtype}[{shape}] or a list, got {describe_source(inputs[name])}")
     if not told:
         return f"no input is read step by step: {list(cell.inputs)} are carried or ragged (see cell(carry=...))"
-    return f"no input has a value for each step: {'; '.join(told)}"
+    batched = [
+        name
+        for name, spec in cell.inputs.items()
+        if isinstance(inputs.get(name), ARRAYS) and len(inputs[name].shape) == len(spec.shape) + 2  # type: ignore[attr-defined]
+    ]
+    hint = f" (a request is one sequence, without a batch dimension: {batched[0]}[0])" if batched else ""
+    return f"no input has a value for each step: {'; '.join(told)}{hint}"
 
 
 def _range_words(values: range) -> list[int]:

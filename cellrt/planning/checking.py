@@ -20,7 +20,7 @@ from cellrt.planning.measuring import step_seconds
 from cellrt.process.source import ModelSource
 
 TIMEOUT_S = 60.0
-NOT_HERE = "not compiled here (see --compile); cellrt serve compiles it in the background"
+NOT_HERE = "compiled forms were not looked for (see --compile); cellrt serve makes them in the background"
 Describe = Callable[[Unfolder, Binding, Sequence[RowSpec]], object]
 """Raises DefinitionError if it cannot describe a model, of an engine whose rows are of these specs by kind."""
 

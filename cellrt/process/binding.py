@@ -171,8 +171,8 @@ class Binding:
         if type_id is None:
             raise RequestError(
                 f"cell {cell.name!r} of {self.source.text} is not one of the model's in the engine's process: it was "
-                "made with other weights or code there (draw weights with a seed, or load them), or the example "
-                "request did not use it"
+                "made with other weights or code there (draw weights with a seed, or load them; if what it reads has "
+                f"changed since, load({self.name!r}) anew), or the example request did not use it"
             )
         return type_id
 

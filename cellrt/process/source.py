@@ -12,6 +12,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any
 
+from cellrt.definition.cell import Cell
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process.imports import make_importable, said
@@ -52,15 +53,14 @@ class ModelSource:
             )
             for part in self._name.split("."):
                 found = self._attribute(found, part)
-            model = found if isinstance(found, Unfolder) or not callable(found) else found()
+            model = found if isinstance(found, Unfolder | Cell) or not callable(found) else found()
         except _NoAttributeError as error:
             raise DefinitionError(f"model {self.text!r}: {error}") from None
         except (Exception, SystemExit) as error:
             raise DefinitionError(f"model {self.text!r}: {said(error)}") from error
         if not isinstance(model, Unfolder):
-            raise DefinitionError(
-                f"model {self.text!r}: expected what @cellrt.unfold makes, got {type(model).__name__}"
-            )
+            what = f"cell {model.name!r}" if isinstance(model, Cell) else type(model).__name__
+            raise DefinitionError(f"model {self.text!r}: expected what @cellrt.unfold makes, got {what}")
         return model
 
     def _attribute(self, owner: object, name: str) -> Any:

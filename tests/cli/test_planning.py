@@ -45,7 +45,9 @@ def test_check_says_that_a_server_compiles_what_it_does_not(tmp_path: Path) -> N
         "def model(graph, x): return {'y': plain(input=x).output}\n"
     )
     (cell,) = json.loads(run("check", path, "--json"))["cells"]
-    assert cell["form"] == "not compiled here (see --compile); cellrt serve compiles it in the background"
+    assert (
+        cell["form"] == "compiled forms were not looked for (see --compile); cellrt serve makes them in the background"
+    )
 
 
 def test_check_fails_for_a_cell_whose_rows_influence_each_other(tmp_path: Path) -> None:
