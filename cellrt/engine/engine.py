@@ -261,6 +261,9 @@ class Engine(Serving):
         records = records_of(sessions, self, model)
         return self._submission.submit_in(records, requests, deadline, priority, wait) if records else []
 
+    def _refuse_in_callback(self) -> None:
+        self._manager.refuse_in_callback()
+
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
     ) -> Sequence[RequestFuture]:
@@ -288,13 +291,8 @@ class Engine(Serving):
             if not known.states:
                 raise RequestError(f"model {model!r} keeps no state: its unfolder uses no keep=True, and no graph.keep")
             record, is_new = self._manager.sessions.open(known, id, must_be_open=must_be_open)
-        made = Session(
-            self,
-            self._submission,
-            self._manager,
-            record,
-            [self._registry.kinds[layout.kind] for layout in record.states],
-        )
+        specs = [self._registry.kinds[layout.kind] for layout in record.states]
+        made = Session(self, self._submission, self._manager, record, specs)
         if is_new:
             self._manager.note_opened(record)
         if state is not None:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterable, AsyncIterator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property
 from typing import Any, Self
 
 from cellrt.definition.declaration import check_priority
+from cellrt.engine.collector import Collector
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.futures import Futures
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
@@ -70,6 +72,10 @@ class Serving(ABC):
     ) -> Sequence[RequestFuture]:
         """Submits requests, all or none, when there are places for them; others of the loop go on meanwhile."""
 
+    @abstractmethod
+    def _refuse_in_callback(self) -> None:
+        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+
     def submit(
         self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
     ) -> RequestFuture:
@@ -112,6 +118,7 @@ class Serving(ABC):
             return Futures.of(self._submit(model, together, deadline, priority, wait))
         if not isinstance(sessions, Iterable):
             raise RequestError(f"sessions: expected one for each request, got {type(sessions).__name__}")
+        self._collector.flush()
         its = list(sessions)
         if len(its) != len(together):
             raise RequestError(f"sessions: expected one for each of {len(together)} requests, got {len(its)}")
@@ -122,11 +129,39 @@ class Serving(ABC):
     ) -> Result:
         """Submits a request and awaits its results; cancelling the task cancels the request.
 
+        What coroutines of a loop ask between two of its rounds is unfolded and handed in together, at their end.
+
         ``wait``: as of ``submit``; other tasks go on meanwhile, and those that wait for one model go in their order.
         """
         if not wait:
-            return await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
+            return await self._infer(model, request, None, deadline, priority)
         return await as_awaitable((await self._submit_when_room(model, [request], deadline, priority))[0])
+
+    def _infer(
+        self, model: str, request: Any, session: Any, deadline: float | None, priority: int
+    ) -> Coroutine[Any, Any, Result]:
+        """The results of a request, of a session or (None) of none, that goes with others of its loop."""
+        return self._collector.infer(self._submit_collected, model, request, session, deadline, priority)
+
+    def _submit_collected(
+        self,
+        model: str,
+        requests: Sequence[Any],
+        sessions: Sequence[Any] | None,
+        deadline: float | None,
+        priority: int,
+    ) -> Sequence[RequestFuture]:
+        """Submits what coroutines asked together, all or none; who waits is not to be in a future's callback."""
+        self._refuse_in_callback()
+        if sessions is None:
+            return self._submit(model, requests, deadline, priority, False)
+        if len(sessions) == 1:  # its own model, whatever has its name by now
+            return [sessions[0].submit(requests[0], deadline=deadline, priority=priority)]
+        return self._submit_in(model, sessions, requests, deadline, priority, False)
+
+    @cached_property
+    def _collector(self) -> Collector:
+        return Collector()
 
     def stream(
         self,

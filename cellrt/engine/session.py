@@ -14,6 +14,7 @@ from cellrt.definition.spec import RowSpec, describe
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.records import SessionRecord
+from cellrt.engine.serving import Serving
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, RequestError, SessionError
@@ -42,7 +43,7 @@ class Session:
     """
 
     def __init__(
-        self, engine: object, submission: Submission, manager: Manager, record: SessionRecord, specs: list[RowSpec]
+        self, engine: Serving, submission: Submission, manager: Manager, record: SessionRecord, specs: list[RowSpec]
     ) -> None:
         self._engine = engine  # is not given up while one of its sessions is in use
         self._submission, self._manager, self._record, self._specs = submission, manager, record, specs
@@ -71,6 +72,7 @@ class Session:
         self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
     ) -> RequestFuture:
         """As ``Engine.submit``; also raises SessionError if the session has ended."""
+        self._engine._collector.flush()
         return self._submission.submit_in([self._record], [request], deadline, priority, wait)[0]
 
     async def infer(
@@ -78,7 +80,7 @@ class Session:
     ) -> Result:
         """As ``Engine.infer``."""
         if not wait:
-            return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+            return await self._engine._infer(self.model, request, self, deadline, priority)
         record, submit = self._record, self._submission.submit_when_room
         return await as_awaitable((await submit(self.model, [request], deadline, priority, record))[0])
 
@@ -92,6 +94,7 @@ class Session:
         max_unread: int | None = None,
     ) -> Stream:
         """As ``Engine.stream``."""
+        self._engine._collector.flush()
         channel = Channel(max_unread)
         future = self._submission.submit_in([self._record], [request], deadline, priority, wait, channel)[0]
         return Stream(future, channel)
@@ -101,6 +104,7 @@ class Session:
 
         Waits for nothing. Raises SessionError if the session has ended, EngineClosedError.
         """
+        self._engine._collector.flush()
         self._manager.tell_in(self._record, lambda sessions: sessions.replace(self._record, None))
 
     def export(self) -> bytes:
@@ -109,6 +113,7 @@ class Session:
         Tensors ``[*shape]``, of a state that grows ``[rows, *shape]``; of a new session, which has no state yet,
         ``[0, *shape]``.
         """
+        self._engine._collector.flush()
         saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
         from safetensors.torch import save  # here: a bare machine with a GPU need not have it
 
@@ -125,6 +130,7 @@ class Session:
 
         Raises SessionError if it is not the state of a session of the same cells.
         """
+        self._engine._collector.flush()
         from safetensors import SafetensorError
         from safetensors.torch import load
 
@@ -159,6 +165,7 @@ class Session:
         """
         if self._record.error is not None or self._manager.turns.is_parents:
             return
+        self._engine._collector.flush()
         ended = SessionError(f"{self._record} is closed")
         with suppress(SessionError):  # what it was asked before may have ended it
             self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))

@@ -47,7 +47,7 @@ class Graph(Recorder):
     before is also compiled, in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain, a tree or
     another acyclic graph of one cell should be written as one.
 
-    The engine then takes 0.02 to 0.1 us to schedule a node, and batches nodes of one cell alone. So a cell is the largest
+    The engine then takes up to 0.1 us to schedule a node, and batches nodes of one cell alone. So a cell is the largest
     piece that requests have in common and that nobody has to wait inside: one whole step of an LSTM, not a product. It
     is divided where requests differ (few steps need the output layer), and where one half needs no state, which is
     then batched over all steps at once. See ``docs/grain.md``.

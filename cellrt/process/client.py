@@ -274,6 +274,9 @@ class Client(Serving):
             self._await_places(accepted, futures)
         return futures
 
+    def _refuse_in_callback(self) -> None:
+        self._link.refuse_in_callback()
+
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
     ) -> Sequence[RequestFuture]:
@@ -372,7 +375,7 @@ class Client(Serving):
                 is_named = value["is_current"] and bindings.is_named(model, binding, num_changes)
                 if self._link.begin(binding, user):
                     its = value["session"], value["id"], binding
-                    return RemoteSession(self._submit_for, self._hand_in, self._link, *its)
+                    return RemoteSession(self, self._submit_for, self._hand_in, self._link, *its)
             except BaseException:  # nobody has this session
                 if id is None:
                     self._link.tell("close", session=value["session"])

@@ -11,13 +11,12 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
-from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.future import RequestFuture, Result
 from cellrt.engine.stream import Stream
 from cellrt.errors import CancelledError, CellError, CellrtError, OverloadError, RequestError, SessionError, http_status
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.backend import Backend
 from cellrt.serve.blame import explained
-from cellrt.serve.collector import Collector
 from cellrt.serve.described import Described
 from cellrt.serve.measures import Measures
 from cellrt.serve.oip import Parameters
@@ -56,7 +55,6 @@ class Door:
 
     def __init__(self, backend: Backend, measures: Measures) -> None:
         self.backend, self.measures = backend, measures
-        self.collector = Collector(backend)
         self.draining = asyncio.Event()
         self._num_streams = 0
 
@@ -69,16 +67,21 @@ class Door:
         """The answer to a request. Raises what ``Engine.infer`` raises."""
         with self.counted(described.name), blamed(described, request):
             if how.sequence is None:
-                waiter = self.collector.submit(described.name, request, how.deadline, how.priority)
-                outcome, future = await unless_gone(waiter, gone)
-                id = self._note(future)
-                if isinstance(outcome, CellrtError):
-                    raise outcome
-                return Answer(outcome, described.version, id)
+                return await self._infer(described, request, None, described.version, how, gone)
             async with self._in_session(described, how) as session:
-                future = session.submit(request, deadline=how.deadline, priority=how.priority)
-                id = self._note(future)
-                return Answer(await unless_gone(as_awaitable(future), gone), _version_of(session), id)
+                return await self._infer(described, request, session, _version_of(session), how, gone)
+
+    async def _infer(
+        self, described: Described, request: Any, session: Any, version: str, how: Parameters, gone: Gone
+    ) -> Answer:
+        """The answer to a request, of a session or of none, that goes with others."""
+        client = self.backend.client
+        what = client._submit_collected, described.name, request, session, how.deadline, how.priority
+        outcome, future = await unless_gone(client._collector.submit(*what), gone)
+        id = self._note(future)
+        if isinstance(outcome, CellrtError):
+            raise outcome
+        return Answer(outcome, version, id)
 
     @asynccontextmanager
     async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[tuple[Stream, str]]:
