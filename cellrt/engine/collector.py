@@ -16,7 +16,7 @@ from weakref import WeakKeyDictionary
 
 from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import Mailbox, mailbox_of
-from cellrt.errors import CellrtError, OverloadError, RequestTooLargeError, SessionError
+from cellrt.errors import CellrtError, OverloadError, RequestTooLargeError
 
 Submit: TypeAlias = Callable[
     [str, Sequence[Any], Sequence[Any] | None, float | None, int],
@@ -28,8 +28,8 @@ Alone: TypeAlias = Callable[[], None] | None
 Waiter: TypeAlias = asyncio.Future[tuple[Result | CellrtError, RequestFuture]]
 """How a request ended that was submitted, with its future."""
 
-OF_ALL = (RequestTooLargeError, OverloadError, SessionError)
-"""How another process refuses a bulk as a whole, of which one may be too many, or the session of one ended."""
+OF_ALL = (RequestTooLargeError, OverloadError)
+"""How another process refuses a bulk as a whole, of which some may have places."""
 
 
 class Waiting(NamedTuple):
@@ -49,7 +49,7 @@ class Round:
 
     def __init__(self) -> None:
         self.groups: dict[Alike, list[Waiting]] = {}
-        self.sessions: set[int] = set()
+        self.sessions: set[object] = set()
 
     def take(self) -> dict[Alike, list[Waiting]]:
         """What was asked, which is forgotten."""
@@ -70,25 +70,30 @@ class Collector:
         """The results of a request; cancelling the task cancels the request."""
         outcome, _ = await self.submit(submit, model, request, session, deadline, priority)
         if isinstance(outcome, CellrtError):
-            raise outcome
+            try:
+                raise outcome
+            finally:
+                del outcome, _, request, session  # else the error and this frame would hold each other
         return outcome
 
     def submit(
         self, submit: Submit, model: str, request: Any, session: Any, deadline: float | None, priority: int
     ) -> Waiter:
-        """What a request comes to, of a session or (None) of none; cancelling it cancels the request.
+        """What a request comes to, of a session of this process or (None) of none; cancelling it cancels the request.
 
-        What submitting raises comes from it, too.
+        What submitting raises comes from it, too. What one loop asks of a session goes in order.
         """
         loop = asyncio.get_running_loop()
         waiter: Waiter = loop.create_future()
         current = self._rounds.get(loop)
         if current is None:
+            for other in [other for other in list(self._rounds) if other.is_closed()]:
+                self._rounds.pop(other, None)
             current = self._rounds[loop] = Round()
         if session is not None:
-            if id(session) in current.sessions:  # what it is asked goes in order
+            if session._record in current.sessions:
                 _hand_in(current, loop)
-            current.sessions.add(id(session))
+            current.sessions.add(session._record)
         if not current.groups:
             loop.call_soon(_hand_in, current, loop)
         alike = submit, model, deadline, priority, session is not None
@@ -105,8 +110,16 @@ class Collector:
 
 
 def _hand_in(current: Round, loop: asyncio.AbstractEventLoop) -> None:
-    for alike, together in current.take().items():
-        _hand_in_some(loop, alike, [one for one in together if not one.waiter.done()])
+    groups = current.take()
+    try:
+        while groups:
+            alike = next(iter(groups))
+            together = groups.pop(alike)
+            _hand_in_some(loop, alike, [one for one in together if not one.waiter.done()])
+    finally:
+        if groups:  # something was raised that is no error: the others are handed in all the same
+            current.groups = {**groups, **current.groups}
+            loop.call_soon(_hand_in, current, loop)
 
 
 def _hand_in_some(loop: asyncio.AbstractEventLoop, alike: Alike, together: Sequence[Waiting]) -> None:
@@ -117,17 +130,22 @@ def _hand_in_some(loop: asyncio.AbstractEventLoop, alike: Alike, together: Seque
     try:
         sessions = [one.session for one in together] if have_sessions else None
         futures = submit(model, [one.request for one in together], sessions, deadline, priority)
-    except Exception as error:  # whatever it is, nobody else would tell those who wait
-        if len(together) == 1:
-            together[0].waiter.set_exception(error)
-        else:
+    except BaseException as error:  # whatever it is, nobody else would tell those who wait
+        if len(together) > 1 and isinstance(error, CellrtError):
             for one in together:
                 _hand_in_some(loop, alike, [one])
+        else:  # they may have been handed in: never again
+            for one in together:
+                if not one.waiter.done():
+                    one.waiter.set_exception(error)
+            if isinstance(error, KeyboardInterrupt | SystemExit):
+                raise
+        del together, one  # else the error and this frame would hold each other
         return
     mailbox = mailbox_of(loop)
     for one, future in zip(together, futures):
         one.waiter.add_done_callback(partial(_left, future))
-        alone = partial(_hand_in_some, loop, alike, [one]) if len(together) > 1 else None
+        alone = partial(_hand_in_some, loop, alike, [one]) if len(together) > 1 and not have_sessions else None
         future.add_done_callback(Telling(_note_end, mailbox, one.waiter, alone))
 
 

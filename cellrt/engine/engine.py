@@ -316,6 +316,7 @@ class Engine(Serving):
         ``timeout`` seconds, or if the engine failed. Waits for nothing in a forked process. Raises RequestError in a
         future's callback. The end of a ``with`` waits so without limit: for a cell that hangs use ``close(timeout)``.
         """
+        self._collector.flush()
         if timeout is not None:
             check_timeout(timeout)
         return self._manager.drain(timeout)

@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
+from cellrt.engine.awaited import LOOK_EVERY_S
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 
 
@@ -121,6 +123,15 @@ def check_places(wanted: Wanted) -> None:
             places.check(size)
 
 
+class InLine:
+    """What somebody wants who waits; it goes with the call that does."""
+
+    __slots__ = ("__weakref__", "wanted")
+
+    def __init__(self, wanted: Wanted) -> None:
+        self.wanted = wanted
+
+
 class Room:
     """Where clients wait for places, instead of being refused: first come, first served. A coroutine is not in line, as
     those behind it would wait for its loop, where one of them may be what keeps the loop from going on.
@@ -130,7 +141,7 @@ class Room:
 
     def __init__(self, gate: threading.RLock) -> None:
         self._changed = threading.Condition(gate)
-        self._line: list[Wanted] = []
+        self._line: list[weakref.ref[InLine]] = []
         """What those who wait want, by arrival."""
         self._wakes: list[Callable[[], object]] = []
 
@@ -146,10 +157,13 @@ class Room:
     def must_wait(self, wanted: Wanted) -> bool:
         """Whether there is no room for requests, or others come first: those before in line who wait for the engine's
         queue, or for one of their models'."""
-        for before in self._line:
-            if before is wanted:
+        for ref in self._line:
+            before = ref()
+            if before is None:  # who was interrupted on the way in or out
+                continue
+            if before.wanted is wanted:
                 break
-            (engine, size), *models = before
+            (engine, size), *models = before.wanted
             is_of_model = any(places is its for places, _ in models for its, _ in wanted[1:])
             if is_of_model or not engine.has_room(size):
                 return True
@@ -165,8 +179,9 @@ class Room:
 
         Raises RequestTooLargeError, DeadlineError, EngineClosedError.
         """
-        self._line.append(wanted)
+        me = InLine(wanted)  # in the line as long as this call has it, whatever interrupts it
         try:
+            self._line.append(weakref.ref(me))
             while self.must_wait(wanted):
                 for places, size in wanted:
                     places.check_ever(size)
@@ -175,9 +190,10 @@ class Room:
                 left_s = None if end_s is None else end_s - time.monotonic()
                 if left_s is not None and left_s <= 0:
                     raise DeadlineError("the deadline passed while the request waited for a place in the queue")
-                self._changed.wait(left_s)
+                self._changed.wait(LOOK_EVERY_S if left_s is None else min(left_s, LOOK_EVERY_S))
         finally:
-            self._line = [other for other in self._line if other is not wanted]
+            del me
+            self._line = [other for other in self._line if other() is not None]
             self._changed.notify_all()  # those behind: it may be their turn
 
     def note_place(self) -> None:

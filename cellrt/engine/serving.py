@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
 from typing import Any, Self
 
 from cellrt.definition.declaration import check_priority
@@ -14,6 +13,7 @@ from cellrt.engine.futures import Futures
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
 from cellrt.engine.options import check_numbers
 from cellrt.engine.stream import Channel, Stream
+from cellrt.engine.submission import check_priority as check_priority_of_request
 from cellrt.engine.submission import check_seconds
 from cellrt.errors import DefinitionError, RequestError
 
@@ -133,6 +133,8 @@ class Serving(ABC):
 
         ``wait``: as of ``submit``; other tasks go on meanwhile, and those that wait for one model go in their order.
         """
+        if type(model) is not str:  # which is told there
+            return await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
         if not wait:
             return await self._infer(model, request, None, deadline, priority)
         return await as_awaitable((await self._submit_when_room(model, [request], deadline, priority))[0])
@@ -141,6 +143,8 @@ class Serving(ABC):
         self, model: str, request: Any, session: Any, deadline: float | None, priority: int
     ) -> Coroutine[Any, Any, Result]:
         """The results of a request, of a session or (None) of none, that goes with others of its loop."""
+        check_priority_of_request(priority)
+        deadline = None if deadline is None else check_seconds("deadline", deadline)
         return self._collector.infer(self._submit_collected, model, request, session, deadline, priority)
 
     def _submit_collected(
@@ -159,9 +163,10 @@ class Serving(ABC):
             return [sessions[0].submit(requests[0], deadline=deadline, priority=priority)]
         return self._submit_in(model, sessions, requests, deadline, priority, False)
 
-    @cached_property
+    @property
     def _collector(self) -> Collector:
-        return Collector()
+        made: Collector | None = self.__dict__.get("_made_collector")
+        return self.__dict__.setdefault("_made_collector", Collector()) if made is None else made
 
     def stream(
         self,

@@ -81,6 +81,7 @@ class Session:
         """As ``Engine.infer``."""
         if not wait:
             return await self._engine._infer(self.model, request, self, deadline, priority)
+        self._engine._collector.flush()
         record, submit = self._record, self._submission.submit_when_room
         return await as_awaitable((await submit(self.model, [request], deadline, priority, record))[0])
 

@@ -201,6 +201,8 @@ class Submission:
         """Waits for places in the queue, at most so many seconds; returns how many are left. Under the gate."""
         manager, wanted = self._manager, self._places_for(asked)
         if manager.room.must_wait(wanted):
+            if manager.turns.is_held_here and all(places.has_room(size) for places, size in wanted):
+                return deadline  # a callback, which cannot wait for those before it
             manager.refuse_in_callback()
             end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
             manager.room.wait(wanted, end_s, lambda: manager.is_over)

@@ -116,8 +116,13 @@ class Turns:
         itself. Raises EngineClosedError in a forked process, where it would wait for nobody."""
         if self.is_parents:
             raise EngineClosedError(str(self.stopped))
-        if self._holder == threading.get_ident():
+        if self.is_held_here:
             raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
+
+    @property
+    def is_held_here(self) -> bool:
+        """Whether the calling thread has the turn."""
+        return self._holder == threading.get_ident()
 
     def hand_in(self, items: Sequence[object], is_urgent: bool) -> None:
         """Hands in all items or none, under the gate; an idle worker takes the turn, or if they are urgent anybody.

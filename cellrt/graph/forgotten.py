@@ -50,12 +50,12 @@ def cells_that_forget(program: bytes, cells: Sequence[Cell]) -> list[Cell]:
 
 def states_not_carried(program: bytes, cells: Sequence[Cell]) -> list[tuple[Cell, dict[str, str]]]:
     """Cells of chains with inputs that are the same at every step, each with the output that may be its next value: one
-    of its spec that nobody reads, and that is carried to no input."""
+    of its spec that nobody reads, that is carried to no input, and whose name no author gave: of a plain tuple."""
     reading, found = _Reading(array("i", program).tolist(), cells), dict[str, tuple[Cell, dict[str, str]]]()
     for number, first, length, names in reading.chains:
         cell = cells[number]
         unread = [name for place, name in enumerate(cell.outputs) if reading.is_unread(number, first + place, length)]
-        left = [name for name in unread if name not in cell.carry.values()]
+        left = [name for name in unread if name not in cell.carry.values() and name.removeprefix("output").isdecimal()]
         lost: dict[str, str] = {}
         for name in names:
             alike = next((output for output in left if cell.outputs[output] == cell.inputs[name]), None)

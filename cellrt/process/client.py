@@ -194,6 +194,7 @@ class Client(Serving):
         if self._link.is_parents:
             return self._link.drain(0)
         self._link.refuse_in_callback()
+        self._collector.flush()
         if timeout is not None:
             check_timeout(timeout)
         return self._link.drain(timeout)
@@ -356,9 +357,9 @@ class Client(Serving):
         """Opens a session, which uses the binding of its model."""
         if id is not None and not isinstance(id, str):
             raise RequestError(f"session of model {model!r}: expected a str as id, got {id!r}")
-        bindings, is_named = self._bindings, False
+        bindings = self._bindings
         while True:
-            num_changes, known = bindings.num_changes, bindings.all()
+            is_named, num_changes, known = False, bindings.num_changes, bindings.all()
             value = self._link.call(
                 "open",
                 b"" if state is None else state_bytes(state),
@@ -375,7 +376,7 @@ class Client(Serving):
                 is_named = value["is_current"] and bindings.is_named(model, binding, num_changes)
                 if self._link.begin(binding, user):
                     its = value["session"], value["id"], binding
-                    return RemoteSession(self, self._submit_for, self._hand_in, self._link, *its)
+                    return RemoteSession(self._submit_for, self._hand_in, self._link, *its)
             except BaseException:  # nobody has this session
                 if id is None:
                     self._link.tell("close", session=value["session"])

@@ -131,7 +131,11 @@ class WaitingRoom:
             check_places(wanted)
             patient.guest.hand_in(patient)
         except OverloadError:
-            self._is_engine_full = not self._places.has_room(Size(count, patient.num_rows))
+            try:
+                self._is_engine_full = not self._places.has_room(Size(count, patient.num_rows))
+            except CellrtError as error:  # it never fits in the tables
+                patient.guest.refuse(patient.submission, error)
+                return True
             return False
         except CellrtError as error:
             patient.guest.refuse(patient.submission, error)

@@ -9,7 +9,6 @@ from typing import Any, Self
 
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
-from cellrt.engine.serving import Serving
 from cellrt.engine.session import own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import DeviceError, EngineClosedError
@@ -31,10 +30,8 @@ class RemoteSession:
     Its requests run in the order of their submission; those that wait for places, in the order of their places.
     """
 
-    def __init__(
-        self, client: Serving, submit: Submit, hand_in: HandIn, link: Link, number: int, id: str, binding: Binding
-    ) -> None:
-        self._client, self._submit, self._hand_in, self._link = client, submit, hand_in, link
+    def __init__(self, submit: Submit, hand_in: HandIn, link: Link, number: int, id: str, binding: Binding) -> None:
+        self._submit, self._hand_in, self._link = submit, hand_in, link
         self._number, self._id, self._binding = number, id, binding
         weakref.finalize(self, link.send_news).atexit = False
         binding.users.add(weakref.ref(self, binding.users.discard))  # later: so it goes first
@@ -63,7 +60,6 @@ class RemoteSession:
         self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
     ) -> RequestFuture:
         """As ``Client.submit``; a session that has ended gives SessionError."""
-        self._client._collector.flush()
         return self._submit(self._binding, [request], [self._number], deadline, priority, wait, None)[0]
 
     async def infer(
@@ -71,7 +67,7 @@ class RemoteSession:
     ) -> Result:
         """As ``Client.infer``."""
         if not wait:
-            return await self._client._infer(self.model, request, self, deadline, priority)
+            return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
         self._link.refuse_in_callback()
         what = self._binding, [request], deadline, priority, None, [self._number]
         return await as_awaitable((await when_accepted(lambda accepted: self._hand_in(*what, accepted)))[0])
@@ -86,30 +82,25 @@ class RemoteSession:
         max_unread: int | None = None,
     ) -> Stream:
         """As ``Client.stream``."""
-        self._client._collector.flush()
         channel = Channel(max_unread)
         futures = self._submit(self._binding, [request], [self._number], deadline, priority, wait, channel)
         return Stream(futures[0], channel)
 
     def reset(self) -> None:
         """As ``Session.reset``: waits for nothing. A session that has ended says so with its next request."""
-        self._client._collector.flush()
         self._link.reset(self._number)
 
     def export(self) -> bytes:
         """As ``Session.export``."""
-        self._client._collector.flush()
         return self._link.call("export", session=self._number).blob
 
     def restore(self, state: bytes) -> None:
         """As ``Session.restore``."""
-        self._client._collector.flush()
         self._link.call("restore", state_bytes(state), session=self._number)
 
     def close(self) -> None:
         """As ``Session.close``."""
         if not self._link.is_parents:
-            self._client._collector.flush()
             self._link.call("close", session=self._number)
 
 

@@ -11,7 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
-from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.stream import Stream
 from cellrt.errors import CancelledError, CellError, CellrtError, OverloadError, RequestError, SessionError, http_status
 from cellrt.process.remote_session import RemoteSession
@@ -67,21 +67,20 @@ class Door:
         """The answer to a request. Raises what ``Engine.infer`` raises."""
         with self.counted(described.name), blamed(described, request):
             if how.sequence is None:
-                return await self._infer(described, request, None, described.version, how, gone)
+                client = self.backend.client
+                what = client._submit_collected, described.name, request, None, how.deadline, how.priority
+                outcome, future = await unless_gone(client._collector.submit(*what), gone)
+                id = self._note(future)
+                if isinstance(outcome, CellrtError):
+                    try:
+                        raise outcome
+                    finally:
+                        del outcome, future
+                return Answer(outcome, described.version, id)
             async with self._in_session(described, how) as session:
-                return await self._infer(described, request, session, _version_of(session), how, gone)
-
-    async def _infer(
-        self, described: Described, request: Any, session: Any, version: str, how: Parameters, gone: Gone
-    ) -> Answer:
-        """The answer to a request, of a session or of none, that goes with others."""
-        client = self.backend.client
-        what = client._submit_collected, described.name, request, session, how.deadline, how.priority
-        outcome, future = await unless_gone(client._collector.submit(*what), gone)
-        id = self._note(future)
-        if isinstance(outcome, CellrtError):
-            raise outcome
-        return Answer(outcome, version, id)
+                future = session.submit(request, deadline=how.deadline, priority=how.priority)
+                id = self._note(future)
+                return Answer(await unless_gone(as_awaitable(future), gone), _version_of(session), id)
 
     @asynccontextmanager
     async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[tuple[Stream, str]]:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cellrt.core.policy import BatchMakerPolicy, Job
-from cellrt.engine.places import Places, QueueLimit, Room, Size
+from cellrt.engine.places import InLine, Places, QueueLimit, Room, Size
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import SMALL, WAIT_S, close_and_check, small_engine
@@ -243,3 +243,14 @@ def test_who_comes_later_does_not_overtake_who_waits_for_the_same_places(taken, 
     room.note_place()
     thread.join(WAIT_S)
     assert ended.is_set() and not room.must_wait(single)
+
+
+def test_who_was_interrupted_on_the_way_into_the_line_or_out_of_it_holds_nobody_up():
+    engine, model = queues(1, 1)
+    room = Room(threading.RLock())
+    wanted = [(engine, Size(1, 0)), (model, Size(1, 0))]
+    waiting = InLine([(engine, Size(2, 0)), (model, Size(2, 0))])
+    room._line.append(weakref.ref(waiting))
+    assert room.must_wait(wanted)
+    del waiting
+    assert not room.must_wait(wanted)

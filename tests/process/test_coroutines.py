@@ -9,7 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from cellrt.errors import CellrtError, OverloadError, RequestError, SessionError
+from cellrt.engine.engine import Engine
+from cellrt.errors import CellrtError, OverloadError, RequestError, SessionError, UnknownModelError
+from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, small_engine
 from tests.process import models
 from tests.process.helpers import start, steps
@@ -54,7 +56,7 @@ async def test_those_of_many_sessions_go_together(engine, bulks):
     sessions = [engine.session("kept") for _ in range(MANY)]
     first = await all_of([session.infer(steps(1)) for session in sessions])
     second = await all_of([session.infer(steps(1)) for session in sessions])
-    assert bulks == [MANY] * 2
+    assert bulks == [MANY] * 2 * isinstance(engine, Engine)  # of another process each goes by itself, in its order
     assert all(torch.equal(one["last"], first[0]["last"]) for one in first)
     assert not torch.equal(first[0]["last"], second[0]["last"])
     for session in sessions:
@@ -129,3 +131,59 @@ def test_loops_of_several_threads_do_not_mix(engine):
         return await asyncio.gather(*[asyncio.to_thread(ask) for _ in range(3)])
 
     assert asyncio.run(asyncio.wait_for(many(), WAIT_S)) == [True] * 3
+
+
+async def test_who_waits_for_a_place_comes_behind_what_was_asked_before(engine):
+    session, other = engine.session("kept"), engine.session("kept")
+    expected = [other.submit(steps(1)).result(WAIT_S)["last"] for _ in range(2)]
+    found = await all_of([session.infer(steps(1)), session.infer(steps(1), wait=True)])
+    assert all(torch.equal(result["last"], one) for result, one in zip(found, expected))
+
+
+async def test_two_handles_of_one_session_go_in_order(engine):
+    first, second = engine.session("kept", "twice"), engine.session("kept", "twice")
+    other = engine.session("kept")
+    expected = [other.submit(steps(1)).result(WAIT_S)["last"] for _ in range(2)]
+    found = await all_of([first.infer(steps(1), deadline=WAIT_S), second.infer(steps(1))])
+    assert all(torch.equal(result["last"], one) for result, one in zip(found, expected))
+    first.close()
+
+
+async def test_a_wrong_argument_is_told_to_who_gave_it(engine):
+    found = await all_of(
+        [
+            engine.infer("chain", steps(1), deadline=True),
+            engine.infer("chain", steps(1), deadline=1.0, priority=1),
+            engine.infer("chain", steps(1), deadline=1.0, priority=[1]),
+            engine.infer(["chain"], steps(1)),
+        ]
+    )
+    assert [type(one) for one in found] == [RequestError, dict, RequestError, UnknownModelError]
+
+
+class PanicError(BaseException):
+    """What some extension modules raise."""
+
+
+async def test_whatever_an_unfolder_raises_nobody_waits_for_ever():
+    def unfold(graph: Any, x: Any) -> Any:
+        if x.shape[0] == 3:
+            raise PanicError
+        return models.chain.function(graph, x)
+
+    with small_engine() as engine:
+        engine.register(Unfolder("panics", unfold, steps(2)), warm_up=False)
+        engine.register(models.kept, warm_up=False)
+        session = engine.session("kept")
+        found = await all_of(
+            [engine.infer("panics", steps(3)), engine.infer("panics", steps(3)), session.infer(steps(1))]
+        )
+        assert [type(one) for one in found] == [PanicError, PanicError, dict]
+
+
+async def test_a_loop_that_drains_has_handed_in_what_its_coroutines_asked(engine):
+    task = asyncio.create_task(engine.infer("chain", steps(1)))
+    await asyncio.sleep(0)
+    assert engine.drain(WAIT_S)
+    await asyncio.sleep(0.01)
+    assert task.done() and task.result()

@@ -10,7 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from cellrt.errors import DeviceError, OverloadError
+from cellrt.errors import DeviceError, OverloadError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process import memory
 from cellrt.process.client import connect
@@ -117,3 +117,29 @@ def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
     waiting.look()
     assert [str(error) for error in refused] == ["ValueError: what nobody expected"] and len(waiting) == 0
     assert not model.unfolding
+
+
+def test_a_submission_that_fits_in_no_tables_is_refused_alone_while_the_engine_is_full():
+    refused = []
+
+    class Guest:
+        def hand_in(self, patient):
+            raise OverloadError("no place")
+
+        def refuse(self, submission, error):
+            refused.append(error)
+
+    class Free:
+        def has_room(self, size):
+            return True
+
+    class Model:
+        places, unfolding = Free(), set()
+
+        def plan_of(self, recorded):
+            raise RequestTooLargeError("it needs more rows than there are")
+
+    waiting = WaitingRoom(Free(), lambda: None)
+    alike = SimpleNamespace(recorded=None, places=(0,))
+    waiting.submit(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), {Model(): (alike,)}, ()))
+    assert [type(error) for error in refused] == [RequestTooLargeError] and len(waiting) == 0
