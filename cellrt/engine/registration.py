@@ -129,39 +129,37 @@ class Registrar:
         return model
 
     def _warn_of_forgotten_states(self, model: str, recorded: Recorded, cells: list[Cell]) -> None:
-        """Tells once of each cell that a model calls as if it had no state, and of torch's own that were given none;
-        points at who called Engine.register."""
+        """Tells of each cell that a model calls as if it had no state, of states that a chain never carries, and of
+        torch's own cells that were given none."""
         for cell in cells_that_forget(recorded.program, cells):
-            if cell.identity not in self._told:
-                self._told.add(cell.identity)
-                warnings.warn(
-                    f"model {model!r}: cell {cell.name!r} is called several times, each time without its state "
-                    f"{list(cell.carry)}, which then begins with zeros, and only the last call is used. Give each call "
-                    f"what the one before made ({', '.join(f'{name}=...' for name in cell.carry)}), or use graph.chain",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+            self._warn_once(
+                cell,
+                f"model {model!r}: cell {cell.name!r} is called several times, each time without its state "
+                f"{list(cell.carry)}, which then begins with zeros, and only the last call is used. Give each call "
+                f"what the one before made ({', '.join(f'{name}=...' for name in cell.carry)}), or use graph.chain",
+            )
         for cell, lost in states_not_carried(recorded.program, cells):
-            if cell.identity not in self._told:
-                self._told.add(cell.identity)
-                warnings.warn(
-                    f"model {model!r}: in a chain of cell {cell.name!r} {list(lost)} are the same at every step, while "
-                    f"nobody reads outputs {list(lost.values())}, which are alike. If they are a state that goes from "
-                    f"step to step: cellrt.cell(..., carry={lost})",
-                    RuntimeWarning,
-                    stacklevel=4,
-                )
+            self._warn_once(
+                cell,
+                f"model {model!r}: in a chain of cell {cell.name!r} {list(lost)} are the same at every step, while "
+                f"nobody reads outputs {list(lost.values())}, which are alike. If they are a state that goes from "
+                f"step to step: cellrt.cell(..., carry={lost})",
+            )
         for cell in cells:
             module = cell.module
-            if isinstance(module, RNNCellBase) and len(cell.inputs) == 1 and cell.identity not in self._told:
-                self._told.add(cell.identity)
+            if isinstance(module, RNNCellBase) and len(cell.inputs) == 1:
                 named = f"name its state, too: {{'input': {module.input_size}, 'hx': {module.hidden_size}}}"
-                warnings.warn(
+                self._warn_once(
+                    cell,
                     f"model {model!r}: cell {cell.name!r} has the one input {next(iter(cell.inputs))!r}, so each step "
                     f"of torch's {type(module).__name__} begins with zeros; {INSTEAD.get(type(module), named)}",
-                    RuntimeWarning,
-                    stacklevel=4,
                 )
+
+    def _warn_once(self, cell: Cell, text: str) -> None:
+        """Warns of a cell, pointing at who called Engine.register."""
+        if cell.identity not in self._told:
+            self._told.add(cell.identity)
+            warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def renew(self, model: Model) -> Model | None:
         """The model with the forms that its cells have by now, to take its place; None if these are those it has, or it
