@@ -118,7 +118,8 @@ def _hand_in(current: Round, loop: asyncio.AbstractEventLoop) -> None:
             _hand_in_some(loop, alike, [one for one in together if not one.waiter.done()])
     finally:
         if groups:  # something was raised that is no error: the others are handed in all the same
-            current.groups = {**groups, **current.groups}
+            for alike, together in groups.items():
+                current.groups.setdefault(alike, [])[:0] = together
             loop.call_soon(_hand_in, current, loop)
 
 
