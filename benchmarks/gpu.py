@@ -2,7 +2,7 @@
 
 ``python -m benchmarks.gpu [--quick] [--only PART] [--dry]`` runs everything, or some parts, on the first GPU and writes
 JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels`` (the LSTM's step),
-``steps`` (the others), ``lstm``, ``loops`` (``gpu_loops.py``), ``lm`` (``gpu_lm.py``), ``figures``
+``steps`` (the others), ``lstm``, ``serving`` (``gpu_serving.py``), ``loops`` (``gpu_loops.py``), ``lm`` (``gpu_lm.py``), ``figures``
 (``gpu_figures.py``: the paper's, about 8 minutes, 2 with ``--quick``) or one figure, such as ``2.7``. ``--dry`` runs
 the same code on the device "dry" with tiny sizes: its numbers mean nothing, and are kept nowhere. Without matplotlib
 there are no plots: ``gpu_plots.py`` draws the figures from the JSON lines elsewhere.
@@ -33,6 +33,7 @@ from benchmarks.gpu_lm import measure_lm
 from benchmarks.gpu_loops import measure_loops
 from benchmarks.gpu_plots import can_draw, draw_figures
 from benchmarks.gpu_run import folder_of
+from benchmarks.gpu_serving import measure_serving
 from benchmarks.gpu_timing import time_calls, time_captured, wake
 from benchmarks.options import Options, find_treebank
 from benchmarks.record import Recorder
@@ -49,7 +50,7 @@ from cellrt.process.engine_process import EngineProcess
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.worker import CudaWorker
 
-PARTS = ("completion", "kernels", "steps", "lstm", "loops", "lm", "figures", *FIGURES)
+PARTS = ("completion", "kernels", "steps", "lstm", "loops", "lm", "serving", "figures", *FIGURES)
 VOCABULARY = 10_000
 WAIT_S = 120.0
 WARM_UPS = 3
@@ -89,6 +90,8 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
         measure_loops(recorder, device, options.quick)
     if options.has("lm"):
         measure_lm(recorder, device, options.quick)
+    if options.has("serving"):
+        measure_serving(recorder, device, options.treebank, options.quick)
     figures = [name for name in FIGURES if options.has("figures") or options.has(name)]
     try:
         measure_figures(recorder, device, options.treebank, quick=options.quick, names=figures)

@@ -136,11 +136,11 @@ def sweep(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace:
     """
     for name, server in _in_time(servers, panel, pace):
         common = {"figure": panel.figure, "panel": panel.title, "server": name}
-        peak = find_peak(server, panel, pace)
+        peak = find_peak(server, panel, pace.sample_s)
         recorder.add(panel.case, f"{name}: closed loop of {panel.concurrency}", peak, "requests/s", **common)
         shown = []
         for load in pace.loads:
-            outcome = _open(server.submit, panel, load * peak, pace.open_s)
+            outcome = open_load(server.submit, panel, load * peak, pace.open_s)
             figures = percentiles(np.asarray(outcome.latencies_s) * 1e3)
             extra = {"throughput": round(outcome.throughput, 1), "late_ms": round(outcome.max_send_delay_s * 1e3, 3)}
             for quantile in ("p50", "p90", "p99"):
@@ -156,11 +156,11 @@ def split(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace:
     Queueing lasts from a request's arrival to the start of its first task or batch, computation from there to the
     answer (section 2.7.3). Raises TimeoutError where measuring them takes too long.
     """
-    rate = LOW_LOAD * min(find_peak(server, panel, pace) for _, server in _in_time(servers, panel, pace))
+    rate = LOW_LOAD * min(find_peak(server, panel, pace.sample_s) for _, server in _in_time(servers, panel, pace))
     for name, server in _in_time(servers, panel, pace):
         server.starts()
         ends = _Ends(server)
-        outcome = _open(ends.submit, panel, rate, 3 * pace.open_s)
+        outcome = open_load(ends.submit, panel, rate, 3 * pace.open_s)
         starts = server.starts()
         if len(starts) != len(ends.times_s):
             raise RuntimeError(f"{name} tells when {len(starts)} of {len(ends.times_s)} requests began")
@@ -182,14 +182,14 @@ def split(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace:
             )
 
 
-def find_peak(server: Server, panel: Panel, pace: Pace) -> float:
+def find_peak(server: Server, panel: Panel, sample_s: float) -> float:
     """Requests/s with ``panel.concurrency`` in flight, after a warm-up with fewer (kernels, captures)."""
     size = 1
     while size < panel.concurrency:
         _closed(server, panel, 2 * size, size)
         size *= 4
     rate = _closed(server, panel, 2 * panel.concurrency, panel.concurrency)
-    enough, most = int(rate * pace.sample_s), int(5 * rate * pace.sample_s)
+    enough, most = int(rate * sample_s), int(5 * rate * sample_s)
     count = min(max(3 * panel.concurrency, enough), max(panel.concurrency, most))
     return _closed(server, panel, count, panel.concurrency)
 
@@ -227,7 +227,8 @@ def _closed(server: Server, panel: Panel, count: int, concurrency: int) -> float
     return load.throughput
 
 
-def _open(submit: Callable[[Any], Future[Any]], panel: Panel, rate: float, seconds: float) -> workloads.Load:
+def open_load(submit: Callable[[Any], Future[Any]], panel: Panel, rate: float, seconds: float) -> workloads.Load:
+    """Sends requests of a panel for so many seconds, as a Poisson process of this rate."""
     requests = panel.requests
     arrivals: NDArray[np.float64] = workloads.poisson_arrivals(rate, max(LEAST_REQUESTS, int(rate * seconds)), seed=3)
     return workloads.open_loop(lambda k: submit(requests[k % len(requests)]), arrivals, WAIT_S)

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 FOLDERS = ("benchmarks", "cells", "cellrt", "examples", "kernels", "tests", "tools", "unfolders")
-LONGEST_FILE = 400  # lines
+LONGEST_FILE = 600  # lines of logic: without blank lines, comments and docstrings
 LONGEST_FUNCTION = 60  # lines, without signature and docstring
 
 LONG_FILES: dict[str, int] = {}
@@ -37,11 +37,20 @@ def functions(source: str) -> Iterator[tuple[str, int]]:
             yield node.name, (node.end_lineno or 0) - body[0].lineno + 1 if body else 0
 
 
+def num_logic_lines(source: str) -> int:
+    """Lines of a file that are neither blank nor of a comment or docstring."""
+    lines = {number for number, line in enumerate(source.splitlines(), 1) if line.strip() and line.strip()[0] != "#"}
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            lines -= set(range(node.lineno, (node.end_lineno or 0) + 1))
+    return len(lines)
+
+
 def too_long() -> dict[str, int]:
     """Files and functions above their limits, with their lines. The body of a kernel may be as long as it is."""
     found = {}
     for path, source in sources():
-        if (num_lines := len(source.splitlines())) > LONGEST_FILE:
+        if (num_lines := num_logic_lines(source)) > LONGEST_FILE:
             found[path] = num_lines
         for name, num_lines in functions(source):
             if num_lines > LONGEST_FUNCTION and not path.startswith("kernels/"):
@@ -52,7 +61,7 @@ def too_long() -> dict[str, int]:
 def test_no_file_or_function_is_too_long_but_those_that_are_known() -> None:
     known = LONG_FILES | LONG_FUNCTIONS
     grown = {name: lines for name, lines in too_long().items() if lines > known.get(name, 0)}
-    assert not grown, f"more than {LONGEST_FILE} lines in a file, or {LONGEST_FUNCTION} in a function: split it"
+    assert not grown, f"more than {LONGEST_FILE} lines of logic in a file, or {LONGEST_FUNCTION} in a function: split it"
 
 
 def test_what_is_no_longer_too_long_leaves_the_list() -> None:
