@@ -20,7 +20,7 @@ from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD
 from cellrt.core.pages import drop_pages
-from cellrt.core.records import output_at
+from cellrt.core.records import kind_of, output_at
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
     BORROWED,
@@ -90,7 +90,7 @@ def end_states(t, request):
         if handle < 0:
             handle, value.row = value.row, -1
             if value.bits & BORROWED:
-                _take_out_of_places(t, request, handle)
+                _take_out_of_places(t, request, handle, value.kind)
         slot = t.slots[request.session * MAX_STATES + k]
         slot.row, slot.kind = max(handle, 0), value.kind
         _reserve(t, slot, 1)
@@ -113,22 +113,28 @@ def _take_out_state(t, request, subgraph, output):
         t.values[links[at + record.VALUES] + output].row = NO_ROW
         return row
     for k in range(links[at + record.NUM_TAPS]):
-        value = t.values[links[links[at + record.TAPS] + record.TAP * k + 2]]
-        if value.row == row:
+        tap = links[at + record.TAPS] + record.TAP * k
+        value = t.values[links[tap + 2]]
+        if links[tap + 1] == output and value.row == row:
             value.row = NO_ROW
             if not value.bits & BORROWED:
                 return row
-    _take_out_of_places(t, request, row)
+    _take_out_of_places(t, request, row, kind_of(t, subgraph, output))
     return row
 
 
 @compiled
-def _take_out_of_places(t, request, row):
-    """Takes a row out of the sequence that it is of."""
-    for k in range(request.first_place, request.first_place + request.num_places):
-        if t.places[k] == row:
-            t.places[k] = NO_ROW
-            return
+def _take_out_of_places(t, request, row, kind):
+    """Takes a row of a kind out of the sequence that it is of: rows of other kinds may have the same handle."""
+    first = request.first_place
+    for k in range(request.num_lists):
+        end = first + t.links[request.lists + 2 * k + 1]
+        if t.links[request.lists + 2 * k] == kind:
+            for at in range(first, end):
+                if t.places[at] == row:
+                    t.places[at] = NO_ROW
+                    return
+        first = end
 
 
 @compiled

@@ -310,8 +310,9 @@ def _count_states(draft, program, rows, values):
             _read(values, rows[program[at + 2]])
     for k in range(draft.states.size):
         at = draft.states[k]
-        if kept < 0:
-            _read(values, rows[value_after(program, at)])
+        after = rows[value_after(program, at)]
+        if kept < 0 or (values[after].readers > 0 and not is_chain(draft, program, kept)):
+            _read(values, after)  # who reads a loop's last step must not give back what the session goes on from
         _read(values, rows[program[at + 1]])
     return max(kept, -1)
 

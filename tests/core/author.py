@@ -6,7 +6,7 @@ Every cell is a linear function modulo a prime, so any row read too late, too ea
 from __future__ import annotations
 
 import random
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from cellrt.core.program import (
     CARRY,
@@ -33,12 +33,25 @@ PRIME = 1_000_003
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell type of integers; ``carry[i]`` is the output that input i is carried from, or -1."""
+    """A cell type of integers; ``carry[i]`` is the output that input i is carried from, or -1.
+
+    The kinds of rows of its inputs and outputs are 0 unless they are given.
+    """
 
     number: int
     carry: tuple[int, ...]
     ragged: tuple[bool, ...]
     num_outputs: int
+    input_kinds: tuple[int, ...] = ()
+    output_kinds: tuple[int, ...] = ()
+
+    def kind_of_input(self, port: int) -> int:
+        """The kind of rows that an input reads."""
+        return self.input_kinds[port] if self.input_kinds else 0
+
+    def kind_of_output(self, output: int) -> int:
+        """The kind of rows of an output."""
+        return self.output_kinds[output] if self.output_kinds else 0
 
     def __call__(self, inputs: list[int | list[int]]) -> list[int]:
         total = 7 * self.number
@@ -72,6 +85,9 @@ class Graph:
     externals: list[int]
     results: list[int]
     """Expected results in order; a loop's missing steps are -1."""
+    external_kinds: list[int] = field(default_factory=list)
+    """The kind of each external's row, and below of each result's; none: 0."""
+    result_kinds: list[int] = field(default_factory=list)
 
 
 class Author:

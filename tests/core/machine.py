@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -36,8 +36,8 @@ class Request:
     poisoned: bool = False
     good_tasks: int = 0
     """Rows of tasks that a poisoned request survives."""
-    steps_done: int = 0
-    """Steps of cell 1 that were done and did not fail."""
+    steps_done: Counter[int] = field(default_factory=Counter)
+    """Steps of each cell that were done and did not fail."""
 
 
 class Machine:
@@ -45,16 +45,29 @@ class Machine:
     reported."""
 
     def __init__(
-        self, workers: int, max_batches: tuple[int, ...], settings: SchedulerSettings, rows: int = 1024
+        self,
+        workers: int,
+        max_batches: tuple[int, ...],
+        settings: SchedulerSettings,
+        rows: int = 1024,
+        cells: tuple[Cell, ...] = CELLS,
     ) -> None:
+        self.cells = cells
         self.processor = Processor(workers, SMALL, settings)
-        kind = self.processor.add_kind(rows, rows)
-        for cell, max_batch in zip(CELLS, max_batches, strict=True):
-            ports = [Port(kind, carry, ragged) for carry, ragged in zip(cell.carry, cell.ragged, strict=True)]
-            self.processor.add_type(ports, [Port(kind)] * cell.num_outputs, max_batch=max_batch, priority=cell.number)
-            self.processor.set_step_time(cell.number, 1, 1e-4)
-        self.rows = np.full((workers + 1, rows + NUM_PERMANENT), -999, np.int64)
-        self.rows[:, 0], self.rows[:, 1] = 0, 11
+        num_kinds = 1 + max(max((*cell.input_kinds, *cell.output_kinds), default=0) for cell in cells)
+        for _ in range(num_kinds):
+            self.processor.add_kind(rows, rows)
+        for number, (cell, max_batch) in enumerate(zip(cells, max_batches, strict=True)):
+            ports = [
+                Port(cell.kind_of_input(k), carry, ragged)
+                for k, (carry, ragged) in enumerate(zip(cell.carry, cell.ragged, strict=True))
+            ]
+            outputs = [Port(cell.kind_of_output(k)) for k in range(cell.num_outputs)]
+            self.processor.add_type(ports, outputs, max_batch=max_batch, priority=number)
+            self.processor.set_step_time(number, 1, 1e-4)
+        self.rows = np.full((num_kinds, workers + 1, rows + NUM_PERMANENT), -999, np.int64)
+        """By kind, location and row."""
+        self.rows[:, :, 0], self.rows[:, :, 1] = 0, 11
         self.flags = np.zeros((workers + 1, 2 + 2 * SMALL.max_subgraphs), np.bool_)
         """Of each worker, what it knows of rows that have stopped."""
         self.streams: list[deque[tuple[int, NDArray[np.int32]]]] = [deque() for _ in range(workers)]
@@ -78,9 +91,10 @@ class Machine:
         *external_rows, request.results_at = rows.tolist()
         self.rows_to_bring = external_rows[template.num_externals :]
         del external_rows[template.num_externals :]
-        for row, value in zip(external_rows, request.graph.externals, strict=True):
+        kinds = request.graph.external_kinds or [0] * len(external_rows)
+        for kind, row, value in zip(kinds, external_rows, request.graph.externals, strict=True):
             if row >= 0:
-                self.rows[HOST, row] = value
+                self.rows[kind, HOST, row] = value
         self.live[request.id] = request
         return True
 
@@ -106,7 +120,10 @@ class Machine:
             request = self.live[id]
             if what == NOTICE_DONE:
                 rows = self.processor.tables.places[request.results_at :][: len(request.graph.results)].tolist()
-                got = [int(self.rows[HOST, row]) if row >= 0 else -1 for row in rows]
+                kinds = request.graph.result_kinds or [0] * len(rows)
+                got = [
+                    int(self.rows[kind, HOST, row]) if row >= 0 else -1 for kind, row in zip(kinds, rows, strict=True)
+                ]
                 assert got == request.graph.results, (got, request.graph.results)
                 request.ends.append("done")
                 if not self.processor.release([id]):
@@ -138,18 +155,19 @@ class Machine:
         broken = broken_rules(self.processor.tables)
         assert not broken, broken
 
-    def _read(self, source: int, row: int, worker: int) -> int:
+    def _read(self, kind: int, source: int, row: int, worker: int) -> int:
         if source == MIXED:
             source, row = row >> LOCATION_SHIFT, row & ROW_MASK
         if row < NUM_PERMANENT:
-            return int(self.rows[worker, row])
-        value = int(self.rows[source, row])
+            return int(self.rows[kind, worker, row])
+        value = int(self.rows[kind, source, row])
         assert value != -999, "read of a row that nobody wrote"
         return value
 
     def _inputs(self, buffer, cell: Cell, position: int, worker: int, carried: list[list[int]] | None, row: int):
         inputs: list[int | list[int]] = []
         for port, carry in enumerate(cell.carry):
+            kind = cell.kind_of_input(port)
             record = layout.HEADER + port * layout.INPUT
             source, at = int(buffer[record + layout.IN_SOURCE]), int(buffer[record + layout.IN_ROWS])
             offsets = int(buffer[record + layout.IN_OFFSETS])
@@ -157,20 +175,20 @@ class Machine:
                 inputs.append(carried[row][carry])
             elif offsets >= 0:
                 first, end = int(buffer[offsets + position]), int(buffer[offsets + position + 1])
-                inputs.append([self._read(source, int(buffer[at + k]), worker) for k in range(first, end)])
+                inputs.append([self._read(kind, source, int(buffer[at + k]), worker) for k in range(first, end)])
             else:
-                inputs.append(self._read(source, int(buffer[at + position]), worker))
+                inputs.append(self._read(kind, source, int(buffer[at + position]), worker))
         return inputs
 
     def _check_sources(self, buffer: NDArray[np.int32], num_inputs: int) -> None:
         """An input has a location that there is, or none if it reads constants alone, which are the same everywhere."""
         for source, count, at, _ in TaskView(buffer, num_inputs).inputs:
             is_anywhere = source != MIXED and (buffer[at : at + count] < NUM_PERMANENT).all()
-            assert source == NOWHERE if is_anywhere else source == MIXED or HOST <= source < len(self.rows)
+            assert source == NOWHERE if is_anywhere else source == MIXED or HOST <= source <= len(self.streams)
 
     def run(self, task: int, buffer: NDArray[np.int32], worker: int) -> int:
         """Executes a task on the rows, reading only its buffer; returns the nodes that ran, rows that failed apart."""
-        cell = CELLS[int(self.processor.tables.tasks["cell_type"][task])]
+        cell = self.cells[int(self.processor.tables.tasks["cell_type"][task])]
         self._check_sources(buffer, len(cell.carry))
         rows, steps, is_loop = (int(buffer[k]) for k in (layout.H_ROWS, layout.H_STEPS, layout.H_IS_LOOP))
         for row, (request_id, _) in enumerate(self.processor.rows_in_flight(task)):
@@ -202,12 +220,13 @@ class Machine:
         for row, (request_id, _) in enumerate(self.processor.rows_in_flight(task)):
             self._count_steps(buffer, cell, row, self.live[request_id], lengths[row])
         for output in range(cell.num_outputs):
+            kind = cell.kind_of_output(output)
             record = layout.HEADER + len(cell.carry) * layout.INPUT + output * layout.OUTPUT
             count, positions, to = (
                 int(buffer[record + k]) for k in (layout.OUT_STORES, layout.OUT_STORE_POSITIONS, layout.OUT_STORE_ROWS)
             )
             for k in range(count):
-                self.rows[worker, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
+                self.rows[kind, worker, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
             count, positions, to = (
                 int(buffer[record + k])
                 for k in (layout.OUT_RESULTS, layout.OUT_RESULT_POSITIONS, layout.OUT_RESULT_ROWS)
@@ -218,11 +237,11 @@ class Machine:
                     if row >= rows:  # behind every step of all rows: the last of a row that shows no other
                         if not history[int(buffer[positions + k]) - rows * steps]:
                             continue
-                        self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k]) - rows * steps][output]
+                        self.rows[kind, HOST, buffer[to + k]] = outputs[int(buffer[positions + k]) - rows * steps][output]
                     elif step < len(history[row]):
-                        self.rows[HOST, buffer[to + k]] = history[row][step][output]
+                        self.rows[kind, HOST, buffer[to + k]] = history[row][step][output]
                 elif history[int(buffer[positions + k])]:
-                    self.rows[HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
+                    self.rows[kind, HOST, buffer[to + k]] = outputs[int(buffer[positions + k])][output]
         return sum(length for length, has_failed in zip(lengths, failed) if not has_failed)
 
     def _answer(
@@ -245,8 +264,8 @@ class Machine:
         self.flags[worker, layout.NEVER_STOPPED] = False
 
     def _count_steps(self, buffer, cell: Cell, row: int, request: Request, steps: int) -> None:
-        if cell.number == 1 and not buffer[int(buffer[layout.H_FAILED]) + row]:
-            request.steps_done += steps
+        if not buffer[int(buffer[layout.H_FAILED]) + row]:
+            request.steps_done[cell.number] += steps
 
     def _run_loop(self, buffer, cell: Cell, rows: int, worker: int) -> list[list[list[int]]]:
         stop, lengths = int(buffer[layout.H_STOP_OUTPUT]), int(buffer[layout.H_LENGTHS])

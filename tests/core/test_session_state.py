@@ -26,12 +26,27 @@ from cellrt.core.program import (
 from cellrt.core.session_state import sessions_at
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
-from tests.core.author import CELLS, PRIME, Graph, stops
+from tests.core.author import PRIME, Cell, Graph, stops
 from tests.core.machine import Machine, Request
 from tests.core.test_properties import CONFIGURATIONS
 from tests.effort import examples
 
 State = tuple[int, ...]
+
+A, B, C = range(3)
+"""Kinds of rows. Their handles are the same numbers, so a row that is taken for one of another kind shows."""
+CELLS = (
+    Cell(0, (-1, 0), (False, False), 1, (A, A), (A,)),
+    Cell(1, (-1, 0, 1), (False,) * 3, 3, (A, A, B), (A, B, C)),
+    Cell(2, (-1, -1), (False, False), 1, (A, A), (A,)),
+    Cell(3, (-1, 0), (False, False), 1, (B, B), (B,)),
+    Cell(4, (-1, -1), (False, False), 1, (B, B), (B,)),
+    Cell(5, (-1, -1), (False, False), 1, (A, C), (B,)),
+    Cell(6, (-1, 0), (False, False), 1, (A, B), (B,)),
+    Cell(7, (-1, 0), (False, False), 1, (B, A), (A,)),
+)
+NODES, LOOPS = {A: 2, B: 4}, {A: 0, B: 3}
+"""Cells that make a value, and a loop's steps, of values of their own kind."""
 
 
 @dataclass
@@ -39,7 +54,7 @@ class Conversation:
     """A session under test: the requests it still has, and the state it must have."""
 
     session: int
-    kind: str
+    form: str
     left: int
     state: State | None = None
     """None: it is new."""
@@ -56,50 +71,68 @@ class KeepingAuthor:
         self.draw, self.state = draw, state
         self.program: list[int] = []
         self.externals: list[int] = []
+        self.kinds: list[int] = []
+        """Of each external."""
         self.num_values = 0
+        self.results: list[int] = []
+        self.result_kinds: list[int] = []
 
-    def inputs(self, count: int) -> list[int]:
+    def inputs(self, count: int, kind: int = A) -> list[int]:
         values = [self.draw.randrange(PRIME) for _ in range(count)]
-        self.program += [OP_EXTERNAL, 0, count]
+        self.program += [OP_EXTERNAL, kind, count]
         self.externals += values
+        self.kinds += [kind] * count
         self.num_values += count
         return values
 
-    def begin(self, count: int) -> tuple[int, State]:
-        """Takes so many states, each with or without a value to begin with; returns the first's id and the states."""
-        starts = [self.start() for _ in range(count)]
-        for start, _ in starts:
-            self.program += [OP_STATE, 0, start]
-        first, self.num_values = self.num_values, self.num_values + count
+    def begin(self, *kinds: int) -> tuple[int, State]:
+        """Takes states of these kinds, each with or without a value to begin with; returns the first's id and the
+        states."""
+        starts = [self.start(kind) for kind in kinds]
+        for kind, (start, _) in zip(kinds, starts, strict=True):
+            self.program += [OP_STATE, kind, start]
+        first, self.num_values = self.num_values, self.num_values + len(kinds)
         return first, tuple(value for _, value in starts) if self.state is None else self.state
 
-    def start(self) -> tuple[int, int]:
+    def start(self, kind: int) -> tuple[int, int]:
         """Zeros, a value of the request, one that somebody else reads too, or an output of a node or a loop."""
-        kind = self.draw.choice(["zeros", "given", "shared", "node", "loop"])
-        if kind == "zeros":
+        origin = self.draw.choice(["zeros", "given", "shared", "node", "loop"])
+        if origin == "zeros":
             return -1, 0
-        if kind == "shared":
+        if origin == "shared" and self.kinds[0] == kind:
             return 0, self.externals[0]
         first = self.num_values
-        (given,) = self.inputs(1)
-        if kind == "node":
-            self.program += [OP_NODE, 2, FIXED, first, FIXED, first]
+        (given,) = self.inputs(1, kind)
+        if origin == "node":
+            self.program += [OP_NODE, NODES[kind], FIXED, first, FIXED, first]
             self.num_values += 1
-            return first + 1, CELLS[2]([given, given])[0]
-        if kind == "loop":
-            self.program += [OP_LOOP, 0, 2, -1, FIXED, first, CARRY, first]
+            return first + 1, CELLS[NODES[kind]]([given, given])[0]
+        if origin == "loop":
+            cell = LOOPS[kind]
+            self.program += [OP_LOOP, cell, 2, -1, FIXED, first, CARRY, first]
             self.num_values += 1
-            return first + 1, CELLS[0]([given, CELLS[0]([given, given])[0]])[0]
+            return first + 1, CELLS[cell]([given, CELLS[cell]([given, given])[0]])[0]
         return first, given
 
-    def result(self, value: int) -> None:
-        self.program += [OP_RESULT, value, 1, 1]
+    def result(self, value: int, expected: int, kind: int, op: int = OP_RESULT) -> None:
+        self.program += [op, value, *([1, 1] if op == OP_RESULT else [])]
+        self.results.append(expected)
+        self.result_kinds.append(kind)
+
+    def whole_result(self, first: int, stride: int, expected: list[int], kind: int) -> None:
+        """Gives an output of every step, so that its rows at the worker lie in a sequence."""
+        self.program += [OP_RESULT, first, stride, len(expected)]
+        self.results += expected
+        self.result_kinds += [kind] * len(expected)
+
+    def graph(self) -> Graph:
+        return Graph(self.program, self.externals, self.results, self.kinds, self.result_kinds)
 
     def chain(self) -> tuple[Graph, list[State]]:
         """A chain of cell 1 that keeps both carried states, with another cell that reads some of its steps."""
         length = self.draw.randint(1, 9)
         given = self.inputs(length)
-        before, state = self.begin(2)
+        before, state = self.begin(A, B)
         self.program += [OP_CHAIN, 1, length, STEP, 0, 1, CARRY, before, CARRY, before + 1]
         first = before + 2
         self.program += [OP_KEEP, before, first, 3, length, OP_KEEP, before + 1, first + 1, 3, length]
@@ -107,56 +140,90 @@ class KeepingAuthor:
         for value in given:
             steps.append(tuple(CELLS[1]([value, *state])))
             state = steps[-1][:2]
-        results = []
         readers = self.draw.sample(range(length), self.draw.randint(0, length))
         for step in readers:
-            self.program += [OP_NODE, 2, FIXED, first + 3 * step, FIXED, first + 3 * step + 2]
-            results.append(CELLS[2]([steps[step][0], steps[step][2]])[0])
-        for k in range(len(readers)):
-            self.result(first + 3 * length + k)
-        self.result(first + 3 * (length - 1))
-        return Graph(self.program, self.externals, [*results, steps[-1][0]]), [step[:2] for step in steps]
+            self.program += [OP_NODE, 5, FIXED, first + 3 * step, FIXED, first + 3 * step + 2]
+        for k, step in enumerate(readers):
+            self.result(first + 3 * length + k, CELLS[5]([steps[step][0], steps[step][2]])[0], B)
+        for output in self.draw.sample(range(3), self.draw.randint(0, 3)):
+            self.whole_result(first + output, 3, [step[output] for step in steps], output)
+        if not self.results:
+            self.result(first + 3 * (length - 1), steps[-1][0], A)
+        return self.graph(), [step[:2] for step in steps]
+
+    def fed_chain(self) -> tuple[Graph, list[State]]:
+        """A chain of another width in front, which keeps nothing, and whose steps the one that keeps reads."""
+        length = self.draw.randint(1, 9)
+        given = self.inputs(length)
+        (begin,) = self.inputs(1, B)
+        before, (state,) = self.begin(A)
+        front, first = before + 1, before + 1 + length
+        self.program += [OP_CHAIN, 6, length, STEP, 0, 1, CARRY, length]
+        self.program += [OP_CHAIN, 7, length, STEP, front, 1, CARRY, before, OP_KEEP, before, first, 1, length]
+        steps: list[State] = []
+        fronts: list[int] = []
+        for value in given:
+            begin = CELLS[6]([value, begin])[0]
+            fronts.append(begin)
+            state = CELLS[7]([begin, state])[0]
+            steps.append((state,))
+        self.whole_result(first, 1, [step[0] for step in steps], A)
+        if self.draw.random() < 0.5:
+            self.whole_result(front, 1, fronts, B)
+        return self.graph(), steps
 
     def loop(self) -> tuple[Graph, list[State]]:
         """A loop of cell 1 that keeps its first state; the other begins anew each time."""
         limit, stop = self.draw.randint(1, 9), self.draw.choice([-1, 2])
-        given, anew = self.inputs(2)
-        before, (state,) = self.begin(1)
+        (given,) = self.inputs(1)
+        (anew,) = self.inputs(1, B)
+        before, (state,) = self.begin(A)
         self.program += [OP_LOOP, 1, limit, stop, FIXED, 0, CARRY, before, CARRY, 1]
-        self.program += [OP_KEEP, before, before + 1, 3, 1, OP_RESULT_LAST, before + 2]
+        self.program += [OP_KEEP, before, before + 1, 3, 1]
         steps = [CELLS[1]([given, state, anew])]
         while len(steps) < limit and not (stop >= 0 and stops(steps[-1][stop])):
             steps.append(CELLS[1]([given, *steps[-1][:2]]))
-        return Graph(self.program, self.externals, [steps[-1][1]]), [(step[0],) for step in steps]
+        self.result(before + 2, steps[-1][1], B, OP_RESULT_LAST)
+        if self.draw.random() < 0.5:
+            self.program += [OP_NODE, 5, FIXED, before + 1, FIXED, before + 3]
+            self.result(before + 4, CELLS[5]([steps[-1][0], steps[-1][2]])[0], B)
+        return self.graph(), [(step[0],) for step in steps]
 
     def two_chains(self) -> tuple[Graph, list[State]]:
         """Two stacked chains, of which each keeps its state: both change together or not at all."""
         length = self.draw.randint(1, 6)
         given = self.inputs(length)
-        before, (lower, upper) = self.begin(2)
+        before, (lower, upper) = self.begin(A, B)
         first, second = before + 2, before + 2 + length
         self.program += [OP_CHAIN, 0, length, STEP, 0, 1, CARRY, before]
-        self.program += [OP_CHAIN, 0, length, STEP, first, 1, CARRY, before + 1]
+        self.program += [OP_CHAIN, 6, length, STEP, first, 1, CARRY, before + 1]
         self.program += [OP_KEEP, before, first, 1, length, OP_KEEP, before + 1, second, 1, length]
-        self.result(second + length - 1)
+        uppers = []
         for value in given:
             lower = CELLS[0]([value, lower])[0]
-            upper = CELLS[0]([lower, upper])[0]
-        return Graph(self.program, self.externals, [upper]), [(lower, upper)]
+            upper = CELLS[6]([lower, upper])[0]
+            uppers.append(upper)
+        if self.draw.random() < 0.5:
+            self.whole_result(second, 1, uppers, B)
+        else:
+            self.result(second + length - 1, upper, B)
+        return self.graph(), [(lower, upper)]
 
     def fed_loop(self) -> tuple[Graph, list[State]]:
         """A node that keeps its output and reads what it kept, and a loop that reads the same at every step."""
         (given,) = self.inputs(1)
-        before, (state,) = self.begin(1)
+        before, (state,) = self.begin(A)
         self.program += [OP_NODE, 2, FIXED, 0, FIXED, before, OP_KEEP, before, before + 1, 0, 0]
-        self.program += [OP_LOOP, 0, 3, -1, FIXED, before, CARRY, 0, OP_RESULT_LAST, before + 2]
+        self.program += [OP_LOOP, 0, 3, -1, FIXED, before, CARRY, 0]
         looped = given
         for _ in range(3):
             looped = CELLS[0]([state, looped])[0]
-        return Graph(self.program, self.externals, [looped]), [(CELLS[2]([given, state])[0],)]
+        self.result(before + 2, looped, A, OP_RESULT_LAST)
+        return self.graph(), [(CELLS[2]([given, state])[0],)]
 
 
-KINDS = {"chain": 2, "loop": 1, "two_chains": 2, "fed_loop": 1}
+FORMS = {"chain": (A, B), "fed_chain": (A,), "loop": (A,), "two_chains": (A, B), "fed_loop": (A,)}
+"""The kinds of the states that each form of a program keeps."""
 
 
 class Play:
@@ -167,37 +234,40 @@ class Play:
 
     def begin(self, conversation: Conversation) -> None:
         author = KeepingAuthor(self.draw, conversation.state)
-        graph, history = getattr(author, conversation.kind)()
+        graph, history = getattr(author, conversation.form)()
         request = Request(graph, poisoned=self.chaos and self.draw.random() < 0.3, good_tasks=self.draw.randint(0, 4))
         if self.machine.submit(request, session=conversation.session):
-            for row, value in zip(self.machine.rows_to_bring, conversation.saved or ()):
-                self.machine.rows[HOST, row] = value
+            kinds = FORMS[conversation.form]
+            for kind, row, value in zip(kinds, self.machine.rows_to_bring, conversation.saved or ()):
+                self.machine.rows[kind, HOST, row] = value
             conversation.saved, conversation.running, conversation.history = None, request, history
 
     def rows_of(self, conversation: Conversation) -> State | None:
         """What the session's rows hold; None if it has none."""
-        handles = self.machine.processor.session_rows(conversation.session, KINDS[conversation.kind])
+        handles = self.machine.processor.session_rows(conversation.session, len(FORMS[conversation.form]))
         if not any(handle for handle, _ in handles):
             return None
+        assert all(kind == of for (handle, kind), of in zip(handles, FORMS[conversation.form]) if handle)
         locations = [
-            (handle >> LOCATION_SHIFT if handle >= NUM_PERMANENT else 1, handle & ROW_MASK) for handle, _ in handles
+            (kind, handle >> LOCATION_SHIFT if handle >= NUM_PERMANENT else 1, handle & ROW_MASK)
+            for (handle, _), kind in zip(handles, FORMS[conversation.form])
         ]
-        return tuple(int(self.machine.rows[location, row]) for location, row in locations)
+        return tuple(int(self.machine.rows[at]) for at in locations)
 
     def end(self, conversation: Conversation) -> None:
         """The running request is gone: the state must be that of its last completed step."""
         request = conversation.running
         assert request is not None
-        if conversation.kind in ("two_chains", "fed_loop"):
+        if conversation.form in ("two_chains", "fed_loop"):
             if request.ends == ["done"]:
                 conversation.state = conversation.history[-1]
-        elif request.steps_done:
-            conversation.state = conversation.history[request.steps_done - 1]
+        elif steps := request.steps_done[7 if conversation.form == "fed_chain" else 1]:
+            conversation.state = conversation.history[steps - 1]
         assert request.ends != ["done"] or conversation.state == conversation.history[-1]
         conversation.running = None
         conversation.left -= 1
         lost = [k + 1 for k, alive in enumerate(self.machine.alive) if not alive]
-        handles = self.machine.processor.session_rows(conversation.session, KINDS[conversation.kind])
+        handles = self.machine.processor.session_rows(conversation.session, len(FORMS[conversation.form]))
         if any(handle >> LOCATION_SHIFT in lost for handle, _ in handles):
             self.forget(conversation)
         assert self.rows_of(conversation) == conversation.state
@@ -260,20 +330,20 @@ class Play:
     chaos=st.booleans(),
 )
 def test_a_session_goes_on_from_the_last_completed_step(draw, configuration, workers, rows, count, chaos):
-    machine = Machine(workers, (4,) * len(CELLS), configuration, rows=rows)
+    machine = Machine(workers, (4,) * len(CELLS), configuration, rows, CELLS)
     conversations = []
     for session in range(count):
-        kind = draw.choice(sorted(KINDS))
+        form = draw.choice(sorted(FORMS))
         assert machine.processor.open_session() == session
-        conversations.append(Conversation(session, kind, draw.randint(1, 4)))
+        conversations.append(Conversation(session, form, draw.randint(1, 4)))
     Play(machine, draw, conversations, chaos).play()
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("seed", range(8))
-def test_without_a_session_state_begins_as_in_a_new_one_and_is_freed(kind, seed):
-    machine = Machine(1, (4,) * len(CELLS), SchedulerSettings())
-    graph, _ = getattr(KeepingAuthor(random.Random(seed), None), kind)()
+def test_without_a_session_state_begins_as_in_a_new_one_and_is_freed(form, seed):
+    machine = Machine(1, (4,) * len(CELLS), SchedulerSettings(), cells=CELLS)
+    graph, _ = getattr(KeepingAuthor(random.Random(seed), None), form)()
     request = Request(graph)
     assert machine.submit(request)
     while machine.live:
