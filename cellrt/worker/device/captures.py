@@ -101,7 +101,7 @@ class Captures:
         device: that captures.
         budget_bytes: device memory that captures may take in all; 0 captures nothing.
         after: how often a signature runs before it is captured, at least 1, which warms its cell up.
-        whole_after: how often a run that may go by steps does so before it is captured as a whole.
+        whole_after: how often a run that may go by steps does so before it is captured as a whole; None: always.
 
     Attributes:
         counts: ``captures`` made, ``captures_refused`` by work that cannot be captured, ``captures_failed`` on the
@@ -110,7 +110,7 @@ class Captures:
 
     COUNTED = ("replayed", "captures", "captures_refused", "captures_failed", "captures_evicted")
 
-    def __init__(self, device: Device, budget_bytes: int, after: int = 2, whole_after: int = 0) -> None:
+    def __init__(self, device: Device, budget_bytes: int, after: int = 2, whole_after: int | None = 0) -> None:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)
         self._whole_after = whole_after
         self._by_steps: Counter[Signature] = Counter()
@@ -145,6 +145,8 @@ class Captures:
             return True
         if signature in self._known:
             return self._known[signature] is not None  # else its capture failed; those of its steps are there
+        if self._whole_after is None:
+            return False
         count = self._by_steps[signature]
         if count < self._whole_after or (count - self._whole_after) % ASKED_AGAIN or not self._has_room():
             self._by_steps_now = signature

@@ -49,12 +49,12 @@ class DeviceOptions:
         graph_bytes: device memory for captured CUDA graphs; 0 runs everything eagerly.
         capture_after: how often a task of the same signature runs eagerly before it is captured.
         whole_runs_after: how often a run of the same signature goes over captured steps, of which there are few, before
-            it is captured as a whole, which takes longer than some such runs; of cells whose kernels read on the device
-            how many rows there are.
+            it is captured as a whole; None: never. Such a capture held up all requests of an H200 for 0.4 s, and gained
+            nothing that could be measured. Of cells whose kernels read on the device how many rows there are.
         fused: use ``run_rows`` of cells that have it: always, never, or (None) if it measures faster than their plain
             form in the geometric mean over numbers of rows.
         chains: use ``run_chain_rows`` of such cells for runs of several steps: always, never, or (None) where it
-            measures faster.
+            measures faster and runs are captured as a whole.
         compiled: pass other cells through ``torch.compile`` when they are registered, gather and scatter included.
             Those with pages or spans run as they are, with a warning.
         compile_backend: which of its backends compiles them.
@@ -68,7 +68,7 @@ class DeviceOptions:
     ring_bytes: int = 32 << 20
     graph_bytes: int = 1 << 30
     capture_after: int = 2
-    whole_runs_after: int = 100
+    whole_runs_after: int | None = None
     fused: bool | None = None
     chains: bool | None = None
     compiled: bool = False
@@ -102,7 +102,8 @@ class DeviceExecutor:
             raise InternalError(f"location {location} has no arenas of a device")
         compiled.compile_all(np.zeros(1, np.int32))
         compile_shapes(np.zeros(1, np.int32))
-        self._captures = Captures(device, options.graph_bytes, options.capture_after, options.whole_runs_after)
+        whole_after = 0 if options.chains and options.whole_runs_after is None else options.whole_runs_after
+        self._captures = Captures(device, options.graph_bytes, options.capture_after, whole_after)
         pads, whole = options.graph_bytes > 0, self._captures.goes_whole
         self._plans = Plans(location, types, own, arenas[HOST], pads, whole)
         up, down = (Ring(device, options.ring_bytes) for _ in range(2))
