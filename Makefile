@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
 	@echo "make serve   install what the server needs and serve the demo's model at http://127.0.0.1:8000"
-	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
+	@echo "make test    linters, types, import rules, the documentation and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make interpreted  the core's tests alone, without compiling it"
 	@echo "make slow    the tests marked slow, and all properties with many more examples: an hour on two cores"
@@ -48,7 +48,7 @@ serve: $(VENV)/.serve
 # For two cores: what is one process goes side by side, and then the tests run in two. Torch takes one thread in each of
 # these, as threads that wait for each other by spinning cost several times as much once there are more than cores.
 test:
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target core compiled lint interpreted
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target core compiled lint docs interpreted
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 interpreted: $(VENV)/.dev
@@ -96,8 +96,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks tree --quick
 	$(BIN)/python -m benchmarks seq2seq --quick --only 2k
 
-docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+# Ten seconds. It fails at a link that leads nowhere, a page that nothing leads to, and what a page would fetch.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Each module writes its own picture and says at its top what it needs.
 PICTURES := rooms states request_life batching cell_graphs latency busy_moment
@@ -186,8 +187,4 @@ $(VENV)/.dev: $(VENV)/.demo
 
 $(VENV)/.mutants: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[mutants]'
-	@touch $@
-
-$(VENV)/.docs: $(VENV)/.created pyproject.toml constraints.txt
-	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@
