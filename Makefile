@@ -170,13 +170,16 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing the demo into $(VENV): PyTorch alone is hundreds of megabytes, unless pip has them."
 	$(PIP_INSTALL) --editable '.[demo]'
 	@# Only their weights are read: the packages they would import are not needed.
 	$(PIP_INSTALL) --no-deps g2p-en silero-vad arabic-diacritizer
 	@touch $@
 
+# With gRPC and what `cellrt bench serve` needs, which the README shows next.
 $(VENV)/.serve: $(VENV)/.created pyproject.toml constraints.txt
-	$(PIP_INSTALL) --editable '.[serve]'
+	@echo "Installing the server into $(VENV): PyTorch alone is hundreds of megabytes, unless pip has them."
+	$(PIP_INSTALL) --editable '.[bench,grpc]'
 	@# Only its weights are read.
 	$(PIP_INSTALL) --no-deps g2p-en
 	@touch $@

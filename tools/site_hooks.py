@@ -28,4 +28,4 @@ def on_post_page(output: str, page: Any, **_: Any) -> str:
 
 def changelog() -> str:
     """Return the changelog as a page of the site, where ``docs/`` is the root."""
-    return (ROOT / "CHANGELOG.md").read_text().replace("](docs/", "](")
+    return re.sub(r"(\]\(|\]: )docs/", r"\1", (ROOT / "CHANGELOG.md").read_text())

@@ -88,7 +88,7 @@ def page_of(path: str) -> SimpleNamespace:
 
 
 def test_the_changelog_is_a_page_whose_links_are_made_to_fit() -> None:
-    links = re.findall(r"\]\(([^)#]+)", site_hooks.on_page_markdown("", page_of("changelog.md")))
+    links = re.findall(r"\](?:\(|: )([^)#\s]+)", site_hooks.on_page_markdown("", page_of("changelog.md")))
     assert links
     assert [link for link in links if ":" not in link and not (rooms.ROOT / "docs" / link).exists()] == []
     assert site_hooks.on_page_markdown("as it is", page_of("index.md")) == "as it is"

@@ -11,10 +11,11 @@ import pytest
 import cellrt
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-README = ROOT / "README.md"
+README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 HISTORY = [page for page in PAGES if page.parent.name == "decisions"]
 """What was true when it was decided."""
+SECTIONS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Breaking"}
 FENCED = re.compile(r"^```(\w*) *\n(.*?)^``` *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 OURS = re.compile(r"`((?:benchmarks|cells|cellrt|docs|examples|kernels|tests|tools|unfolders)/[\w/.-]+)`")
@@ -47,9 +48,18 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     runpy.run_path(str(path), run_name="__main__")
 
 
-def test_the_readme_shows_code_and_is_short() -> None:
+def test_the_readme_shows_code_and_can_be_read_in_a_terminal() -> None:
     assert script(README.read_text())
-    assert len(README.read_text().splitlines()) <= 110
+    assert [line for line in README.read_text().splitlines() if len(line) > 120] == []
+
+
+def test_the_changelog_has_known_sections_of_single_lines() -> None:
+    versions = re.split(r"^## ", CHANGELOG.read_text(), flags=re.MULTILINE)[1:]
+    assert [version.splitlines()[0] for version in versions][:1] == ["Unreleased"]
+    for version in versions:
+        assert set(re.findall(r"^### (.+)$", version, re.MULTILINE)) <= SECTIONS
+        entries = [line for line in version.splitlines() if line.startswith("- ")]
+        assert [entry for entry in entries if not entry.endswith(".") or len(entry) > 120] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
