@@ -56,7 +56,7 @@ interpreted: $(VENV)/.dev
 
 # Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
 core: $(VENV)/.demo
-	$(BIN)/python -c 'from cellrt.core.warm_up import warm_up; warm_up()'
+	$(BIN)/python -m cellrt.engine.compilation
 
 # This imports all tests, and so makes their cells, whose kernels are compiled for it.
 compiled: core $(VENV)/.dev
