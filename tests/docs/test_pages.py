@@ -48,6 +48,14 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     runpy.run_path(str(path), run_name="__main__")
 
 
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "recipes").glob("*.md")), ids=name)
+def test_what_a_recipe_shows_is_in_its_program(page: Path) -> None:
+    """Blocks of ``py`` are parts of the files of examples/ that the page names, and do not run by themselves."""
+    text = page.read_text()
+    programs = "".join((ROOT / path).read_text() for path in OURS.findall(text) if path.endswith(".py"))
+    assert [block for kind, block in FENCED.findall(text) if kind == "py" and block not in programs] == []
+
+
 def test_the_readme_shows_code_and_can_be_read_in_a_terminal() -> None:
     assert script(README.read_text())
     assert [line for line in README.read_text().splitlines() if len(line) > 120] == []
