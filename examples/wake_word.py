@@ -7,10 +7,12 @@ python examples/wake_word.py --quick    # in this process, without a server
 
 import json
 import os
-import re
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+import urllib.request
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,25 +39,32 @@ def listen(url: str, pieces: Iterable[torch.Tensor]) -> Iterator[list[float]]:
             yield [row[0] for row in answer["results"]["output"]]
 
 
+def is_ready(url: str) -> bool:
+    """Whether the server serves its model; the first on a machine compiles for minutes before."""
+    try:
+        with urllib.request.urlopen(url + "/v2/health/ready", timeout=10) as answer:
+            return answer.status == 200
+    except OSError:  # nobody listens yet, or it answers 503
+        return False
+
+
 @contextmanager
 def served(weights: Path) -> Iterator[str]:
-    """Run the server, and give its address."""
-    model = Path(__file__).parent / "models" / "wake_word.py"
-    command = [sys.executable, "-m", "cellrt", "serve", "--port", "0", "--device", "cpu:1", f"{model}:served"]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env={**os.environ, WEIGHTS: str(weights)}
-    ) as process:
+    """Run the server, and give its address once it is ready."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    model, url = Path(__file__).parent / "models" / "wake_word.py", f"http://127.0.0.1:{port}"
+    command = [sys.executable, "-m", "cellrt", "serve", "--port", str(port), "--device", "cpu:1", f"{model}:served"]
+    with subprocess.Popen(command, env={**os.environ, WEIGHTS: str(weights)}) as process:
         try:
-            assert process.stderr is not None
-            for line in process.stderr:
-                print(line, end="", file=sys.stderr)
-                if found := re.search(r"serving at (http://\S+)", line):
-                    yield found[1]
-                    return
-            raise RuntimeError("the server ended before it served")
+            while not is_ready(url):
+                if process.poll() is not None:
+                    sys.exit("the server ended before it served: python examples/wake_word.py needs '.[serve]'")
+                time.sleep(0.2)
+            yield url
         finally:
             process.terminate()
-            process.communicate()
 
 
 def main(quick: bool = False) -> None:

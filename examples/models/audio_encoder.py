@@ -66,7 +66,8 @@ class Layer(nn.Module):
         """Only attention looks at whose row is whose."""
         query, key, value = self.qkv(self.norm(x)).view(-1, 3, HEADS, SIZE).unbind(1)
         x = x + self.out(span_attention(query, key, value, spans).flatten(1))
-        return x + self.mlp(self.mlp_norm(x))
+        mixed: Tensor = self.mlp(self.mlp_norm(x))
+        return x + mixed
 
 
 class Encoder(nn.Module):

@@ -5,6 +5,8 @@ Its state is one matrix a head, however long the text is: no keys and values gro
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -66,8 +68,9 @@ def make_model(max_tokens: int = 20) -> tuple[Step, cellrt.Unfolder]:
 
     @cellrt.unfold("linear", example=torch.tensor([1, 2]))
     def linear(graph: cellrt.Graph, prompt: Tensor) -> dict[str, object]:
-        state = {} if len(prompt) == 1 else {"state": graph.chain(read, token=prompt[:-1]).last.state}
-        made = graph.loop(write, until="stop", max_steps=max_tokens, token=prompt[-1], **state)
-        return {"token": made.token}
+        carried: dict[str, Any] = {"token": prompt[-1]}  # a state that is not given begins with zeros
+        if len(prompt) > 1:
+            carried["state"] = graph.chain(read, token=prompt[:-1]).last.state
+        return {"token": graph.loop(write, until="stop", max_steps=max_tokens, **carried).token}
 
     return module, linear

@@ -28,7 +28,9 @@ class WakeWord(nn.Module):
 
     def forward(self, frames: Tensor) -> Tensor:
         """A whole recording."""
-        return self.head(self.gru(frames)[0])
+        heard, _ = self.gru(frames)
+        found: Tensor = self.head(heard)
+        return found
 
 
 def make_model(path: str | Path) -> cellrt.Unfolder:
