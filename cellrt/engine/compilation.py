@@ -32,7 +32,7 @@ def compilation_told(
             packages, of which nobody knows how many there will be.
         quiet_s, every_s: seconds until something is said, and until it is said again in the log.
     """
-    message = f"cellrt compiles {what}, once for this installation (or NUMBA_CACHE_DIR): functions"
+    message = f"cellrt compiles {what}, only once"
     announcement = Announcement(message, num_functions(package) if package else 0, quiet_s, every_s)
     with events.install_listener("numba:compile", _Watch(announcement, package)):
         try:

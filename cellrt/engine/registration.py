@@ -185,7 +185,7 @@ class Registrar:
         """The compiled forms of cells by identity; on a device they have none."""
         if self._device is not None:
             return dict.fromkeys((cell.identity for cell in cells), None)
-        with compilation_told(f"the forms of the cells of {model!r}"):
+        with compilation_told(f"the cells of {model!r}"):
             for cell in cells:
                 cell.compiled_form  # noqa: B018 - those that modules bring are there before the compiler is waited for
         with announced(f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)) as note_done:
