@@ -99,6 +99,13 @@ def test_files_and_commands_that_are_named_exist(page: Path) -> None:
         assert not argument or module != "benchmarks" or (folder / f"{argument}.py").is_file(), argument
 
 
+def test_nobody_is_told_to_install_what_no_index_has() -> None:
+    """A clone is installed as ``'.[extra]'``."""
+    folders = ("benchmarks", "cells", "cellrt", "docs", "examples", "kernels", "unfolders")
+    files = [path for folder in folders for kind in ("*.py", "*.md") for path in (ROOT / folder).rglob(kind)]
+    assert [path for path in (README, *files) if "cellrt[" in path.read_text()] == []
+
+
 def test_pictures_are_small() -> None:
     large = [path.name for path in (ROOT / "docs" / "images").iterdir() if path.stat().st_size > 200_000]
     assert not large
