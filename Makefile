@@ -21,7 +21,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
 	@echo "make serve   install what the server needs and serve the demo's model at http://127.0.0.1:8000"
-	@echo "make test    linters, types, import rules and the fast tests: what CI runs"
+	@echo "make test    linters, types, import rules, the documentation and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make interpreted  the core's tests alone, without compiling it"
 	@echo "make slow    the tests marked slow, and all properties with many more examples: an hour on two cores"
@@ -48,7 +48,7 @@ serve: $(VENV)/.serve
 # For two cores: what is one process goes side by side, and then the tests run in two. Torch takes one thread in each of
 # these, as threads that wait for each other by spinning cost several times as much once there are more than cores.
 test:
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target core compiled lint interpreted
+	$(MAKE) --no-print-directory --jobs=2 --output-sync=target core compiled lint docs interpreted
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
 
 interpreted: $(VENV)/.dev
@@ -56,7 +56,7 @@ interpreted: $(VENV)/.dev
 
 # Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
 core: $(VENV)/.demo
-	$(BIN)/python -c 'from cellrt.core.warm_up import warm_up; warm_up()'
+	$(BIN)/python -m cellrt.engine.compilation
 
 # This imports all tests, and so makes their cells, whose kernels are compiled for it.
 compiled: core $(VENV)/.dev
@@ -96,8 +96,9 @@ bench: $(VENV)/.dev
 	$(BIN)/python -m benchmarks tree --quick
 	$(BIN)/python -m benchmarks seq2seq --quick --only 2k
 
-docs: $(VENV)/.docs
-	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
+# Ten seconds. It fails at a link that leads nowhere, a page that nothing leads to, and what a page would fetch.
+docs: $(VENV)/.dev
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Each module writes its own picture and says at its top what it needs.
 PICTURES := rooms states request_life batching cell_graphs latency busy_moment
@@ -169,13 +170,16 @@ $(VENV)/.created:
 	@touch $@
 
 $(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt
+	@echo "Installing the demo into $(VENV): PyTorch alone is hundreds of megabytes, unless pip has them."
 	$(PIP_INSTALL) --editable '.[demo]'
 	@# Only their weights are read: the packages they would import are not needed.
 	$(PIP_INSTALL) --no-deps g2p-en silero-vad arabic-diacritizer
 	@touch $@
 
+# With gRPC and what `cellrt bench serve` needs, which the README shows next.
 $(VENV)/.serve: $(VENV)/.created pyproject.toml constraints.txt
-	$(PIP_INSTALL) --editable '.[serve]'
+	@echo "Installing the server into $(VENV): PyTorch alone is hundreds of megabytes, unless pip has them."
+	$(PIP_INSTALL) --editable '.[bench,grpc]'
 	@# Only its weights are read.
 	$(PIP_INSTALL) --no-deps g2p-en
 	@touch $@
@@ -186,8 +190,4 @@ $(VENV)/.dev: $(VENV)/.demo
 
 $(VENV)/.mutants: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[mutants]'
-	@touch $@
-
-$(VENV)/.docs: $(VENV)/.created pyproject.toml constraints.txt
-	$(PIP_INSTALL) --editable '.[docs]'
 	@touch $@

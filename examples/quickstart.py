@@ -17,7 +17,6 @@ def sentence(graph: cellrt.Graph, words: torch.Tensor) -> object:
 
 
 def main() -> None:
-    print("Starting an engine. The first of an installation compiles the scheduler: two to four minutes.", flush=True)
     with cellrt.Engine() as engine:
         engine.register(sentence)
         futures = [engine.submit("sentence", torch.randn(length, 16)) for length in (2, 9, 5)]

@@ -1,31 +1,31 @@
-"""What mkdocs does with the navigation before it builds the site: see ``mkdocs.yml``."""
+"""What mkdocs does beside building the site: see ``mkdocs.yml``."""
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
-
-def on_config(config: Any) -> Any:
-    """Leaves out pages that are not there, and puts all pages of a folder in its place."""
-    config.nav = existing(config.nav, Path(config.docs_dir))
-    return config
-
-
-def existing(entries: list[Any], docs: Path) -> list[Any]:
-    """The entries of which there are pages; a section without pages is left out."""
-    found: list[Any] = []
-    for entry in entries:
-        if isinstance(entry, dict):
-            sections = {title: existing(inner, docs) for title, inner in entry.items()}
-            found += [{title: inner} for title, inner in sections.items() if inner]
-        elif entry.endswith("/"):
-            found += sorted((path.relative_to(docs).as_posix() for path in (docs / entry).glob("*.md")), key=page_order)
-        elif (docs / entry).is_file():
-            found.append(entry)
-    return found
+ROOT = Path(__file__).resolve().parent.parent
+LOADED = re.compile(
+    r"""<(?:script|img|iframe)\b[^>]*\bsrc=["']?(https?:[^"'\s>]+)"""
+    r"""|<link\b[^>]*\brel=["']?stylesheet\b[^>]*\bhref=["']?(https?:[^"'\s>]+)"""
+)
 
 
-def page_order(path: str) -> tuple[bool, str]:
-    """A folder's index first, then by name."""
-    return not path.endswith("index.md"), path
+def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
+    """Return a page's text; the page ``changelog.md`` is the changelog in the root, with its links made to fit."""
+    return changelog() if page.file.src_uri == "changelog.md" else markdown
+
+
+def on_post_page(output: str, page: Any, **_: Any) -> str:
+    """Return a page's HTML as it is; raise ValueError if it would fetch something from the network to be shown."""
+    fetched = [first or second for first, second in LOADED.findall(output)]
+    if fetched:
+        raise ValueError(f"{page.file.src_uri} fetches {', '.join(fetched)}: a page must do without the network")
+    return output
+
+
+def changelog() -> str:
+    """Return the changelog as a page of the site, where ``docs/`` is the root."""
+    return re.sub(r"(\]\(|\]: )docs/", r"\1", (ROOT / "CHANGELOG.md").read_text())

@@ -47,7 +47,7 @@ def bench_serve(
     try:
         from cellrt.planning.load import Load, arrival_times, check_served, send
     except ImportError as error:
-        complaint(f"cellrt bench needs aiohttp: pip install 'cellrt[bench]' ({error})")
+        complaint(f"cellrt bench needs aiohttp: pip install aiohttp ({error})")
         raise typer.Exit(1) from error
     percentiles = _percentiles(metric_percentiles)
     with failing_well():

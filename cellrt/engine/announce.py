@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import TYPE_CHECKING
@@ -12,65 +13,98 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.progress import Progress
 
-QUIET_S = 4.0
+QUIET_S, EVERY_S = 4.0, 15.0
 
 
 @contextmanager
-def announced(message: str, num_steps: int = 0, quiet_s: float = QUIET_S) -> Iterator[Callable[[], None]]:
-    """Tells of what runs inside if it takes longer than a few seconds, by a warning in the log; of work in steps by a
-    progress bar, if the standard error is a terminal. Gives what counts a step, from any thread.
+def announced(
+    message: str, num_steps: int = 0, quiet_s: float = QUIET_S, every_s: float = EVERY_S
+) -> Iterator[Callable[[], None]]:
+    """Tell of what runs inside if it takes longer than ``quiet_s`` seconds; give what counts a step, from any thread.
+
+    On a terminal a progress bar says it, elsewhere a warning in the log, again every ``every_s`` seconds.
     """
-    announcement = _Announcement(message, num_steps)
-    timer = threading.Timer(quiet_s, announcement.show)
-    timer.daemon = True
-    timer.start()
+    announcement = Announcement(message, num_steps, quiet_s, every_s)
+    announcement.begin()
     try:
         yield announcement.advance
     finally:
-        timer.cancel()
         announcement.end()
 
 
-class _Announcement:
-    """What is said of some work, by a thread of its own; nothing once the work is over."""
+class Announcement:
+    """What is said of some work, by a thread of its own; nothing once the work is over, or if it is over soon.
 
-    def __init__(self, message: str, num_steps: int) -> None:
+    Args:
+        message: what the work is.
+        num_steps: how many steps it has; 0: nobody knows.
+        quiet_s, every_s: seconds until something is said, and until it is said again in the log.
+    """
+
+    def __init__(self, message: str, num_steps: int, quiet_s: float = QUIET_S, every_s: float = EVERY_S) -> None:
         self._message, self._num_steps, self._num_done = message, num_steps, 0
-        self._lock, self._is_over = threading.Lock(), False
+        self._quiet_s, self._every_s = quiet_s, every_s
+        self._lock, self._over = threading.Lock(), threading.Event()
         self._bar: Progress | None = None
+        self._began: float | None = None
 
-    def show(self) -> None:
-        """Says it."""
+    def begin(self) -> None:
+        """Begin to count the time, where it is not counted yet."""
         with self._lock:
-            if self._is_over:
-                return
-            if self._num_steps and sys.stderr.isatty():
-                with suppress(ImportError):
-                    self._bar = progress_bar(is_transient=True)
-            if self._bar is None:
-                logging.getLogger("cellrt").warning(self._message)
-                return
-            self._bar.add_task(self._message, total=self._num_steps, completed=self._num_done)
-            self._bar.start()
+            if self._began is None:
+                self._began = time.monotonic()
+                threading.Thread(target=self._tell, name="cellrt-announcement", daemon=True).start()
 
     def advance(self) -> None:
-        """Counts a step that is done."""
+        """Count a step that is done."""
         with self._lock:
             self._num_done += 1
             if self._bar is not None:
                 self._bar.advance(self._bar.task_ids[0])
 
     def end(self) -> None:
-        """Takes the bar away."""
+        """Take the bar away."""
+        self._over.set()
         with self._lock:
-            self._is_over = True
             if self._bar is not None:
                 self._bar.stop()
 
+    def _tell(self) -> None:
+        """Say it until it is over: by a bar, or line by line."""
+        wait_s = self._quiet_s
+        while not self._over.wait(wait_s):
+            wait_s = self._every_s
+            with self._lock:
+                if self._over.is_set() or self._has_bar():
+                    return
+                logging.getLogger("cellrt").warning(self._line())
+
+    def _has_bar(self) -> bool:
+        """Show a bar, and return whether there is one: on a terminal, if rich is installed."""
+        if not sys.stderr.isatty():
+            return False
+        with suppress(ImportError):
+            bar = progress_bar(is_transient=True)
+            bar.add_task(self._message, total=self._num_steps or None, completed=self._num_done)
+            bar.start()
+            self._bar = bar
+        return self._bar is not None
+
+    def _line(self) -> str:
+        """Return the message with how many steps are done and about how long the others take."""
+        if not self._num_steps:
+            return f"{self._message} ({self._num_done} done)" if self._num_done else self._message
+        line = f"{self._message} ({min(self._num_done, self._num_steps)} of {self._num_steps} done"
+        if self._began is not None and 0 < self._num_done < self._num_steps:
+            left_s = (time.monotonic() - self._began) * (self._num_steps / self._num_done - 1)
+            line += f", about {left_s:.0f} s left"
+        return line + ")"
+
 
 def progress_bar(is_transient: bool = False) -> Progress:
-    """A bar on the standard error, to be started; one that is transient leaves no trace. Raises ImportError without
-    rich, which a bare machine with a GPU need not have.
+    """Return a bar on the standard error, to be started; one that is transient leaves no trace.
+
+    Raises ImportError without rich, which a bare machine with a GPU need not have.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

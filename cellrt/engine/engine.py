@@ -13,8 +13,7 @@ from typing import Any, TypeVar
 from cellrt.core.policy import BatchMakerPolicy
 from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.warm_up import warm_up
-from cellrt.engine.announce import announced
+from cellrt.engine.compilation import warm_up_told
 from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
@@ -118,8 +117,7 @@ class Engine(Serving):
         check_instance("limits", limits, Limits)
         check_instance("sessions", sessions, SessionLimits)
         check_instance("device_options", device_options, DeviceOptions)
-        with announced("cellrt compiles its scheduler, once for this installation (or NUMBA_CACHE_DIR): some minutes"):
-            warm_up()
+        warm_up_told()
         names, options = device_names(workers), device_options or DeviceOptions()
         devices = [open_device(name, options) for name in names]
         queue_depth = queue_depth or QUEUE_DEPTHS.get(names[0], DEVICE_QUEUE_DEPTH)

@@ -17,6 +17,7 @@ from cellrt.definition.row_wise import warn_if_it_raises, warn_unless_row_wise
 from cellrt.definition.spec import RowSpec
 from cellrt.definition.trial import INSTEAD
 from cellrt.engine.announce import announced
+from cellrt.engine.compilation import compilation_told
 from cellrt.engine.compiling import CellCompiler
 from cellrt.engine.discovery import Discovery
 from cellrt.engine.places import QueueLimit
@@ -110,7 +111,8 @@ class Registrar:
             if self._shared is not None:
                 self._shared.add(cell)
         forms = self._forms(unfolder.name, discovery.cells)
-        times = self._prepare(discovery.cells, forms, warm_up)
+        with compilation_told(f"what {unfolder.name!r} calls"):
+            times = self._prepare(discovery.cells, forms, warm_up)
         memory = self._allocate(discovery)
         types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory, max_batch))
         model = Model(unfolder, self._registry, self._processor, types, priorities, max_queue)
@@ -183,6 +185,9 @@ class Registrar:
         """The compiled forms of cells by identity; on a device they have none."""
         if self._device is not None:
             return dict.fromkeys((cell.identity for cell in cells), None)
+        with compilation_told(f"the cells of {model!r}"):
+            for cell in cells:
+                cell.compiled_form  # noqa: B018 - those that modules bring are there before the compiler is waited for
         with announced(f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)) as note_done:
             return self._compiler.forms_of(cells, note_done)
 

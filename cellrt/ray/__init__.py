@@ -27,4 +27,4 @@ def __getattr__(name: str) -> object:
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "ray":
             raise
-        raise DefinitionError("cellrt.ray needs more packages: pip install 'cellrt[ray]'") from error
+        raise DefinitionError("cellrt.ray needs more packages: pip install '.[ray]' in a clone") from error

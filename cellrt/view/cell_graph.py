@@ -238,7 +238,7 @@ class CellGraph:
         graph.edges[before, node]["input"].append(name)
 
     def save(self, path: str | Path) -> None:
-        """Draws the graph (svg or png by suffix), coloured by cell type and subgraph. Needs ``cellrt[plot]``.
+        """Draws the graph (svg or png by suffix), coloured by cell type and subgraph. Needs matplotlib.
 
         Raises ValueError for more than MAX_DRAWN_NODES nodes, which nobody could read.
         """

@@ -1,6 +1,6 @@
 """A picture of one cell graph: cells as boxes from left to right, coloured by cell type, subgraphs as halos.
 
-Drawing needs matplotlib, which the extra ``cellrt[plot]`` brings.
+Drawing needs matplotlib, which the extra ``plot`` brings.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ CELL_COLOURS = ("#4c78a8", "#f58518", "#54a24b", "#b279a2", "#e45756", "#72b7b2"
 INK = "#33363d"
 PICTURES = (".svg", ".png")
 DOTS_PER_INCH = 150
-NEEDS_MATPLOTLIB = "drawing a picture needs matplotlib: install cellrt[plot]"
+NEEDS_MATPLOTLIB = "drawing a picture needs matplotlib: pip install matplotlib"
 
 
 def known_suffix(path: str | Path, suffixes: Collection[str]) -> str:

@@ -1,6 +1,6 @@
 """The picture of a timeline: each request is a row, each task a column, as in Figure 2.5 of the BatchMaker paper.
 
-Drawing needs matplotlib, which the extra ``cellrt[plot]`` brings.
+Drawing needs matplotlib, which the extra ``plot`` brings.
 """
 
 from __future__ import annotations

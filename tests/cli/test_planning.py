@@ -32,7 +32,7 @@ def test_check_reports_cells_graph_and_cost() -> None:
 
 def test_check_says_what_to_install_where_a_server_is_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cellrt.serve.described", None)
-    assert "pip install 'cellrt[serve]'" in run("check", MODEL, status=1)
+    assert "pip install '.[serve]' in a clone" in run("check", MODEL, status=1)
 
 
 def test_check_says_that_a_server_compiles_what_it_does_not(tmp_path: Path) -> None:

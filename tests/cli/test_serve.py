@@ -197,7 +197,7 @@ def test_a_package_that_is_half_there_is_asked_for(told: list[Any], monkeypatch:
         return import_module(name)
 
     monkeypatch.setattr(importlib, "import_module", lacking)
-    assert "cellrt[grpc]" in serve(MODEL, "--grpc-port", 0, status=1)
+    assert "for gRPC '.[grpc]'" in serve(MODEL, "--grpc-port", 0, status=1)
 
 
 @pytest.mark.parametrize("option", ["--port", "--grpc-port"])

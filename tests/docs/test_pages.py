@@ -11,10 +11,11 @@ import pytest
 import cellrt
 
 ROOT = Path(__file__).resolve().parent.parent.parent
-README = ROOT / "README.md"
+README, CHANGELOG = ROOT / "README.md", ROOT / "CHANGELOG.md"
 PAGES = [README, *sorted((ROOT / "docs").rglob("*.md"))]
 HISTORY = [page for page in PAGES if page.parent.name == "decisions"]
 """What was true when it was decided."""
+SECTIONS = {"Added", "Changed", "Deprecated", "Removed", "Fixed", "Security", "Breaking"}
 FENCED = re.compile(r"^```(\w*) *\n(.*?)^``` *$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)#\s]*)(#[^)\s]*)?\)")
 OURS = re.compile(r"`((?:benchmarks|cells|cellrt|docs|examples|kernels|tests|tools|unfolders)/[\w/.-]+)`")
@@ -47,9 +48,26 @@ def test_the_python_of_a_page_runs_from_top_to_bottom(
     runpy.run_path(str(path), run_name="__main__")
 
 
-def test_the_readme_shows_code_and_is_short() -> None:
+@pytest.mark.parametrize("page", sorted((ROOT / "docs" / "recipes").glob("*.md")), ids=name)
+def test_what_a_recipe_shows_is_in_its_program(page: Path) -> None:
+    """Blocks of ``py`` are parts of the files of examples/ that the page names, and do not run by themselves."""
+    text = page.read_text()
+    programs = "".join((ROOT / path).read_text() for path in OURS.findall(text) if path.endswith(".py"))
+    assert [block for kind, block in FENCED.findall(text) if kind == "py" and block not in programs] == []
+
+
+def test_the_readme_shows_code_and_can_be_read_in_a_terminal() -> None:
     assert script(README.read_text())
-    assert len(README.read_text().splitlines()) <= 110
+    assert [line for line in README.read_text().splitlines() if len(line) > 120] == []
+
+
+def test_the_changelog_has_known_sections_of_single_lines() -> None:
+    versions = re.split(r"^## ", CHANGELOG.read_text(), flags=re.MULTILINE)[1:]
+    assert [version.splitlines()[0] for version in versions][:1] == ["Unreleased"]
+    for version in versions:
+        assert set(re.findall(r"^### (.+)$", version, re.MULTILINE)) <= SECTIONS
+        entries = [line for line in version.splitlines() if line.startswith("- ")]
+        assert [entry for entry in entries if not entry.endswith(".") or len(entry) > 120] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
@@ -79,6 +97,13 @@ def test_files_and_commands_that_are_named_exist(page: Path) -> None:
         folder = ROOT / module.replace(".", "/")
         assert folder.with_suffix(".py").is_file() or (folder / "__main__.py").is_file(), module
         assert not argument or module != "benchmarks" or (folder / f"{argument}.py").is_file(), argument
+
+
+def test_nobody_is_told_to_install_what_no_index_has() -> None:
+    """A clone is installed as ``'.[extra]'``."""
+    folders = ("benchmarks", "cells", "cellrt", "docs", "examples", "kernels", "unfolders")
+    files = [path for folder in folders for kind in ("*.py", "*.md") for path in (ROOT / folder).rglob(kind)]
+    assert [path for path in (README, *files) if "cellrt[" in path.read_text()] == []
 
 
 def test_pictures_are_small() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import logging
+import re
 import sys
 import threading
 from collections.abc import Iterator, Sequence
@@ -55,10 +56,26 @@ def test_a_bar_on_a_terminal_says_how_far_steps_are(
     assert not log.messages
 
 
-@pytest.mark.parametrize("num_steps", [0, 3])
-def test_elsewhere_and_of_one_step_the_log_tells(num_steps: int, log: pytest.LogCaptureFixture) -> None:
+def test_on_a_terminal_work_of_an_unknown_number_of_steps_has_a_bar_too(
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    terminal = terminal_in(monkeypatch)
+    with announced(SAID, quiet_s=0):
+        until(lambda: SAID in terminal.getvalue(), "the bar is there")
+    assert not log.messages
+
+
+@pytest.mark.parametrize(("num_steps", "line"), [(0, SAID), (3, f"{SAID} (0 of 3 done)")])
+def test_elsewhere_the_log_tells(num_steps: int, line: str, log: pytest.LogCaptureFixture) -> None:
     with announced(SAID, num_steps, quiet_s=0):
-        until(lambda: log.messages == [SAID], "the log has it")
+        until(lambda: log.messages == [line], "the log has it")
+
+
+def test_the_log_tells_again_how_far_it_is_and_how_long_the_rest_takes(log: pytest.LogCaptureFixture) -> None:
+    with announced(SAID, 4, quiet_s=0, every_s=0.01) as advance:
+        advance()
+        line = re.compile(rf"{SAID} \(1 of 4 done, about \d+ s left\)")
+        until(lambda: len([said for said in log.messages if line.fullmatch(said)]) > 1, "the log has it twice")
 
 
 def test_nothing_is_said_of_what_is_over_soon(monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture) -> None:

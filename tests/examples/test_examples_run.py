@@ -11,8 +11,6 @@ from types import ModuleType
 
 import pytest
 
-import cellrt
-
 EXAMPLES = Path(__file__).resolve().parent.parent.parent / "examples"
 
 
@@ -43,15 +41,3 @@ def test_example_runs(path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert module.main(**({"quick": True} if is_quick else {})) in (None, 0)
     except SystemExit as error:  # what it needs is not there
         assert "python examples/" in str(error.code)
-
-
-def test_the_first_example_says_why_it_may_take_minutes_before_it_does(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def begin() -> None:
-        raise InterruptedError
-
-    monkeypatch.setattr(cellrt, "Engine", begin)
-    with pytest.raises(InterruptedError):
-        loaded(EXAMPLES / "quickstart.py", monkeypatch).main()
-    assert "compiles the scheduler" in capsys.readouterr().out

@@ -69,7 +69,7 @@ def test_pages_are_there(server: Server) -> None:
 @pytest.mark.timeout(MOST_S + 60)
 def test_nothing_that_is_sent_is_a_server_error_or_breaks_the_schema(weight_file: Path, tmp_path: Path) -> None:
     if importlib.util.find_spec("schemathesis") is None:
-        pytest.skip("needs schemathesis: pip install 'cellrt[dev]'")
+        pytest.skip("needs schemathesis: pip install schemathesis")
     (tmp_path / "schemathesis.toml").write_text(CONFIG)
     with start(*MODELS, environment={"CELLRT_TEST_WEIGHT": str(weight_file)}) as server:  # models of it are taken out
         for which in ("--exclude-path-regex", "--include-path-regex"):
