@@ -2,8 +2,9 @@
 
 ``python -m benchmarks.gpu [--quick] [--only PART] [--dry]`` runs everything, or some parts, on the first GPU and writes
 JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels`` (the LSTM's step),
-``steps`` (the others), ``lstm``, ``serving`` (``gpu_serving.py``), ``loops`` (``gpu_loops.py``), ``lm`` (``gpu_lm.py``), ``figures``
-(``gpu_figures.py``: the paper's, about 8 minutes, 2 with ``--quick``) or one figure, such as ``2.7``. ``--dry`` runs
+``steps`` (the others), ``lstm``, ``serving`` (``gpu_serving.py``), ``loops`` (``gpu_loops.py``), ``lm``
+(``gpu_lm.py``), ``figures`` (``gpu_figures.py``: the paper's, about 8 minutes, 2 with ``--quick``) or one figure, such
+as ``2.7``. ``--dry`` runs
 the same code on the device "dry" with tiny sizes: its numbers mean nothing, and are kept nowhere. Without matplotlib
 there are no plots: ``gpu_plots.py`` draws the figures from the JSON lines elsewhere.
 

@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -87,9 +88,7 @@ class Apart:
 
     def __init__(self, device: str, model: str, arena_bytes: int) -> None:
         options = cellrt.DeviceOptions(ring_bytes=64 << 20)
-        self.engine = cellrt.EngineProcess(
-            [device], device_options=options, arena_bytes=arena_bytes, max_queue=1 << 16
-        )
+        self.engine = cellrt.EngineProcess([device], device_options=options, arena_bytes=arena_bytes, max_queue=1 << 16)
         self.engine.register(f"benchmarks.gpu_serving:{model}")
 
     def submit(self, request: Any) -> Future[Any]:
@@ -146,12 +145,7 @@ def workloads_on(device: torch.device, is_dry: bool, treebank: Path | None) -> l
             title,
             f"{prefix}trees",
             parsed,
-            {
-                f"level-batched, {batch}": lambda batch=batch: Peer(
-                    gpu_peers.level_batched(weights, device), max_batch=batch
-                )
-                for batch in (64, CONCURRENCY)
-            },
+            {f"level-batched, {batch}": partial(_level_batched, weights, device, batch) for batch in (64, CONCURRENCY)},
         ),
     ]
 
@@ -223,6 +217,10 @@ def _latencies(recorder: Recorder, panel: Panel, name: str, server: Any, peak: f
                 recorder.add(panel.case, metric, figures[quantile], "ms", **extra)
             shown = ", ".join(f"{quantile} {figures[quantile]:.2f}" for quantile in ("p50", "p90", "p99"))
             print(f"{panel.case}: {name}: {load:.0%} {when}: {shown} ms {extra}", flush=True)
+
+
+def _level_batched(weights: Weights, device: torch.device, batch: int) -> Peer:
+    return Peer(gpu_peers.level_batched(weights, device), max_batch=batch)
 
 
 def _multiply_in_tf32() -> None:

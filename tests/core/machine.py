@@ -237,7 +237,9 @@ class Machine:
                     if row >= rows:  # behind every step of all rows: the last of a row that shows no other
                         if not history[int(buffer[positions + k]) - rows * steps]:
                             continue
-                        self.rows[kind, HOST, buffer[to + k]] = outputs[int(buffer[positions + k]) - rows * steps][output]
+                        self.rows[kind, HOST, buffer[to + k]] = outputs[int(buffer[positions + k]) - rows * steps][
+                            output
+                        ]
                     elif step < len(history[row]):
                         self.rows[kind, HOST, buffer[to + k]] = history[row][step][output]
                 elif history[int(buffer[positions + k])]:

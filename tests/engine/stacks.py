@@ -103,7 +103,10 @@ def front(given: int, width: int) -> Cell:
 def recurrent(given: int, h: int, c: int, y: int) -> Cell:
     """See ``front``."""
     return cell(
-        Recurrent(given, h, c, y), {"x": (given,), "h": (h,), "c": (c,)}, name=f"recurrent {given}{h}{c}{y}", max_batch=8
+        Recurrent(given, h, c, y),
+        {"x": (given,), "h": (h,), "c": (c,)},
+        name=f"recurrent {given}{h}{c}{y}",
+        max_batch=8,
     )
 
 
