@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import random
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -43,7 +43,7 @@ class Stepped(NamedTuple):
 
 class Made(NamedTuple):
     h: Tensor
-    count: Tensor
+    token: Tensor
     y: Tensor
     stop: Tensor
 
@@ -87,10 +87,10 @@ class Generator(nn.Module):
         super().__init__()
         self.from_mood, self.from_h, self.shown = weights(mood, h), weights(h, h), weights(h, y)
 
-    def forward(self, mood: Tensor, h: Tensor, count: Tensor) -> Made:
-        count = (count * 7 + 3) % TOKENS
-        h = torch.tanh(h @ self.from_h + mood @ self.from_mood + 0.1 * count[:, None])
-        return Made(h, count, torch.cos(h @ self.shown), count == 0)
+    def forward(self, mood: Tensor, h: Tensor, token: Tensor) -> Made:
+        token = (token * 7 + 3) % TOKENS
+        h = torch.tanh(h @ self.from_h + mood @ self.from_mood + 0.1 * token[:, None])
+        return Made(h, token, torch.cos(h @ self.shown), token == 0)
 
 
 @functools.cache
@@ -113,7 +113,7 @@ def recurrent(given: int, h: int, c: int, y: int) -> Cell:
 @functools.cache
 def generator(mood: int, h: int, y: int) -> Cell:
     """See ``front``."""
-    inputs = {"mood": (mood,), "h": (h,), "count": rows(dtype=torch.int64)}
+    inputs = {"mood": (mood,), "h": (h,), "token": rows(dtype=torch.int64)}
     return cell(Generator(mood, h, y), inputs, name=f"generator {mood}{h}{y}", max_batch=3)
 
 
@@ -122,7 +122,7 @@ class Author:
 
     def __init__(self, graph: Graph, x: Tensor, seed: int) -> None:
         self.graph, self.draw = graph, random.Random(seed)
-        self.x: object = x
+        self.x: Any = x
         self.given, self.width = x, INPUT
         self.num_steps = len(x)
         self.keeps = False
@@ -140,7 +140,7 @@ class Author:
             self.results["x"] = self.x
         return self.results
 
-    def show(self, made: object) -> None:
+    def show(self, made: Any) -> None:
         """Makes some of a sequence a result: all steps, the last, a few, or nothing."""
         name = f"r{len(self.results)}"
         form = self.draw.choice(["all", "last", "some", "none"])
@@ -158,11 +158,12 @@ class Author:
         self.x, self.width = made.y, width
         self.show(made.y)
 
-    def chain(self, keep: object = None) -> None:
+    def chain(self, keep: bool | tuple[str, ...] | None = None) -> None:
         """A layer with state, of which the session keeps all, some or nothing; what begins it is drawn."""
         h, c, y = self.new_width(), self.new_width(), self.new_width()
-        keep = self.draw.choice([False, True, True, ("h",), ("c",)]) if keep is None else keep
-        start: dict[str, object] = {}
+        choices: list[bool | tuple[str, ...]] = [False, True, True, ("h",), ("c",)]
+        keep = self.draw.choice(choices) if keep is None else keep
+        start: dict[str, Any] = {}
         if self.draw.random() < 0.3:
             start["h"] = front(INPUT, h)(x=self.given[0]).y
         if self.draw.random() < 0.3:
@@ -177,10 +178,11 @@ class Author:
         """The same in calls of the cell, step by step."""
         h, c, y = self.new_width(), self.new_width(), self.new_width()
         made = recurrent(self.width, h, c, y)
-        before = state = self.graph.state(made)
+        before = self.graph.state(made)
+        state: Any = before
         steps: list[Output] = []
         for k in range(self.num_steps):
-            state = made(x=self.x[k], h=state.h, c=state.c)  # type: ignore[index]
+            state = made(x=self.x[k], h=state.h, c=state.c)
             steps.append(state.y)
         self.graph.keep(before, state)
         self.keeps = True
@@ -190,21 +192,22 @@ class Author:
     def loop(self) -> None:
         """Steps until one says stop, from the last row on."""
         h, y = self.new_width(), self.new_width()
-        keep = self.draw.choice([False, True, ("h",)])
+        choices: list[bool | tuple[str, ...]] = [False, True, ("h",)]
+        keep = self.draw.choice(choices)
         made = self.graph.loop(
             generator(self.width, h, y),
             max_steps=self.draw.randint(1, 6),
             until=self.draw.choice(["stop", None]),
             keep=keep,
-            mood=self.x[-1],  # type: ignore[index]
-            count=3,
+            mood=self.x[-1],
+            token=3,
         )
         self.keeps = self.keeps or bool(keep)
         if self.draw.random() < 0.5:
             width = self.new_width()
             self.results["read"] = front(h, width)(x=made.last.h).y
         self.results["steps"] = made.y
-        self.results["last"] = made.last.h if self.draw.random() < 0.5 else made.last.count
+        self.results["last"] = made.last.h if self.draw.random() < 0.5 else made.last.token
 
 
 def make_model(name: str, seed: int) -> Unfolder:

@@ -13,6 +13,7 @@ from cellrt.engine.engine import Engine
 from cellrt.engine.session import Session
 from cellrt.engine.sessions import SessionLimits
 from cellrt.errors import CancelledError, CellError
+from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from tests.effort import examples
@@ -129,23 +130,25 @@ def play(seed: int, workers: int, resident: int | None, num_models: int) -> None
     resident=st.sampled_from([None, 0, 2]),
     num_models=st.integers(1, 3),
 )
-def test_each_goes_on_from_its_own_state_whatever_the_widths_of_its_cells(seed, workers, resident, num_models):
+def test_each_goes_on_from_its_own_state_whatever_the_widths_of_its_cells(
+    seed: int, workers: int, resident: int | None, num_models: int
+) -> None:
     play(seed, workers, resident, num_models)
 
 
-def test_a_chain_between_layers_of_other_widths_goes_on_from_its_own_state():
+def test_a_chain_between_layers_of_other_widths_goes_on_from_its_own_state() -> None:
     """The usual streaming shape: a layer, a recurrent one that keeps its state, and a head."""
 
-    def unfold(graph, x):
+    def unfold(graph: Graph, x: torch.Tensor) -> dict[str, object]:
         middle = graph.chain(recurrent(2, 3, 3, 5), keep=True, x=graph.chain(front(INPUT, 2), x=x).y)
         return {"y": graph.chain(front(3, 5), x=middle.h).y}
 
     assert_sessions_go_on(Unfolder("speech", unfold, torch.zeros(2, INPUT)), torch.randn(40, 4, INPUT))
 
 
-def test_a_loop_whose_last_step_others_read_leaves_it_to_its_session():
-    def unfold(graph, x):
-        made = graph.loop(generator(INPUT, 2, 3), keep=True, max_steps=4, mood=x, count=3)
+def test_a_loop_whose_last_step_others_read_leaves_it_to_its_session() -> None:
+    def unfold(graph: Graph, x: torch.Tensor) -> dict[str, object]:
+        made = graph.loop(generator(INPUT, 2, 3), keep=True, max_steps=4, mood=x, token=3)
         return {"read": front(2, 3)(x=made.last.h).y, "y": made.y}
 
     assert_sessions_go_on(Unfolder("loop", unfold, torch.zeros(INPUT)), torch.randn(8, INPUT))
