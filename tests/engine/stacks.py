@@ -217,3 +217,11 @@ def make_model(name: str, seed: int) -> Unfolder:
         return Author(graph, x, seed).write()
 
     return Unfolder(name, unfold, torch.zeros(2, INPUT))
+
+
+def __getattr__(name: str) -> Unfolder:
+    """The model ``model_7`` is made of seed 7: an engine in another process takes it by its name."""
+    kind, _, seed = name.partition("_")
+    if kind != "model" or not seed.isdecimal():
+        raise AttributeError(name)
+    return make_model(name, int(seed))

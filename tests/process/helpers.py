@@ -17,11 +17,11 @@ from tests.waiting import until
 MODELS = ("chain", "loop", "layers", "kept", "grown", "half")
 
 
-def start(**options: Any) -> EngineProcess:
+def start(workers: int = 1, **options: Any) -> EngineProcess:
     """An engine's process with small tables."""
     options.setdefault("limits", SMALL)
     options.setdefault("arena_bytes", 1 << 16)
-    return EngineProcess(1, **options)
+    return EngineProcess(workers, **options)
 
 
 def steps(count: int, first: float = 1.0) -> torch.Tensor:
