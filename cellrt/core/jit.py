@@ -38,7 +38,7 @@ Function = Callable[..., Any]
 
 
 def _kept(function: Function, **options: bool | str) -> Any:
-    """Numba's ``njit``, with what it compiles kept as ``kept_code.py`` says."""
+    """Return what Numba's ``njit`` does, with what it compiles kept as ``kept_code.py`` says."""
     if numba.config.DISABLE_JIT:
         return function
     told = sorted(options.items())
@@ -48,7 +48,7 @@ def _kept(function: Function, **options: bool | str) -> Any:
 
 
 def c_function(function: Function, signature: Any) -> CFunc:
-    """A function as one that C calls, compiled for a signature; its ``address`` is good as long as it lives."""
+    """Return a function as C calls it, compiled for a signature; its ``address`` is good as long as it lives."""
     told = f"C {signature}"
     made = CFunc(
         function,
@@ -57,7 +57,7 @@ def c_function(function: Function, signature: Any) -> CFunc:
         {"error_model": "numpy"},
         pipeline_class=named_compiler(told),
     )
-    made._cache = KeptCode(function, told)
+    made._cache = KeptCode(function, told)  # type: ignore[attr-defined]
     made.compile()
     return made
 

@@ -66,8 +66,8 @@ class NotToldError(Exception):
 
 
 def folders_for(file: str) -> tuple[Path, ...]:
-    """Where the code of a file's functions may be: the folder of ``NUMBA_CACHE_DIR``, one beside the file, and one of
-    the user's, as Numba has it. First the one where it is kept: of those that can be written to the first, if any."""
+    """Return where the code of a file's functions may be: the folder of ``NUMBA_CACHE_DIR``, one beside the file, and
+    one of the user's, as Numba has it. First comes where it is kept: the first that can be written to, if any."""
     return _folders_for(os.path.dirname(os.path.abspath(file)), config.CACHE_DIR)
 
 
@@ -95,7 +95,7 @@ SOURCES = Sources(folders_for(__file__)[0] / f"cellrt-sources.{sys.implementatio
 
 
 def named_compiler(options: object) -> type[Compiler]:
-    """A compiler for one function with these options: its symbols have digests in place of numbers.
+    """Return a compiler for one function with these options: its symbols have digests in place of numbers.
 
     While it works, so have those of all functions that are compiled on the way; Numba lets one thread compile at a
     time, so this touches nobody else's.
@@ -123,7 +123,7 @@ def named_compiler(options: object) -> type[Compiler]:
 
 
 def _name_of(function: Any) -> str:
-    """What stands for a function's content in its symbols; for nothing else if nobody can tell the content."""
+    """Return what stands for a function in its symbols: its content, or a number if nobody can tell the content."""
     try:
         return content_of(function)[:_DIGITS]
     except NotToldError:
@@ -131,7 +131,7 @@ def _name_of(function: Any) -> str:
 
 
 def _own_name(name: str, options: object, owner: type) -> str:
-    """The same for one that has a compiler of its own.
+    """Return the same for one that has a compiler of its own.
 
     Where another function of the same content was compiled in this process, maybe with other constants, it is told
     from that, and not kept.
@@ -146,9 +146,9 @@ def _own_name(name: str, options: object, owner: type) -> str:
 
 
 def content_of(function: Any, outer: tuple[object, ...] = ()) -> str:
-    """A digest of a Python function: of its names, code, closure, defaults, and the sources of its module.
+    """Return a digest of a Python function: of its names, code, closure, defaults, and the sources of its module.
 
-    Raises NotToldError if it holds something else than numbers, texts, dtypes, arrays, types, functions and tuples of
+    Raise NotToldError if it holds something else than numbers, texts, dtypes, arrays, types, functions and tuples of
     these, or its source is no file.
     """
     if any(function is each for each in outer):
@@ -184,7 +184,7 @@ def _told_of_code(code: CodeType, outer: tuple[object, ...]) -> str:
 
 
 def _told(value: Any, outer: tuple[object, ...]) -> str:
-    """What tells a value from any other in compiled code."""
+    """Return what tells a value from any other in compiled code. Raise NotToldError if nobody knows."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if value is None or value is ... or isinstance(value, bool | int | float | complex | str | bytes | np.dtype):
         return f"{kind} {value!r}"
@@ -209,7 +209,7 @@ def _told(value: Any, outer: tuple[object, ...]) -> str:
 
 
 def _stamp_of(function: Any) -> str:
-    """Of a function's sources. Numba's own are told by its version."""
+    """Return the stamp of a function's sources. Numba's own are told by its version."""
     known = _stamps.get(function)
     if known is not None:
         return known
@@ -223,7 +223,7 @@ def _stamp_of(function: Any) -> str:
 
 
 def _real_name(function: Any) -> str:
-    """The name of a function's module, of a program that Python runs as a module too."""
+    """Return the name of a function's module, of a program that Python runs as a module too."""
     spec = function.__globals__.get("__spec__")
     return str(function.__module__) if spec is None else spec.name
 
@@ -246,24 +246,24 @@ class KeptCode(_Cache):  # type: ignore[misc]
 
     @property
     def cache_path(self) -> str:
-        """The folder."""
+        """Return the folder."""
         return str(folders_for(self._file)[0])
 
     def enable(self) -> None:
-        """Makes it keep code, which it does."""
+        """Keep code, as it does from the start."""
         self._is_enabled = True
 
     def disable(self) -> None:
-        """Makes it keep none."""
+        """Keep none."""
         self._is_enabled = False
 
     def flush(self) -> None:
-        """Gives up what it keeps of the function, in all signatures."""
+        """Give up what it keeps of the function, in all signatures."""
         for path in folders_for(self._file)[0].glob(f"{self._stem()}-*"):
             path.unlink(missing_ok=True)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """The code for a signature, if it was kept and all that it was made of is the same."""
+        """Return the code for a signature, if it was kept and all that it was made of is the same."""
         target_context.refresh()
         try:
             name, first_line = self._place(sig, target_context.codegen())
@@ -276,7 +276,7 @@ class KeptCode(_Cache):  # type: ignore[misc]
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keeps the code for a signature, if its symbols are nobody else's and there is a place."""
+        """Keep the code for a signature, if its symbols are nobody else's and there is a place."""
         if not self._is_enabled or not can_be_kept(data):
             return
         try:
@@ -301,9 +301,9 @@ class KeptCode(_Cache):  # type: ignore[misc]
         return re.sub(r"[^\w.]", "", f"{module}.{self._function.__qualname__}")
 
     def _place(self, signature: Any, codegen: Any) -> tuple[str, bytes]:
-        """The name of the file for a signature, and its first line, a digest of what its content comes from.
+        """Return the name of the file for a signature, and its first line, a digest of what its content comes from.
 
-        Raises NotToldError if nobody can tell.
+        Raise NotToldError if nobody can tell.
         """
         if not self._is_enabled:
             raise NotToldError
@@ -317,7 +317,7 @@ class KeptCode(_Cache):  # type: ignore[misc]
 
 
 def _read(path: Path, first_line: bytes) -> Any:
-    """What a file with this first line holds, if it is there and whole."""
+    """Return what a file with this first line holds, if it is there and whole."""
     try:
         with path.open("rb") as file:
             return pickle.load(file) if file.readline() == first_line else None
@@ -326,26 +326,26 @@ def _read(path: Path, first_line: bytes) -> Any:
 
 
 def can_be_kept(made: Any) -> bool:
-    """Whether a compiled function can be kept: it holds no addresses, and all its symbols are named by content."""
+    """Return whether a compiled function can be kept: it holds no addresses, and content names all its symbols."""
     if made.library.has_dynamic_globals or any(not each.can_cache for each in made.lifted):
         return False
     return all(map(is_ours, symbols_of(made.library._final_module)))
 
 
 def symbols_of(module: Any) -> Iterator[str]:
-    """The functions and variables that an LLVM module defines for others."""
+    """Yield the functions and variables that an LLVM module defines for others."""
     for value in itertools.chain(module.functions, module.global_variables):
         if not value.is_declaration and value.linkage.name not in ("internal", "private"):
             yield value.name
 
 
 def is_ours(symbol: str) -> bool:
-    """Whether no other body can have a symbol."""
+    """Return whether no other body can have a symbol."""
     return bool(_OURS.search(symbol) or _PLAIN_NAME.match(symbol))
 
 
 def _versions() -> list[object]:
-    """What changes compiled code beside its sources. Python without assertions compiles none."""
+    """Return what changes compiled code beside its sources. Python without assertions compiles none."""
     flags = (sys.flags.optimize, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT)
     return [FORMAT, numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, *flags]
 

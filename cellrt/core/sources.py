@@ -74,7 +74,7 @@ class Sources:
         self._stamps: dict[_Module, tuple[dict[str, tuple[int, int]], str]] = {}
 
     def stamp(self, name: str, file: str) -> str:
-        """The digest of a module and of all that it imports. Raises OSError if the file cannot be read."""
+        """Return the digest of a module and of all that it imports. Raise OSError if the file cannot be read."""
         root = _Module(name, os.path.abspath(file))
         found = self._stamps.get(root)
         if found is not None and all(_state_of(path) == state for path, state in found[0].items()):
@@ -90,7 +90,7 @@ class Sources:
         return digest.hexdigest()
 
     def modules(self, name: str, file: str) -> set[str]:
-        """The names of the modules whose code is part of a module's stamp."""
+        """Return the names of the modules whose code is part of a module's stamp."""
         return {module.name for module in self._closure(_Module(name, os.path.abspath(file)))}
 
     def _closure(self, root: _Module) -> dict[_Module, Source]:
@@ -111,7 +111,7 @@ class Sources:
             yield from self._modules_of(_absolute(module, text))
 
     def _modules_of(self, text: str) -> Iterator[_Module]:
-        """The modules that one import brings: of a package that is imported itself, all that are in it."""
+        """Yield the modules that one import brings: of a package that is imported itself, all that are in it."""
         dotted, _, name = text.partition(":")
         if _top(dotted) in LIBRARIES:
             return
@@ -151,7 +151,7 @@ class Sources:
                     self._known[key] = Source(digest, tuple(imports), dict(of_types), tuple(names))
 
     def _write(self) -> None:
-        """Nobody finds it half written; where it cannot be, files are read again by whoever comes next."""
+        """Keep what is known. Nobody finds it half written; where it cannot be, others parse the files again."""
         if self._kept is None:
             return
         if len(self._known) > _MOST_KNOWN:
@@ -163,7 +163,7 @@ class Sources:
 
 
 def read_source(text: bytes, is_package: bool = False) -> Source:
-    """What matters of a file's text; of one that Python cannot read, all of it."""
+    """Return what matters of a file's text; of one that Python cannot read, all of it."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -192,7 +192,7 @@ def read_source(text: bytes, is_package: bool = False) -> Source:
 
 
 def _imports_of(node: ast.AST) -> dict[str, str]:
-    """What an import brings, by the name that it gives it."""
+    """Return what an import brings, by the name that it gives it."""
     if isinstance(node, ast.Import):
         return {each.asname or each.name: each.name for each in node.names}
     if isinstance(node, ast.ImportFrom):
@@ -201,7 +201,7 @@ def _imports_of(node: ast.AST) -> dict[str, str]:
 
 
 def _is_text(statement: ast.AST) -> bool:
-    """Whether it is a string by itself, such as a docstring."""
+    """Return whether it is a string by itself, such as a docstring."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -210,7 +210,7 @@ def _is_text(statement: ast.AST) -> bool:
 
 
 def _bound_by(statement: ast.AST) -> Iterator[str]:
-    """Names that a statement at the top level gives to anything."""
+    """Yield the names that a statement at the top level gives to anything."""
     yield from _imports_of(statement)
     for node in ast.walk(statement):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -220,7 +220,7 @@ def _bound_by(statement: ast.AST) -> Iterator[str]:
 
 
 def _absolute(module: _Module, text: str) -> str:
-    """An import of a module, without the dots of a relative one."""
+    """Return an import of a module, without the dots of a relative one."""
     named = text.lstrip(".")
     level = len(text) - len(named)
     if not level:
@@ -233,7 +233,7 @@ def _absolute(module: _Module, text: str) -> str:
 
 
 def _locate(name: str) -> _Found | None:
-    """Where a module lies. Nothing is imported for it."""
+    """Return where a module lies. Nothing is imported for it."""
     if name not in _LOCATED:
         parent, _, last = name.rpartition(".")
         above = _locate(parent) if parent else None
@@ -266,7 +266,7 @@ def _locate_in(package: _Found, name: str) -> _Found | None:
 
 
 def _all_of(name: str, found: _Found) -> Iterator[_Module]:
-    """A module, or all modules of a package; of an installed one that is not cellrt, what it is imported by alone."""
+    """Yield a module, or all modules of a package; of an installed one that is not cellrt, its own file alone."""
     if found.file is not None:
         yield _Module(name, found.file)
     if _top(name) != _OWN and any(map(_is_installed, found.folders)):
@@ -299,6 +299,6 @@ def _top(name: str) -> str:
 
 
 def _state_of(path: str) -> tuple[int, int]:
-    """By what one tells that a file has changed while this process runs."""
+    """Return that by which one tells that a file has changed while this process runs."""
     state = os.stat(path)
     return state.st_mtime_ns, state.st_size

@@ -23,10 +23,10 @@ TRIED_NODES = ((1, 1, 0), (2, 3, 5))
 
 @workers_modes()
 def wrong_outputs(cell: Computation, form: CompiledForm) -> list[str]:
-    """The outputs, and the inputs with pages, of which a form makes something else than the module, beyond rounding.
+    """Return the outputs, and the inputs with pages, of which a form makes something else than the module.
 
-    Integers may differ once: which of two is larger may hang on rounding. Rows that the form refuses, or on which the
-    module raises or is not of one mind, say nothing.
+    That is beyond rounding. Integers may differ once: which of two is larger may hang on rounding. Rows that the form
+    refuses, or on which the module raises or is not of one mind, say nothing.
     """
     generator = torch.Generator().manual_seed(0)
     differing = Counter[str]()
@@ -59,7 +59,7 @@ def _tried(cell: Computation, generator: torch.Generator) -> Iterator[Sequence[C
 
 
 def _of_module(cell: Computation, inputs: Sequence[CellInput]) -> dict[str, torch.Tensor]:
-    """The outputs by name, and what lies in pages after that by the names of inputs."""
+    """Return the outputs by name, and what lies in pages after that by the names of inputs."""
     copies = [copy_input(value) for value in inputs]
     outputs = [value.detach() for value in cell.run_step(*copies)]
     return dict(zip(cell.outputs, outputs, strict=True)) | _pages(cell, copies)
@@ -76,6 +76,6 @@ def _pages(cell: Computation, inputs: Sequence[CellInput]) -> dict[str, torch.Te
 
 
 def _is_fickle(cell: Computation, inputs: Sequence[CellInput], before: dict[str, torch.Tensor]) -> bool:
-    """Whether the module makes something else of the same rows at another call."""
+    """Return whether the module makes something else of the same rows at another call."""
     again = _of_module(cell, inputs)
     return not all(is_close(again[name], value) for name, value in before.items())
