@@ -17,52 +17,54 @@ All this reaches into Numba. ``pyproject.toml`` bounds it to the minor versions 
 
 from __future__ import annotations
 
-import functools
-import hashlib
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
+from numba.core.ccallback import CFunc
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, overload, register_model
 from numba.np.arrayobj import make_array, populate_array
 from numba.np.numpy_support import from_dtype
 
 from cellrt.core import tables
+from cellrt.core.kept_code import KeptCode, named_compiler
 from cellrt.core.tables import Tables
 
 Function = Callable[..., Any]
 
 
-@functools.cache
-def _stamp_of(folder: Path) -> str:
-    """A digest of all Python files of a folder, of this one, and of the products that compiled forms share."""
-    digest, core = hashlib.sha256(), Path(__file__).resolve().parent
-    for path in sorted({path for one in (folder, core, core.parent / "products") for path in one.glob("*.py")}):
-        digest.update(path.name.encode() + path.read_bytes())
-    return digest.hexdigest()
+def _kept(function: Function, **options: bool | str) -> Any:
+    """Return what Numba's ``njit`` does, with what it compiles kept as ``kept_code.py`` says."""
+    if numba.config.DISABLE_JIT:
+        return function
+    told = sorted(options.items())
+    dispatcher = njit(pipeline_class=named_compiler(told), **options)(function)
+    dispatcher._cache = KeptCode(function, told)
+    return dispatcher
 
 
-def watch_callees(cached: Any, function: Function) -> Any:
-    """Has the disk cache of a compiled function notice a change of any file beside its own, where its callees are.
-
-    Numba alone looks at the function's own file, and would run yesterday's callees. The digest is part of the cache's
-    version, which is looked at before anything else is read: what another cellrt wrote may name modules that are gone.
-    """
-    if not numba.config.DISABLE_JIT:
-        stamp = _stamp_of(Path(function.__code__.co_filename).resolve().parent)
-        cached._cache._cache_file._version = f"{numba.__version__} {stamp}"
-    return cached
+def c_function(function: Function, signature: Any) -> CFunc:
+    """Return a function as C calls it, compiled for a signature; its ``address`` is good as long as it lives."""
+    told = f"C {signature}"
+    made = CFunc(
+        function,
+        (signature.args, signature.return_type),
+        {},
+        {"error_model": "numpy"},
+        pipeline_class=named_compiler(told),
+    )
+    made._cache = KeptCode(function, told)  # type: ignore[attr-defined]
+    made.compile()
+    return made
 
 
 def _njit(function: Function, **options: bool) -> Any:
     """Compiles a function once for all kinds of integers, where Numba would for each that a caller has."""
-    made = njit(cache=True, error_model="numpy", no_cfunc_wrapper=True, **options)(function)
-    dispatcher = watch_callees(made, function)
+    dispatcher = _kept(function, error_model="numpy", no_cfunc_wrapper=True, **options)
     if not numba.config.DISABLE_JIT:
         resolve = dispatcher.get_call_template
         dispatcher.get_call_template = lambda args, kws: resolve([_widen(arg) for arg in args], kws)
@@ -96,7 +98,7 @@ def short_entry(function: Function) -> Any:
 
 def nogil(function: Function) -> Any:
     """For compiled code outside the core, which may make arrays and gives up the interpreter lock."""
-    return watch_callees(njit(cache=True, nogil=True)(function), function)
+    return _kept(function, nogil=True)
 
 
 def allocating(function: Function) -> Any:

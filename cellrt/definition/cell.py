@@ -7,6 +7,7 @@ build the same cell from the same weights batch together, and a changed weight m
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterable
 from contextvars import ContextVar
 from functools import cached_property
@@ -19,6 +20,7 @@ from cellrt.definition.compiled_form import CompiledForm, find_compiled_form
 from cellrt.definition.computation import Computation
 from cellrt.definition.declaration import Declaration
 from cellrt.definition.file import save_cell
+from cellrt.definition.form_trial import wrong_outputs
 from cellrt.definition.given_inputs import fit, in_order
 from cellrt.definition.identity import Identity, likeness_of
 from cellrt.definition.row_wise import warn_unless_row_wise
@@ -64,6 +66,8 @@ class Cell(Computation):
         written: Iterable[str] = (),
     ) -> None:
         super().__init__(module, by_name, declaration, written)
+        self.why_no_form = ""
+        """Why the compiled form that its module has is not used."""
         self.identity, self._identity = identity.digest, identity
 
     def __repr__(self) -> str:
@@ -103,10 +107,18 @@ class Cell(Computation):
 
     @cached_property
     def compiled_form(self) -> CompiledForm | None:
-        """What runs the cell on a CPU without Python, if its module has such a form: see ``compiled_form.py``."""
+        """What runs the cell on a CPU without Python, if its module has such a form: see ``compiled_form.py``.
+
+        None too, with a line in the log, if on random rows it does not give what the module gives.
+        """
         if self.batch_sizes or not self.by_name:
             return None
-        return find_compiled_form(self.module, self.inputs, self.outputs, self.carry)
+        form = find_compiled_form(self.module, self.inputs, self.outputs, self.carry)
+        if form is not None and (wrong := wrong_outputs(self, form)):
+            self.why_no_form = f"its module's compiled form gave other results than the module: {', '.join(wrong)}"
+            logging.getLogger("cellrt").warning("cell %r runs without it: %s", self.name, self.why_no_form)
+            return None
+        return form
 
     def check_row_wise(self) -> list[str]:
         """Runs the cell on a few random rows together and one by one; returns the outputs that differ, with a warning.

@@ -14,18 +14,16 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numba
 import numpy as np
 import torch
 from numba import carray
-from numba.core.ccallback import CFunc
 from numpy.typing import NDArray
 from torch import nn
 
-from cellrt.core.jit import nogil, watch_callees
+from cellrt.core.jit import c_function, nogil
 from cellrt.core.memory import as_pointer, read_float, read_int, read_word, read_words, write_word
 from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.attention_operator import APPEND, ATTEND
@@ -110,12 +108,7 @@ class TaskFunction:
 
     @functools.cached_property
     def _compiled(self) -> Any:
-        made = CFunc(self._function, (_SIGNATURE.args, _SIGNATURE.return_type), {}, {"error_model": "numpy"})
-        with suppress(RuntimeError):  # there is no place to keep what was not written in a file
-            made.enable_caching()
-            watch_callees(made, self._function)
-        made.compile()
-        return made
+        return c_function(self._function, _SIGNATURE)
 
     @property
     def address(self) -> int:

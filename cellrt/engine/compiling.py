@@ -70,7 +70,7 @@ class CellCompiler:
             if form is None:
                 eager.append(cell)
             if form is not None or self._mode != "wait":  # who waits may be interrupted: then nothing is known of it
-                self._note(cell, form, OFF if self._mode == "off" else WAITS)
+                self._note(cell, form, cell.why_no_form or (OFF if self._mode == "off" else WAITS))
                 note_done()
         if eager and self._mode == "wait":
             for _ in self._compile(eager):

@@ -16,7 +16,6 @@ Everything runs on the calling thread, holds no state and releases the interpret
 from __future__ import annotations
 
 import functools
-from contextlib import suppress
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,11 +23,10 @@ import torch
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
-from numba.core.ccallback import CFunc
 from numba.extending import intrinsic
 from torch import Tensor
 
-from cellrt.core.jit import nogil, watch_callees
+from cellrt.core.jit import c_function, nogil
 from cellrt.core.memory import read_float
 from cellrt.products.tile import HALF_GROUPS, lines_of_row, multiply_rows, rows_of_tile
 from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
@@ -255,12 +253,7 @@ def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-unty
 @functools.cache
 def product_kernel() -> Any:
     """``project_strided`` as a C function ``void (int64 x 8)``; its ``address`` is good as long as the process."""
-    made = CFunc(_kernel, ((types.int64,) * 8, types.void), {}, {"error_model": "numpy"})
-    with suppress(RuntimeError):  # there is no place to keep it
-        made.enable_caching()
-        watch_callees(made, _kernel)
-    made.compile()
-    return made
+    return c_function(_kernel, types.void(*(types.int64,) * 8))
 
 
 def _kernel(x, stride, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]

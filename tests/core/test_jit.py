@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-import pickle
+import sys
 import tomllib
 from pathlib import Path
 from types import ModuleType
@@ -12,8 +12,6 @@ import numba
 import numpy as np
 import pytest
 from packaging.requirements import Requirement
-
-from cellrt.core import jit
 
 PYPROJECT = Path(__file__).resolve().parents[2] / "pyproject.toml"
 
@@ -35,6 +33,7 @@ def test_numba_is_of_a_minor_version_that_was_tested():
 
 SOURCE = """
 from cellrt.core.jit import compiled, entry
+from callee_NAME import added
 
 
 @compiled
@@ -44,38 +43,42 @@ def double(number):
 
 @entry
 def total(numbers, few):
-    return double(numbers[0]) + double(few[0]) + double(1)
+    return double(numbers[0]) + double(few[0]) + double(1) + added
 """
 
 
 def load(folder: Path, callee: str) -> ModuleType:
-    """A module with compiled functions as a new process finds it, and beside it a file with what they might call."""
-    path = folder / "called.py"
-    path.write_text(SOURCE)
-    (folder / "callee.py").write_text(callee)
-    jit._stamp_of.cache_clear()
-    spec = importlib.util.spec_from_file_location("called", path)
+    """A module with compiled functions as a new process finds it, and beside it a file that it imports from."""
+    name = folder.name
+    path = folder / f"called_{name}.py"
+    path.write_text(SOURCE.replace("NAME", name))
+    (folder / f"callee_{name}.py").write_text(callee)
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    assert module.total(np.array([1]), np.array([2], np.int8)) == 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(folder)
+        patch.delitem(sys.modules, f"callee_{name}", raising=False)
+        spec.loader.exec_module(module)
+    assert module.total(np.array([1]), np.array([2], np.int8)) == 8 + module.added
     return module
 
 
 @needs_compiler
 def test_what_compiled_code_calls_is_compiled_once_for_all_kinds_of_integers(tmp_path: Path):
-    assert len(load(tmp_path, "").double.nopython_signatures) == 1
+    assert len(load(tmp_path, "added = 0").double.nopython_signatures) == 1
 
 
 @needs_compiler
-def test_the_cache_on_disk_is_stale_once_a_file_beside_it_has_changed(tmp_path: Path):
-    hits = [sum(load(tmp_path, callee).total.stats.cache_hits.values()) for callee in ("A = 1", "A = 1", "A = 2")]
+def test_the_cache_on_disk_is_stale_once_a_file_that_is_imported_has_changed(tmp_path: Path):
+    hits = [sum(load(tmp_path, f"added = {k}").total.stats.cache_hits.values()) for k in (1, 1, 2)]
     assert hits == [0, 1, 0]
 
 
 @needs_compiler
 def test_a_cache_that_names_a_module_which_is_gone_is_not_read(tmp_path: Path):
-    load(tmp_path, "A = 1")
-    for index in tmp_path.rglob("*.nbi"):
-        index.write_bytes(pickle.dumps(numba.__version__) + b"ca_module_that_is_gone\nName\n.")
-    assert sum(load(tmp_path, "A = 2").total.stats.cache_hits.values()) == 0
+    load(tmp_path, "added = 1")
+    for kept in tmp_path.rglob("*.code"):
+        first_line, _, _ = kept.read_bytes().partition(b"\n")
+        kept.write_bytes(first_line + b"\nca_module_that_is_gone\nName\n.")
+    assert sum(load(tmp_path, "added = 1").total.stats.cache_hits.values()) == 0
