@@ -19,7 +19,7 @@ from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
-from cellrt.engine.occupancy import ready_nodes, rows_by_place
+from cellrt.engine.occupancy import ready_nodes, rows_by_place, session_bytes_by_place
 from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
 from cellrt.engine.registration import ArenaBytes, Registrar
@@ -280,8 +280,9 @@ class Engine(Serving):
             state: what ``Session.export`` gave; the session goes on from there.
             must_be_open: raise SessionError instead of opening a new one.
 
-        Raises UnknownModelError, OverloadError if too many sessions are open, RequestError if the model keeps no state,
-        SessionError if ``state`` is not one of this model's cells, and RequestError with one in a future's callback.
+        Raises UnknownModelError, OverloadError if too many sessions are open or ``state`` finds no room, RequestError
+        if the model keeps no state, SessionError if ``state`` is not one of this model's cells, and RequestError with
+        one in a future's callback.
         """
         if state is not None:
             self._manager.refuse_in_callback()
@@ -349,6 +350,10 @@ class Engine(Serving):
 
         ``rows``: of arenas, by place. ``ready``: nodes of a cell that could run now.
 
+        ``sessions``: how many are open, and of those without a request that runs, how many have their state at a
+        worker, and the bytes of the states by place: "saved" are those in host memory beside the arenas, of which
+        ``SessionLimits.max_saved_bytes`` are allowed.
+
         Cells of one name are told apart by the beginning of their identity.
         """
         sessions, unfinished = self._manager.sessions, self._manager.places.num_unfinished
@@ -364,7 +369,14 @@ class Engine(Serving):
                 {location: worker.counts() for location, worker in enumerate(list(self._manager.workers), 1)},
             ),
             "rows": rows_by_place(self._processor, self._registry.kinds),
-            "sessions": sessions.counts(),
+            "sessions": {
+                **sessions.counts(),
+                "bytes": {
+                    **session_bytes_by_place(self._processor, self._registry.kinds, [one.id for one in sessions]),
+                    "saved": sessions.saved_bytes,
+                },
+                "max_saved_bytes": sessions.max_saved_bytes,
+            },
         }
 
     def timeline(self) -> Timeline:
