@@ -15,6 +15,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.warm_up import warm_up
 from cellrt.engine.announce import announced
+from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
 from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
@@ -22,7 +23,7 @@ from cellrt.engine.manager import Manager
 from cellrt.engine.occupancy import ready_nodes, rows_by_place, session_bytes_by_place
 from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
-from cellrt.engine.registration import ArenaBytes, Registrar
+from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import Session, records_of
@@ -42,6 +43,7 @@ from cellrt.worker.make import (
     device_names,
     loops_ahead,
     make_arenas,
+    memory_of,
     open_device,
     shared_cells,
     worker_maker,
@@ -64,8 +66,11 @@ class Engine(Serving):
         limits: sizes of the tables.
         sessions: how many sessions are kept, where, and for how long.
         arena_bytes: memory for the rows of one kind (shape and dtype) at each worker; the host, which holds inputs and
-            results, gets four times that.
-        page_bytes: the same for the pages of states that grow (``cellrt.grows``).
+            results, gets four times that. Default: up to 64 MB, of little free memory less, and more where four full
+            batches need it.
+        page_bytes: the same for the pages of states that grow (``cellrt.grows``). Default: at all places together a
+            third of the memory that is free (control groups count), on a GPU a quarter of its own; of each further
+            model that brings kinds of pages, of what is left. A CPU's memory is taken as it is first used.
         max_queue, max_queue_rows: requests, and rows of all their nodes (a loop's: up to its limit), that may be
             unfinished at once; ``submit`` raises OverloadError beyond.
         max_nodes: most nodes of one request's graph.
@@ -91,8 +96,8 @@ class Engine(Serving):
         settings: SchedulerSettings | None = None,
         limits: Limits | None = None,
         sessions: SessionLimits | None = None,
-        arena_bytes: int = 64 << 20,
-        page_bytes: int = 256 << 20,
+        arena_bytes: int | None = None,
+        page_bytes: int | None = None,
         max_queue: int = 8192,
         max_queue_rows: int | None = None,
         max_nodes: int = 65_535,
@@ -106,8 +111,8 @@ class Engine(Serving):
         check_workers(workers)
         check_numbers(
             threads_per_worker=threads_per_worker,
-            arena_bytes=arena_bytes,
-            page_bytes=page_bytes,
+            arena_bytes=1 if arena_bytes is None else arena_bytes,
+            page_bytes=1 if page_bytes is None else page_bytes,
             max_queue=max_queue,
             max_queue_rows=1 if max_queue_rows is None else max_queue_rows,
             max_nodes=max_nodes,
@@ -142,7 +147,7 @@ class Engine(Serving):
             arenas,
             shared,
             self._compiler,
-            ArenaBytes(arena_bytes, page_bytes),
+            ArenaSizes(ArenaBytes(arena_bytes, page_bytes), len(names), memory_of(devices)),
             devices[0],
             threads_per_worker,
             manager.turns.call,

@@ -36,6 +36,7 @@ from cellrt.errors import (
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
 
+LONGER_LISTS = "a cell with a larger max_batch lets its tasks list more"
 ADMITTED_TOGETHER = 1024
 """Most requests in one call: it keeps the interpreter lock for a fraction of a millisecond."""
 
@@ -149,8 +150,7 @@ class Requests:
                 count = self._admit(together)
             except RequestTooLargeError as error:  # what its session has kept counts too
                 number = together[0][1][0]
-                told = RequestTooLargeError(f"{first.name_of(number)}: {error} (see Engine(page_bytes=...))")
-                self.end_early(first, (number,), told)
+                self.end_early(first, (number,), self._too_large(first, number, f"{error}: {LONGER_LISTS}"))
                 continue
             if count < wanted and not self._make_room(*_asked_at(together, count)):
                 return
@@ -169,9 +169,17 @@ class Requests:
         if num_resident:
             self.end_early(bulk, (number,), OverloadError(f"{bulk.name_of(number)}: {self._sessions.why_full()}"))
             return True
-        told = f"{bulk.name_of(number)}: the request, with what its session has kept, finds no room in an empty engine"
-        self.end_early(bulk, (number,), RequestTooLargeError(told))
+        told = "with what its session has kept, it finds no room in an empty engine (see Engine(page_bytes=...))"
+        self.end_early(bulk, (number,), self._too_large(bulk, number, told))
         return True
+
+    def _too_large(self, bulk: Bulk, number: int, otherwise: str) -> RequestTooLargeError:
+        """The error of a request for which there is never room, with what its session has kept; ``otherwise``: what it
+        says if that is not for lack of rows or pages."""
+        record = bulk.session_of(number)
+        why = bulk.model.why_never(bulk.plan(number).template, -1 if record is None else record.id)
+        told = otherwise if why is None else f"with what its session has kept, the request needs {why}"
+        return RequestTooLargeError(f"{bulk.name_of(number)}: {told}")
 
     def give_way(self, location: int) -> bool:
         """Ends the latest request that has pages at a worker, or waits for its first, where sessions that are idle have

@@ -39,6 +39,8 @@ from cellrt.worker.free_memory import free_bytes
 
 EVICTED_TOGETHER = 64
 CLOSE, REFUSE = WHEN_FULL = ("close", "refuse")
+SAVED_PART = 4
+"""The part of the free memory that saved states may take by default."""
 UNKNOWN_BYTES = 1 << 30
 """What saved states may take where the system does not say how much memory is free."""
 
@@ -53,7 +55,7 @@ class SessionLimits:
             there are rows for.
         idle_timeout_s: a session that was idle for so long is closed. None: never.
         max_saved_bytes: host memory that the states may take which are not at a worker, in bytes, beside the arenas.
-            None: half of what is free when the engine is made.
+            None: a quarter of what is free when the engine is made.
         when_full: what happens when there is no room for one more such state: "close" closes the sessions that were
             idle longest, and their next requests get SessionError; "refuse" closes none, and those get OverloadError
             for whom a state would have to give way, or who bring one.
@@ -83,7 +85,7 @@ class Sessions:
         self.num_evictions = self.num_closed = 0
         """States that were moved to host memory, and sessions that were closed as there was no room for them there."""
         free = free_bytes() if limits.max_saved_bytes is None else None
-        self.max_saved_bytes = limits.max_saved_bytes or (UNKNOWN_BYTES if free is None else max(1, free // 2))
+        self.max_saved_bytes = limits.max_saved_bytes or (UNKNOWN_BYTES if free is None else max(1, free // SAVED_PART))
         self._saved = SavedStates()
         self._processor, self._arenas = processor, arenas
         self._lock = threading.Lock()

@@ -133,8 +133,8 @@ def test_refusing_costs_the_request_that_finds_no_row():
         assert step(sessions[-1]) is not None
 
 
-def test_half_of_the_free_memory_is_the_limit_by_default(monkeypatch):
-    for free, expected in ((1000, 500), (0, 1), (None, 1 << 30)):
+def test_a_quarter_of_the_free_memory_is_the_limit_by_default(monkeypatch):
+    for free, expected in ((1000, 250), (0, 1), (None, 1 << 30)):
         monkeypatch.setattr(engine_sessions, "free_bytes", lambda free=free: free)
         with engine_of(RUNS, SessionLimits()) as engine:
             assert engine.statistics()["sessions"]["max_saved_bytes"] == expected
