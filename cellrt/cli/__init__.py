@@ -12,7 +12,12 @@ from cellrt.cli.demo import demo
 from cellrt.cli.planning import check, simulate, tune
 from cellrt.cli.serve import serve
 
-app = typer.Typer(no_args_is_help=True, help="Serve dynamic neural networks cell by cell.")
+ABOUT = (
+    "Serve neural networks whose shape depends on the request (RNNs, trees, decoders), batched cell by cell over all "
+    "requests. cellrt serve starts a server; cellrt check tells beforehand whether a model can be served. Each option "
+    "may also come as an environment variable, which its help names."
+)
+app = typer.Typer(no_args_is_help=True, help=ABOUT)
 
 
 def _show_version(is_wanted: bool) -> None:
@@ -21,7 +26,7 @@ def _show_version(is_wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
+@app.callback(help=ABOUT)
 def _common(
     version: Annotated[
         bool,
@@ -34,7 +39,7 @@ def _common(
         ),
     ] = False,
 ) -> None:
-    """Serve dynamic neural networks cell by cell."""
+    """See ``ABOUT``, which is the help."""
 
 
 for _command in (demo, serve, check, tune, simulate):

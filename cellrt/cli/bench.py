@@ -15,35 +15,61 @@ from rich.table import Table
 from cellrt.cli.models import read_lines
 from cellrt.cli.shown import check_writable, complaint, console, failing_well
 
-app = typer.Typer(no_args_is_help=True, help="Put a load on a server.")
+app = typer.Typer(no_args_is_help=True, help="Measure a server under load.")
 
 
 @app.callback()
 def _common() -> None:
-    """Put a load on a server."""
+    """Measure a server under load."""
 
 
 @app.command("serve")
 def bench_serve(
-    model: Annotated[str, typer.Option(help="The model's name at the server.")],
-    base_url: Annotated[str, typer.Option(help="Of the server.")] = "http://127.0.0.1:8000",
-    endpoint: Annotated[str, typer.Option(help="{model} is the model's name.")] = "/v1/models/{model}/infer",
+    model: Annotated[str, typer.Option(help="Name of the model to send requests to.")],
+    base_url: Annotated[str, typer.Option(help="Address of the server.")] = "http://127.0.0.1:8000",
+    endpoint: Annotated[
+        str, typer.Option(help="Path to send requests to; {model} stands for the model's name.")
+    ] = "/v1/models/{model}/infer",
     dataset_path: Annotated[
-        Path | None, typer.Option(help="JSON lines: a request each, and perhaps its time_s.")
+        Path | None,
+        typer.Option(
+            help=(
+                "File with a request as JSON in each line, or an object with request and the second time_s at"
+                " which it is sent."
+            )
+        ),
     ] = None,
     request: Annotated[str | None, typer.Option(help="One request as JSON, instead of a file.")] = None,
-    num_prompts: Annotated[int, typer.Option("--num-prompts", "--num-requests", min=1, help="Requests.")] = 1000,
-    request_rate: Annotated[float, typer.Option(min=0.001, help="A second; inf: all at once.")] = math.inf,
-    burstiness: Annotated[float, typer.Option(min=0.001, help="1: Poisson; less: in bursts.")] = 1.0,
-    max_concurrency: Annotated[int | None, typer.Option(min=1, help="Requests at once: a closed loop.")] = None,
-    stream: Annotated[bool, typer.Option("--stream", help="Ask for each step as it is made.")] = False,
-    api_key: Annotated[str | None, typer.Option(help="Better in the environment.")] = None,
-    metric_percentiles: Annotated[str, typer.Option(help="Of latencies.")] = "50,90,99",
+    num_prompts: Annotated[
+        int,
+        typer.Option(
+            "--num-prompts", "--num-requests", min=1, help="Number of requests; those of a shorter file are repeated."
+        ),
+    ] = 1000,
+    request_rate: Annotated[float, typer.Option(min=0.001, help="Requests a second; inf: all at once.")] = math.inf,
+    burstiness: Annotated[
+        float,
+        typer.Option(min=0.001, help="Regularity of the times: 1 is Poisson, less comes in bursts, more is more even."),
+    ] = 1.0,
+    max_concurrency: Annotated[
+        int | None, typer.Option(min=1, help="The most requests that are unanswered at a time.")
+    ] = None,
+    stream: Annotated[bool, typer.Option("--stream", help="Ask for results step by step, as they are made.")] = False,
+    api_key: Annotated[
+        str | None,
+        typer.Option(
+            help="Key of the server, if it wants one; better given in the environment than here, where others see it."
+        ),
+    ] = None,
+    metric_percentiles: Annotated[
+        str, typer.Option(help="Percentiles of latencies to show, with commas between them.")
+    ] = "50,90,99",
     seed: Annotated[int, typer.Option(min=0, help="Of the arrivals.")] = 0,
-    save_result: Annotated[Path | None, typer.Option(help="The numbers as JSON.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="JSON instead of a table.")] = False,
+    save_result: Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Send requests at a rate (open loop), so many at once (closed loop), or at the times that a file has."""
+    """Send requests to a running server and measure latencies and throughput: at a rate, so many at a time, or at the
+    times that a file has."""
     try:
         from cellrt.planning.load import Load, arrival_times, check_served, send
     except ImportError as error:

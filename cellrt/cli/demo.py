@@ -23,16 +23,25 @@ def _rate(text: str) -> float | None:
 
 
 def demo(
-    words: Annotated[int, typer.Option(min=20, help="How many words each server gets at each load.")] = 3000,
-    rate: Annotated[str, typer.Option(help="Words per second, or auto: two loads from measured capacities.")] = "auto",
-    workers: Annotated[int | None, typer.Option(min=1, max=30, help="Worker threads. Default: one a core.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Of the choice of words and of the arrivals.")] = 0,
-    timeline: Annotated[Path, typer.Option(help="The picture: a .png or .svg file.")] = Path(
-        "cellrt-demo-timeline.png"
-    ),
-    quick: Annotated[bool, typer.Option("--quick", help="Few words, short measurements.")] = False,
+    words: Annotated[int, typer.Option(min=20, help="Words that each of the three servers gets at each load.")] = 3000,
+    rate: Annotated[
+        str, typer.Option(help="Words per second; auto: two loads, chosen by what the servers were measured to bear.")
+    ] = "auto",
+    workers: Annotated[
+        int | None, typer.Option(min=1, max=30, help="Worker threads. Default: one for each core.")
+    ] = None,
+    seed: Annotated[
+        int, typer.Option(min=0, help="Seed of the random choice of words and of the times at which they arrive.")
+    ] = 0,
+    timeline: Annotated[
+        Path, typer.Option(help="File for a picture of which words were batched together: .png or .svg.")
+    ] = Path("cellrt-demo-timeline.png"),
+    quick: Annotated[
+        bool, typer.Option("--quick", help="Take a few hundred words and measure for a shorter time.")
+    ] = False,
 ) -> None:
-    """Serve real words through a trained encoder-decoder, beside one at a time and padded batches."""
+    """Show what batching by cells gains: turn words into phonemes with a trained encoder-decoder, and compare with
+    serving one word at a time and with padded batches."""
     from cellrt.demo.run import Options, run
 
     if timeline.suffix.lower() not in (".png", ".svg"):

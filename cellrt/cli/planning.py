@@ -19,20 +19,47 @@ from cellrt.errors import DefinitionError
 if TYPE_CHECKING:
     from cellrt.planning.checking import Report
     from cellrt.planning.profile import Profile
+    from cellrt.planning.room import Room
     from cellrt.planning.simulation import Outcome
 
-Model = Annotated[str, typer.Argument(help="module:attribute, path.py:attribute, path.py, or the name g2p.")]
-AsJson = Annotated[bool, typer.Option("--json", help="JSON instead of tables.")]
+MODEL = (
+    "The model, which @cellrt.unfold made: module:attribute, file.py:attribute, file.py if it has one model, or g2p, "
+    "the model of the demo."
+)
+Model = Annotated[str, typer.Argument(help=MODEL)]
+ArenaOption = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Bytes of one kind of rows at each worker, as in cellrt.Engine. Default: as an engine here would choose.",
+    ),
+]
+PageOption = Annotated[
+    int | None, typer.Option(min=1, help="The same, of pages of states that grow (keys and values of attention).")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of tables.")]
 
 
 def check(
     model: Model,
-    compile: Annotated[bool, typer.Option("--compile", help="Compile its cells too, for all engines to come.")] = False,
+    compile: Annotated[
+        bool,
+        typer.Option(
+            "--compile",
+            help=(
+                "Compile its cells with AOTInductor and keep them, so that engines on this machine find them "
+                "compiled; takes 10 to 60 seconds a cell."
+            ),
+        ),
+    ] = False,
+    arena_bytes: ArenaOption = None,
+    page_bytes: PageOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a model before it is served: its example, its cells, whether rows are independent and every process makes
-    the same cells, whether its requests can be described, what it costs."""
+    """Check a model before it is served: whether its example runs, rows of a batch leave each other alone, another
+    process makes the same weights, and its requests can be described to clients; and what a request takes and costs."""
     with failing_well():
+        from cellrt.engine.arena_sizes import ArenaBytes
         from cellrt.planning.checking import check as check_model
         from cellrt.process.named import source_of
         from cellrt.serve.settings import Limits
@@ -43,7 +70,9 @@ def check(
             raise DefinitionError(
                 f"cellrt check needs more packages: pip install '.[serve]' in a clone ({error})"
             ) from None
-        report = check_model(source_of(model), "wait" if compile else "off", partial(found_of, limits=Limits()))
+        memory = ArenaBytes(arena_bytes, page_bytes)
+        describe = partial(found_of, limits=Limits())
+        report = check_model(source_of(model), "wait" if compile else "off", describe, memory)
     if as_json:
         typer.echo(json.dumps(report.as_json()))
     else:
@@ -68,17 +97,47 @@ def _show_report(report: Report) -> None:
         f"{report.lone_ms:.2f} ms; results {report.results}",
         highlight=False,
     )
+    _show_room(report.room)
+
+
+def _show_room(room: Room) -> None:
+    table = Table(title="what such a request takes")
+    for head in ("of", "rows at a worker", "at the host", "pages", "bytes at a worker", "at the host"):
+        table.add_column(head, justify="left" if head == "of" else "right", overflow="fold")
+    for kind in room.kinds:
+        counts = kind.rows_at_worker, kind.rows_at_host, kind.pages, kind.bytes_at_worker, kind.bytes_at_host
+        table.add_row(kind.kind, *(f"{count:,}" for count in counts))
+    shown = console()
+    shown.print(table)
+    at_worker = ""
+    if room.fit_at_worker < room.fit:
+        at_worker = f", {room.fit_at_worker:,} of them with all pages at the worker"
+    shown.print(
+        f"An engine of one worker has room for {room.fit:,} such requests at a time{at_worker}; others wait in the "
+        f"queue. First full: {room.first_full}",
+        highlight=False,
+    )
 
 
 def tune(
     model: Model,
-    bound_ms: Annotated[float | None, typer.Option(min=0.001, help="A step may take so long at most.")] = None,
-    out: Annotated[Path, typer.Option(help="The profile, which serve and simulate read.")] = Path("profile.json"),
-    plot: Annotated[Path | None, typer.Option(help="A picture (.svg or .png): latency against batch size.")] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="Measure each size for a shorter time.")] = False,
+    bound_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="The longest that a step may take, in ms: max_batch is chosen so that it does not."
+        ),
+    ] = None,
+    out: Annotated[
+        Path, typer.Option(help="File for what was measured, a profile: for serve --profile and simulate --profile.")
+    ] = Path("profile.json"),
+    plot: Annotated[
+        Path | None, typer.Option(help="File for a picture, latency against batch size: .svg or .png.")
+    ] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Measure each batch size for a shorter time.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Measure each cell's step against its batch size on this CPU, and choose max_batch (BatchMaker section 2.4.2)."""
+    """Measure how long one step of each cell takes at each batch size, on one core of this CPU, and choose the batch
+    size beyond which throughput hardly grows (max_batch; BatchMaker section 2.4.2)."""
     with failing_well():
         from cellrt.planning.measuring import measure
 
@@ -135,25 +194,52 @@ def _show_profile(profile: Profile, out: Path) -> None:
 
 def simulate(
     model: Model,
-    profile: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="Of cellrt tune.")],
+    profile: Annotated[Path, typer.Option(exists=True, dir_okay=False, help="What cellrt tune wrote for this model.")],
     rate: Annotated[
-        list[float], typer.Option(min=0.001, help="Requests a second, Poisson; several: one after another.")
+        list[float],
+        typer.Option(
+            min=0.001, help="Requests a second, at random times (Poisson). Give it several times to try several loads."
+        ),
     ],
-    workers: Annotated[int, typer.Option(min=1, max=30, help="Simulated workers; with --p99-ms: the most.")] = 1,
-    p99_ms: Annotated[float | None, typer.Option(min=0.001, help="How many workers keep the p99 below this?")] = None,
-    requests: Annotated[Path | None, typer.Option(help="JSON lines, each a request. Default: the example.")] = None,
-    count: Annotated[int, typer.Option(min=10, help="Requests at each load.")] = 2000,
-    loop_share: Annotated[float, typer.Option(min=0.001, max=1, help="Of its most steps, what a loop takes.")] = 1.0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the arrivals.")] = 0,
-    plot: Annotated[Path | None, typer.Option(help="A picture (.svg or .png): latency against load.")] = None,
+    workers: Annotated[
+        int, typer.Option(min=1, max=30, help="Number of simulated workers; with --p99-ms, the most to try.")
+    ] = 1,
+    p99_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="Find the fewest workers with which 99 of 100 requests take no longer than this, in ms."
+        ),
+    ] = None,
+    requests: Annotated[
+        Path | None,
+        typer.Option(
+            help=(
+                "File with a request as JSON in each line, as in the body of an HTTP request. Default: the "
+                "model's example."
+            )
+        ),
+    ] = None,
+    count: Annotated[int, typer.Option(min=10, help="Number of requests at each load.")] = 2000,
+    loop_share: Annotated[
+        float,
+        typer.Option(
+            min=0.001, max=1, help="The part of its most steps (max_steps) that each loop takes before it stops."
+        ),
+    ] = 1.0,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the random times.")] = 0,
+    arena_bytes: ArenaOption = None,
+    page_bytes: PageOption = None,
+    plot: Annotated[Path | None, typer.Option(help="File for a picture, latency against load: .svg or .png.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Play a load on simulated workers with the real scheduler: latency against load, or how many workers it takes."""
+    """Tell without serving anything which latency a load would have, or how many workers it needs: the real scheduler
+    with workers that are simulated, whose steps take what cellrt tune measured."""
     with failing_well():
+        from cellrt.engine.arena_sizes import ArenaBytes
         from cellrt.planning.profile import read_profile
         from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
 
-        unfolder, read = load_model(model), read_profile(profile)
+        unfolder, read, memory = load_model(model), read_profile(profile), ArenaBytes(arena_bytes, page_bytes)
         _check_places(plot)
         given = read_requests(unfolder, requests, count)
         outcomes: list[Outcome] = []
@@ -161,13 +247,19 @@ def simulate(
         for each in rate:
             times_s = poisson_times(each, count, seed)
             if p99_ms is None:
-                plant = Plant(unfolder, read, workers)
+                plant = Plant(unfolder, read, workers, memory)
                 templates = [plant.template(request) for request in given]
                 outcomes.append(plant.play(templates, times_s, each, loop_share))
             else:
-                bound_s = p99_ms / 1e3
                 found, tried = fewest_workers(
-                    unfolder, read, given, times_s, most=workers, bound_s=bound_s, loop_share=loop_share
+                    unfolder,
+                    read,
+                    given,
+                    times_s,
+                    most=workers,
+                    bound_s=p99_ms / 1e3,
+                    loop_share=loop_share,
+                    arena_bytes=memory,
                 )
                 outcomes += tried
                 fewest.append((each, None if found is None else found.workers))

@@ -129,43 +129,110 @@ def serve(
         list[str],
         typer.Argument(
             envvar=MODELS,  # an argument gets none by itself, as options do
-            help="Each is module:attribute, path.py:attribute, path.py, or the name g2p.",
+            help=(
+                "The models, which @cellrt.unfold made, each as module:attribute, file.py:attribute, file.py "
+                "if it has one model, or g2p, the model of the demo."
+            ),
         ),
     ],
-    host: Annotated[str, typer.Option(help="Where to listen; others than this machine need another.")] = "127.0.0.1",
-    port: Annotated[int, typer.Option(min=0, max=65_535, help="For HTTP; 0: any that is free.")] = 8000,
-    grpc_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="For gRPC; none by default.")] = None,
+    host: Annotated[
+        str,
+        typer.Option(
+            help="Address to listen at. The default takes connections from this machine alone, 0.0.0.0 from everywhere."
+        ),
+    ] = "127.0.0.1",
+    port: Annotated[
+        int, typer.Option(min=0, max=65_535, help="Port for HTTP; 0: any that is free, which is printed.")
+    ] = 8000,
+    grpc_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Port for gRPC. Default: no gRPC.")] = None,
     device: Annotated[
-        str, typer.Option(help="cpu, cpu:4 (workers), cpu:process,cpu:process, or cuda:0,cuda:1.")
+        str,
+        typer.Option(
+            help=(
+                "Where cells run: cpu (a worker for each core), cpu:4 (four workers), cpu:process,cpu:process"
+                " (two, each in a process of its own), cuda:0,cuda:1 (GPUs)."
+            )
+        ),
     ] = "cpu",
-    front_ends: Annotated[int, typer.Option(min=1, max=256, help="Processes that parse and answer.")] = 1,
-    max_queued_requests: Annotated[int, typer.Option(min=1, help="Unfinished at once; beyond, 429.")] = 4096,
-    max_queued_per_model: Annotated[int | None, typer.Option(min=1, help="The same, of one model.")] = None,
-    max_queued_rows: Annotated[
-        int | None, typer.Option(min=1, help="Rows of unfinished requests: of all their steps and nodes.")
+    front_ends: Annotated[
+        int, typer.Option(min=1, max=256, help="Number of processes that read requests and write answers.")
+    ] = 1,
+    max_queued_requests: Annotated[
+        int,
+        typer.Option(min=1, help="The most requests that may be unfinished at once; more are refused with status 429."),
+    ] = 4096,
+    max_queued_per_model: Annotated[
+        int | None, typer.Option(min=1, help="The same, for each model. Default: no limit of its own.")
     ] = None,
-    max_queued_rows_per_model: Annotated[int | None, typer.Option(min=1, help="The same, of one model.")] = None,
+    max_queued_rows: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="The most steps and nodes that unfinished requests may come to, added up. Default: no limit."
+        ),
+    ] = None,
+    max_queued_rows_per_model: Annotated[
+        int | None, typer.Option(min=1, help="The same, for each model. Default: no limit of its own.")
+    ] = None,
     api_key: Annotated[
-        list[str] | None, typer.Option(help="One of them must come with each request. Better in the environment.")
+        list[str] | None,
+        typer.Option(
+            help=(
+                "Key that each request must have (Authorization: Bearer KEY); give it several times for "
+                "several keys, of which one is enough. Better in the environment, as others see the command "
+                "line."
+            )
+        ),
     ] = None,
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option(
-            envvar=ORIGINS, help="Of another server, https://a.example, whose pages may do what changes something."
+            envvar=ORIGINS,
+            help=(
+                "Origin, such as https://a.example, whose web pages may send requests here from a browser. "
+                "Default: this server's own pages alone."
+            ),
         ),
     ] = None,
-    drain_s: Annotated[float, typer.Option(min=0, help="Seconds for what was begun, at the end.")] = 20.0,
-    timeline: Annotated[int, typer.Option(min=0, help="Tasks and requests that /debug remembers; 0: none.")] = 2000,
+    drain_s: Annotated[
+        float,
+        typer.Option(
+            min=0, help="Seconds that requests have to finish after SIGTERM or Ctrl-C, before the server ends."
+        ),
+    ] = 20.0,
+    timeline: Annotated[
+        int, typer.Option(min=0, help="How many of the last tasks and requests /debug shows; 0: none.")
+    ] = 2000,
     spans: Annotated[
-        Spans, typer.Option(help="OpenTelemetry's spans, for requests with a traceparent that is sampled.")
+        Spans,
+        typer.Option(
+            help=(
+                "Which OpenTelemetry spans to export of requests that come with a sampled traceparent header:"
+                " none, one of each request, or of each task too."
+            )
+        ),
     ] = Spans.OFF,
-    compile: Annotated[str, typer.Option(help="off, background or wait: see cellrt.Engine.")] = "background",
+    compile: Annotated[
+        str,
+        typer.Option(
+            help=(
+                "Whether to compile cells that are plain PyTorch: background (while they are served), wait "
+                "(before), off."
+            )
+        ),
+    ] = "background",
     profile: Annotated[
-        list[Path] | None, typer.Option(help="Of cellrt tune, one for each model in their order: their max_batch.")
+        list[Path] | None,
+        typer.Option(
+            help="What cellrt tune wrote, whose batch sizes are then used; one for each model, in their order."
+        ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option(callback=_read_config, is_eager=True, help="A TOML file with these and limits."),
+        typer.Option(
+            callback=_read_config,
+            is_eager=True,
+            help="TOML file with these options by their names, and a table [limits] (see docs/server.md).",
+        ),
     ] = None,
 ) -> None:
     """Serve models over HTTP: the Open Inference Protocol at /v2, their own JSON at /v1, /docs, /metrics."""

@@ -7,6 +7,9 @@ trace needs.
 Time is a whole number of nanoseconds inside, so that sums are exact. Of what happens at one moment,
 completions come first, then arrivals in order, then scheduling: who arrives when a task ends may join the
 next task.
+
+Where pages of growing states run out, requests are suspended as an engine's are (``suspension.py``). Copies of pages
+take their time from the worker whose next task needs them.
 """
 
 from __future__ import annotations
@@ -21,14 +24,20 @@ from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
 from cellrt.core.completion import NOTICE_DONE
+from cellrt.core.page_view import note_copies, take_copies
 from cellrt.core.processor import Processor
 from cellrt.core.sized_template import SizedTemplate
+from cellrt.core.suspension import STUCK
 from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
-from cellrt.core.task_layout import TaskView
+from cellrt.core.task_layout import IN_OFFSETS, TaskView
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
 Cost = Callable[[int, int, int], float]
 """Seconds that a task takes: ``cost(cell_type, rows, steps)``, rows counted at the first step."""
+
+ReadingCost = Callable[[int, int], float]
+"""Seconds that a task of a cell type takes longer because its rows read so many rows of growing states, each counted
+for every row that reads it: ``reading(cell_type, rows_read)``."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,7 +94,19 @@ class Simulation:
         return [request.finish_s for request in self.requests]
 
 
-def simulate(processor: Processor, arrivals: Sequence[Arrival], cost: Cost, *, queue_depth: int = 1) -> Simulation:
+def _nothing(cell_type: int, rows_read: int) -> float:
+    return 0.0
+
+
+def simulate(
+    processor: Processor,
+    arrivals: Sequence[Arrival],
+    cost: Cost,
+    *,
+    queue_depth: int = 1,
+    reading: ReadingCost = _nothing,
+    page_s: float = 0.0,
+) -> Simulation:
     """Runs a trace of arrivals on an idle processor with simulated workers, until every request is done.
 
     Args:
@@ -93,6 +114,8 @@ def simulate(processor: Processor, arrivals: Sequence[Arrival], cost: Cost, *, q
         arrivals: the requests, in any order.
         cost: what a task takes. A loop's task takes as many steps as its longest row did before it stopped.
         queue_depth: a worker with fewer tasks outstanding is given more: 1 means only when it is idle.
+        reading: what a task takes besides for the rows of growing states that it reads.
+        page_s: seconds that copying a page takes, between a worker and the host.
 
     Raises:
         RequestTooLargeError: a request would not fit even if it were alone.
@@ -101,22 +124,32 @@ def simulate(processor: Processor, arrivals: Sequence[Arrival], cost: Cost, *, q
     """
     if queue_depth < 1 or processor.num_live:
         raise ValueError(f"need a queue depth of at least 1, not {queue_depth}, and an idle processor")
-    return _Simulator(processor, arrivals, cost, queue_depth).run()
+    return _Simulator(processor, arrivals, cost, queue_depth, reading, page_s).run()
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Worker:
-    """Tasks outstanding in order of submission, as (task id, start, end)."""
+    """Tasks outstanding in order of submission, as (task id, start, end), and when the last copies for it are done."""
 
     location: int
     tasks: deque[tuple[int, int, int]]
+    copied: int = 0
 
 
 class _Simulator:
     """The state of one simulation. Times are ns."""
 
-    def __init__(self, processor: Processor, arrivals: Sequence[Arrival], cost: Cost, queue_depth: int) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        arrivals: Sequence[Arrival],
+        cost: Cost,
+        queue_depth: int,
+        reading: ReadingCost,
+        page_s: float,
+    ) -> None:
         self.processor, self.arrivals, self.cost, self.queue_depth = processor, arrivals, cost, queue_depth
+        self.reading, self.page_s = reading, page_s
         self.templates = [self._template(arrival) for arrival in arrivals]
         self.workers = [_Worker(k + 1, deque()) for k in range(processor.num_workers)]
         times = [round(arrival.time_s * 1e9) for arrival in arrivals]
@@ -179,13 +212,30 @@ class _Simulator:
             worker = min(willing, key=lambda worker: len(worker.tasks))
             idle_workers = sum(not worker.tasks for worker in self.workers)
             tasks = self.processor.schedule(worker.location, idle_workers)
+            if self.processor.has_pages:
+                tasks = self._relieve(worker.location, idle_workers, tasks)
+                self._copy_pages(worker, now)
             for task in tasks:
-                start = worker.tasks[-1][2] if worker.tasks else now
+                start = max(worker.copied, worker.tasks[-1][2] if worker.tasks else now)
                 end = start + self._run(task, worker.location, start)
                 worker.tasks.append((task, start, end))
                 heapq.heappush(self.ends, (end, worker.location))
             if not tasks or len(worker.tasks) >= self.queue_depth:
                 willing.remove(worker)
+
+    def _relieve(self, location: int, idle_workers: int, tasks: list[int]) -> list[int]:
+        """Where nothing that has pages can go on at a worker, takes those of a request, as an engine does. Returns the
+        worker's tasks: those that can be formed then, if there were none."""
+        while self.processor.starvation(location) == STUCK and self.processor.suspend(location) and not tasks:
+            tasks = self.processor.schedule(location, idle_workers)
+        return tasks
+
+    def _copy_pages(self, worker: _Worker, now: int) -> None:
+        """Has the pages that move be copied before the worker's next task."""
+        if count := len(take_copies(self.processor.tables)):
+            elapsed = round(count * self.page_s * 1e9)
+            worker.copied = max(worker.copied, now) + elapsed
+            note_copies(self.processor.tables, count, elapsed)
 
     def _run(self, task: int, location: int, start: int) -> int:
         """Answers in a task's buffer what a worker would, notes the task, and returns how long it takes."""
@@ -202,10 +252,25 @@ class _Simulator:
                     self._end_steps(view, row, min(steps, wanted[row]), *ids)
         cell_type, number = int(tables.tasks["cell_type"][task]), int(tables.tasks["number"][task])
         elapsed = round(self.cost(cell_type, rows, steps) * 1e9)
+        if tables.types["has_spans"][cell_type]:
+            elapsed += round(self.reading(cell_type, self._rows_read(task, cell_type)) * 1e9)
         times = start / 1e9, (start + elapsed) / 1e9
         arrivals = tuple(self.arrival_of[request] for request, _ in in_flight)
         self.tasks.append(SimulatedTask(number, location, cell_type, *times, rows, steps, arrivals))
         return elapsed
+
+    def _rows_read(self, task: int, cell_type: int) -> int:
+        """How many rows of growing states the rows of a task read: of those that it appends, each those before it."""
+        tables, read = self.processor.tables, 0
+        first, count = int(tables.types["first_port"][cell_type]), int(tables.types["num_inputs"][cell_type])
+        view = TaskView(self.processor.task_buffer(task), count)
+        rows = np.diff(view.spans).astype(np.int64)
+        for words, port in zip(view.inputs, tables.ports[first : first + count]):
+            if port["page_size"]:
+                lengths_at = words[IN_OFFSETS] + rows.size + 1
+                lengths = view.buffer[lengths_at : lengths_at + rows.size]
+                read += int((rows * lengths - port["appends"] * (rows * (rows - 1) // 2)).sum())
+        return read
 
     def _leads(self, subgraphs: Sequence[int]) -> list[bool]:
         """Whether each row of a task, by its subgraph, is one that a loop's first step reads before its last."""

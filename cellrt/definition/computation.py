@@ -17,7 +17,7 @@ from cellrt.definition.examples import zero_inputs
 from cellrt.definition.input_watch import InputWatch
 from cellrt.definition.snapshot import HOOKS, replica_of
 from cellrt.definition.spans import PagedRows, Spans
-from cellrt.definition.spec import CellInput, RaggedRows, copy_input, describe
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, conversion, copy_input, describe
 from cellrt.errors import CellError
 
 
@@ -136,9 +136,7 @@ class Computation:
         """Raises CellError if the module returned other shapes or dtypes than it declared."""
         for (name, spec), value in zip(self.outputs.items(), outputs, strict=True):
             if tuple(value.shape) != (rows, *spec.shape) or value.dtype != spec.dtype:
-                raise CellError(
-                    f"cell {self.name!r}, output {name!r}: expected {rows} rows of {spec}, got {describe(value)}"
-                )
+                raise CellError(f"cell {self.name!r}, output {name!r}: {_other_rows(rows, spec, value)}")
 
     def guarded(self, function: Callable[..., object]) -> Callable[..., object]:
         """A function that takes what the module takes, given copies of the inputs that the module writes to."""
@@ -258,3 +256,12 @@ def _by_step(value: CellInput, sizes: list[int]) -> Sequence[CellInput]:
         offsets = value.offsets[first : end + 1]
         made.append(RaggedRows(value.values[int(offsets[0]) : int(offsets[-1])], offsets - offsets[0]))
     return made
+
+
+def _other_rows(rows: int, spec: RowSpec, value: torch.Tensor) -> str:
+    """Says which rows were expected of a cell and which came, and what may be wrong."""
+    expected = RowSpec((rows, *spec.shape), spec.dtype)
+    told = f"expected {expected} ({rows} row{'' if rows == 1 else 's'} of {spec}), got {describe(value)}"
+    if tuple(value.shape) == spec.shape:
+        told += "; the rows' dimension is missing: squeeze() takes it out where there is one row, squeeze(-1) leaves it"
+    return told + conversion(spec.dtype, value.dtype)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 
 from cellrt.definition.spans import PagedRows, Spans
-from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, describe
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, conversion, describe
 from cellrt.errors import DefinitionError
 
 _OFFSETS, _NUMBER, _FLAG = (RowSpec((), dtype) for dtype in (torch.int64, torch.int32, torch.bool))
@@ -84,7 +84,8 @@ def _check_pages(name: str, spec: RowSpec, value: PagedRows) -> None:
 def _check_rows(name: str, what: str, value: object, count: int, spec: RowSpec) -> None:
     if not isinstance(value, torch.Tensor) or value.shape != (count, *spec.shape) or value.dtype != spec.dtype:
         got = describe(value) if isinstance(value, torch.Tensor) else type(value).__name__
-        raise DefinitionError(f"input {name!r}: expected {count} {what} of {spec}, got {got}")
+        hint = conversion(spec.dtype, value.dtype) if isinstance(value, torch.Tensor) else ""
+        raise DefinitionError(f"input {name!r}: expected {count} {what} of {spec}, got {got}{hint}")
     if not value.is_cpu or not value.is_contiguous():
         got = f"strides {value.stride()} on {value.device}"
         raise DefinitionError(f"input {name!r}: expected contiguous {what} on the CPU, got {got}")

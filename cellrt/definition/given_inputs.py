@@ -9,7 +9,7 @@ import torch
 
 from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.spans import PagedRows, Spans
-from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, describe
+from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, conversion, describe
 from cellrt.errors import RequestError
 
 
@@ -47,7 +47,9 @@ def in_order(computation: Computation, inputs: Sequence[Any], named: Mapping[str
         if name not in given:
             raise RequestError(f"{where}, input {name!r}: missing; expected {_expected(spec)}")
         if not _fits(spec, given[name]):
-            raise RequestError(f"{where}, input {name!r}: expected {_expected(spec)}, got {_described(given[name])}")
+            hint = conversion(spec.dtype, given[name].dtype) if isinstance(given[name], torch.Tensor) else ""
+            told = f"expected {_expected(spec)}, got {_described(given[name])}{hint}"
+            raise RequestError(f"{where}, input {name!r}: {told}")
         if not spec.has_nodes:
             rows[name] = count_rows(given[name])
     if len(set(rows.values())) > 1:

@@ -187,6 +187,13 @@ def check_dtype(where: str, dtype: torch.dtype) -> None:
         raise DefinitionError(f"{where}: expected rows of {', '.join(DTYPE_NAMES)}, got {_name(dtype)}{hint}")
 
 
+def conversion(wanted: torch.dtype, given: torch.dtype) -> str:
+    """What makes floats of one dtype those of another, as the end of an error; empty for other dtypes."""
+    if wanted == given or not (wanted.is_floating_point and given.is_floating_point):
+        return ""
+    return "; use .float()" if wanted == torch.float32 else f"; use .to({wanted})"
+
+
 def describe(value: torch.Tensor) -> str:
     """A tensor's dtype and shape, for errors."""
     return f"{_name(value.dtype)}{list(value.shape)}"

@@ -29,7 +29,8 @@ class Crew:
         workers: of the engine; a worker that is replaced changes in this list.
         queue_depth: tasks that a worker may have before the next is formed.
         copy: copies a page of a kind from one handle to another.
-        evict: frees rows and pages of sessions that are idle; False if there are none.
+        evict: frees rows and pages of sessions that are idle; False if there are none, or may be none.
+        give_way: ends a request at a location that waits for pages which no session may give; False if there is none.
     """
 
     def __init__(
@@ -39,8 +40,9 @@ class Crew:
         queue_depth: int,
         copy: Callable[[int, int, int], None],
         evict: Callable[[], bool],
+        give_way: Callable[[int], bool],
     ) -> None:
-        self._copy, self._evict = copy, evict
+        self._copy, self._evict, self._give_way = copy, evict, give_way
         self._processor, self._workers, self._queue_depth = processor, workers, queue_depth
         self._make: Callable[[int], Worker] | None = None
         self._lost: set[int] = set()
@@ -144,7 +146,8 @@ class Crew:
         there were none."""
         processor = self._processor
         while starved := processor.starvation(location):
-            if not (self._evict() or (starved == STUCK and processor.suspend(location))):
+            is_stuck = starved == STUCK
+            if not (self._evict() or (is_stuck and (processor.suspend(location) or self._give_way(location)))):
                 break
             if tasks:  # the next look finds what is free now
                 break

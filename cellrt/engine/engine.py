@@ -13,15 +13,16 @@ from typing import Any, TypeVar
 from cellrt.core.policy import BatchMakerPolicy
 from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
 from cellrt.engine.compilation import warm_up_told
 from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
-from cellrt.engine.occupancy import ready_nodes, rows_by_place
+from cellrt.engine.occupancy import ready_nodes, rows_by_place, session_bytes_by_place
 from cellrt.engine.options import check_instance, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
-from cellrt.engine.registration import ArenaBytes, Registrar
+from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import Session, records_of
@@ -41,6 +42,7 @@ from cellrt.worker.make import (
     device_names,
     loops_ahead,
     make_arenas,
+    memory_of,
     open_device,
     shared_cells,
     worker_maker,
@@ -63,8 +65,11 @@ class Engine(Serving):
         limits: sizes of the tables.
         sessions: how many sessions are kept, where, and for how long.
         arena_bytes: memory for the rows of one kind (shape and dtype) at each worker; the host, which holds inputs and
-            results, gets four times that.
-        page_bytes: the same for the pages of states that grow (``cellrt.grows``).
+            results, gets four times that. Default: up to 64 MB, of little free memory less, and more where four full
+            batches need it.
+        page_bytes: the same for the pages of states that grow (``cellrt.grows``). Default: at all places together a
+            third of the memory that is free (control groups count), on a GPU a quarter of its own; of each further
+            model that brings kinds of pages, of what is left. A CPU's memory is taken as it is first used.
         max_queue, max_queue_rows: requests, and rows of all their nodes (a loop's: up to its limit), that may be
             unfinished at once; ``submit`` raises OverloadError beyond.
         max_nodes: most nodes of one request's graph.
@@ -90,8 +95,8 @@ class Engine(Serving):
         settings: SchedulerSettings | None = None,
         limits: Limits | None = None,
         sessions: SessionLimits | None = None,
-        arena_bytes: int = 64 << 20,
-        page_bytes: int = 256 << 20,
+        arena_bytes: int | None = None,
+        page_bytes: int | None = None,
         max_queue: int = 8192,
         max_queue_rows: int | None = None,
         max_nodes: int = 65_535,
@@ -105,8 +110,8 @@ class Engine(Serving):
         check_workers(workers)
         check_numbers(
             threads_per_worker=threads_per_worker,
-            arena_bytes=arena_bytes,
-            page_bytes=page_bytes,
+            arena_bytes=1 if arena_bytes is None else arena_bytes,
+            page_bytes=1 if page_bytes is None else page_bytes,
             max_queue=max_queue,
             max_queue_rows=1 if max_queue_rows is None else max_queue_rows,
             max_nodes=max_nodes,
@@ -140,7 +145,7 @@ class Engine(Serving):
             arenas,
             shared,
             self._compiler,
-            ArenaBytes(arena_bytes, page_bytes),
+            ArenaSizes(ArenaBytes(arena_bytes, page_bytes), len(names), memory_of(devices)),
             devices[0],
             threads_per_worker,
             manager.turns.call,
@@ -278,8 +283,9 @@ class Engine(Serving):
             state: what ``Session.export`` gave; the session goes on from there.
             must_be_open: raise SessionError instead of opening a new one.
 
-        Raises UnknownModelError, OverloadError if too many sessions are open, RequestError if the model keeps no state,
-        SessionError if ``state`` is not one of this model's cells, and RequestError with one in a future's callback.
+        Raises UnknownModelError, OverloadError if too many sessions are open or ``state`` finds no room, RequestError
+        if the model keeps no state, SessionError if ``state`` is not one of this model's cells, and RequestError with
+        one in a future's callback.
         """
         if state is not None:
             self._manager.refuse_in_callback()
@@ -347,6 +353,10 @@ class Engine(Serving):
 
         ``rows``: of arenas, by place. ``ready``: nodes of a cell that could run now.
 
+        ``sessions``: how many are open, and of those without a request that runs, how many have their state at a
+        worker, and the bytes of the states by place: "saved" are those in host memory beside the arenas, of which
+        ``SessionLimits.max_saved_bytes`` are allowed.
+
         Cells of one name are told apart by the beginning of their identity.
         """
         sessions, unfinished = self._manager.sessions, self._manager.places.num_unfinished
@@ -362,7 +372,14 @@ class Engine(Serving):
                 {location: worker.counts() for location, worker in enumerate(list(self._manager.workers), 1)},
             ),
             "rows": rows_by_place(self._processor, self._registry.kinds),
-            "sessions": sessions.counts(),
+            "sessions": {
+                **sessions.counts(),
+                "bytes": {
+                    **session_bytes_by_place(self._processor, self._registry.kinds, [one.id for one in sessions]),
+                    "saved": sessions.saved_bytes,
+                },
+                "max_saved_bytes": sessions.max_saved_bytes,
+            },
         }
 
     def timeline(self) -> Timeline:

@@ -83,10 +83,11 @@ class Manager:
         self.statistics = Statistics()
         self.after_turn: Callable[[], None] | None = None
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
-        self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), self.sessions.evict_some)
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
         late = Deadlines(processor, self.statistics.least_times, registry.name_of)
         self._requests = Requests(processor, arenas, self.sessions, self._replies, late)
+        room = self.sessions.evict_some, self._requests.give_way
+        self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), *room)
         self._processor, self._clock, self._registry, self._models = processor, processor.clock, registry, models
         self._debug, self._clock_ns = debug, clock_ns
         self._retired: list[Model] = []

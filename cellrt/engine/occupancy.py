@@ -1,11 +1,15 @@
-"""What the tables hold at a moment: rows and pages that are used and free, by place, and nodes ready, by cell type."""
+"""What the tables hold at a moment: rows and pages that are used and free, by place, states of sessions that are idle,
+and nodes ready, by cell type.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from cellrt.core.processor import Processor
-from cellrt.core.tables import MAX_KINDS, NUM_PRIORITIES
+from cellrt.core.tables import LOCATION_SHIFT, MAX_KINDS, MAX_STATES, NUM_PERMANENT, NUM_PRIORITIES
 from cellrt.definition.spec import RowSpec
 
 UNITS = ("rows", "pages", "bytes")
@@ -25,8 +29,27 @@ def rows_by_place(processor: Processor, kinds: Sequence[RowSpec]) -> dict[str, d
             counts[f"used_{unit}"] += used
             counts["bytes"] += rows * spec.num_bytes
             counts["used_bytes"] += used * spec.num_bytes
-        places["host" if location == 0 else f"worker {location}"] = counts
+        places[_name_of(location)] = counts
     return places
+
+
+def session_bytes_by_place(processor: Processor, kinds: Sequence[RowSpec], sessions: Sequence[int]) -> dict[str, int]:
+    """Bytes of the states that these sessions (-1: one that is new) have in the arenas while no request of theirs runs,
+    by place: as ``rows_by_place``, of any thread."""
+    tables, at = processor.tables, np.array([session for session in sessions if session >= 0], np.int64)
+    slots = tables.slots.reshape(-1, MAX_STATES)[at].reshape(-1)
+    row_bytes = np.array([spec.num_bytes for spec in kinds] or [0], np.int64)
+    handles, of_kind = [slots["row"][slots["row"] >= NUM_PERMANENT]], [slots["kind"][slots["row"] >= NUM_PERMANENT]]
+    for slot in slots[slots["pages"] > 0]:
+        handles.append(tables.places[slot["place"] :][: slot["pages"]])
+        of_kind.append(np.full(handles[-1].size, slot["kind"]))
+    locations, sizes = np.concatenate(handles) >> LOCATION_SHIFT, row_bytes[np.concatenate(of_kind)]
+    found = np.bincount(np.clip(locations, 0, processor.num_workers), sizes, processor.num_workers + 1)
+    return {_name_of(location): int(size) for location, size in enumerate(found)}
+
+
+def _name_of(location: int) -> str:
+    return "host" if location == 0 else f"worker {location}"
 
 
 def ready_nodes(processor: Processor, type_id: int) -> int:

@@ -17,6 +17,7 @@ from cellrt.definition.row_wise import warn_if_it_raises, warn_unless_row_wise
 from cellrt.definition.spec import RowSpec
 from cellrt.definition.trial import INSTEAD
 from cellrt.engine.announce import announced
+from cellrt.engine.arena_sizes import ArenaSizes, NumRows
 from cellrt.engine.compilation import compilation_told
 from cellrt.engine.compiling import CellCompiler
 from cellrt.engine.discovery import Discovery
@@ -28,23 +29,21 @@ from cellrt.graph.forgotten import cells_that_forget, states_not_carried
 from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.apart.cells import SharedCells
-from cellrt.worker.arenas import Arenas, rows_for
+from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import describe_error
 from cellrt.worker.device.device import Device
 from cellrt.worker.step_times import TURN_S, measure_steps, rows_that_pay
 
 log = logging.getLogger("cellrt")
-MAX_ARENA_ROWS = 1 << 18
-MAX_ARENA_PAGES = 1 << 16
 MAX_MEASURED = 4096
 """Cells whose step times are remembered for others that differ in their weights alone."""
 
 
-class ArenaBytes(NamedTuple):
-    """``arena_bytes`` and ``page_bytes`` of ``Engine``."""
+class Allocated(NamedTuple):
+    """Memory of a kind: how many rows there are, and by location where."""
 
-    rows: int
-    pages: int
+    num_rows: NumRows
+    by_location: list[torch.Tensor]
 
 
 class Registrar:
@@ -53,7 +52,7 @@ class Registrar:
     Args:
         registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
         shared: what workers share that are processes, if any.
-        arena_bytes: for the rows of a kind at each worker.
+        sizes: chooses how many rows there are of each kind.
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
         run_in_turn: calls a function when nobody else changes the engine's state.
@@ -70,13 +69,13 @@ class Registrar:
         arenas: list[Arenas],
         shared: SharedCells | None,
         compiler: CellCompiler,
-        arena_bytes: ArenaBytes,
+        sizes: ArenaSizes,
         device: Device | None,
         num_threads: int,
         run_in_turn: Callable[[Callable[[], Any]], Any],
         give_up: Callable[[Model], None],
     ) -> None:
-        self._registry, self._processor, self._arenas, self._arena_bytes = registry, processor, arenas, arena_bytes
+        self._registry, self._processor, self._arenas, self._sizes = registry, processor, arenas, sizes
         self._shared, self._compiler = shared, compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
         self._told: set[str] = set()
@@ -224,47 +223,39 @@ class Registrar:
         form = forms[cell.identity]
         return cell.likeness, "" if form is None else form.origin
 
-    def _allocate(self, discovery: Discovery) -> dict[RowSpec, list[torch.Tensor]]:
-        """Memory of the kinds that are new, by location; takes long on a device, and no turn waits for it."""
+    def _allocate(self, discovery: Discovery) -> dict[RowSpec, Allocated]:
+        """Memory of the kinds that are new; takes long on a device, and no turn waits for it."""
         made = {}
-        for spec in discovery.new_kinds:
-            counts = self._num_rows(spec)
+        for spec, num_rows in self._sizes.choose(discovery.new_kinds, discovery.cells).items():
+            counts = [num_rows.host, *[num_rows.worker] * (len(self._arenas) - 1)]
             try:
-                made[spec] = [arenas.allocate(spec, rows) for arenas, rows in zip(self._arenas, counts)]
+                memory = [arenas.allocate(spec, rows) for arenas, rows in zip(self._arenas, counts)]
             except (MemoryError, RuntimeError) as error:
                 kinds = {cell.name: [*cell.inputs.values(), *cell.outputs.values()] for cell in discovery.cells}
                 cells = [name for name, specs in kinds.items() if spec in [one.stored for one in specs]]
+                option = "page_bytes" if spec.page_size else "arena_bytes"
                 needed = " and ".join(f"{rows * spec.num_bytes / 1e9:.1f} GB" for rows in counts)
                 raise DefinitionError(
                     f"cells {cells}: there is no memory for {needed} of rows {spec} at the host and the workers, "
-                    f"{spec.num_bytes / 1e6:.0f} MB each (see Engine's arena_bytes): {describe_error(error)}"
+                    f"{spec.num_bytes / 1e6:.0f} MB each (see Engine's {option}): {describe_error(error)}"
                 ) from error
+            made[spec] = Allocated(num_rows, memory)
         return made
-
-    def _num_rows(self, spec: RowSpec) -> list[int]:
-        """Rows of a kind at each location, the host first."""
-        if spec.page_size:
-            num_bytes, most = self._arena_bytes.pages, MAX_ARENA_PAGES
-        else:
-            num_bytes, most = self._arena_bytes.rows, MAX_ARENA_ROWS
-        host_rows = rows_for(spec, 4 * num_bytes, 4 * most)
-        return [host_rows, *[rows_for(spec, num_bytes, most)] * (len(self._arenas) - 1)]
 
     def _add(
         self,
         discovery: Discovery,
         forms: Mapping[str, CompiledForm | None],
         times: Mapping[str, Mapping[int, float]],
-        memory: Mapping[RowSpec, list[torch.Tensor]],
+        memory: Mapping[RowSpec, Allocated],
         max_batch: Mapping[str, int],
     ) -> tuple[dict[str, int], list[Cell]]:
         """Adds a model's kinds, constants and cells; in a turn, while tasks may run.
 
         Returns its types by identity, which stay while the model does, and its cells that were not known.
         """
-        for spec, allocated in memory.items():
-            host_rows, worker_rows, *_ = self._num_rows(spec)
-            self._registry.add_kind(spec, worker_rows, host_rows)
+        for spec, (num_rows, allocated) in memory.items():
+            self._registry.add_kind(spec, num_rows.worker, num_rows.host)
             for arenas, each in zip(self._arenas, allocated):
                 arenas.add(spec, each)
         for kind, content, row in discovery.new_constants:

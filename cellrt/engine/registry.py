@@ -17,6 +17,7 @@ from cellrt.core.sized_template import SizedTemplate, Template
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
+from cellrt.engine.needs import why_never
 from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
 from cellrt.engine.template_cache import MAX_CACHED_BYTES, TemplateCache
 from cellrt.engine.together import Reader
@@ -322,10 +323,14 @@ class Model:
             template = self._processor.compile(np.frombuffer(program, np.int32))
         except RequestTooLargeError as error:
             raise RequestTooLargeError(f"model {self.name!r}: {error}") from None
-        problem = self._processor.why_too_large(template, self._registry.kinds)
-        if problem:
+        if problem := self.why_never(template):
             raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
         return template
+
+    def why_never(self, template: SizedTemplate, session: int = -1) -> str | None:
+        """Says what of a request, which may go on with a session's state, an empty engine has no room for, and which
+        option makes it; None if for all."""
+        return why_never(template, self._processor, self._registry.kinds, session)
 
 
 def _most_rows(cell: Cell, max_batch: Mapping[str, int]) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from cellrt.core.completion import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
-from cellrt.core.moves import LiveState
+from cellrt.core.moves import LIVE, LiveState
 from cellrt.core.notices import Notices
 from cellrt.core.processor import Processor
 from cellrt.core.room import has_rows
@@ -24,10 +24,19 @@ from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.turns import Call
 from cellrt.engine.waiting import Deadlines, WaitingRequests
-from cellrt.errors import CancelledError, CellError, CellrtError, DeadlineError, InternalError, RequestTooLargeError
+from cellrt.errors import (
+    CancelledError,
+    CellError,
+    CellrtError,
+    DeadlineError,
+    InternalError,
+    OverloadError,
+    RequestTooLargeError,
+)
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
 
+LONGER_LISTS = "a cell with a larger max_batch lets its tasks list more"
 ADMITTED_TOGETHER = 1024
 """Most requests in one call: it keeps the interpreter lock for a fraction of a millisecond."""
 
@@ -141,25 +150,49 @@ class Requests:
                 count = self._admit(together)
             except RequestTooLargeError as error:  # what its session has kept counts too
                 number = together[0][1][0]
-                told = RequestTooLargeError(f"{first.name_of(number)}: {error} (see Engine(page_bytes=...))")
-                self.end_early(first, (number,), told)
+                self.end_early(first, (number,), self._too_large(first, number, f"{error}: {LONGER_LISTS}"))
                 continue
             if count < wanted and not self._make_room(*_asked_at(together, count)):
                 return
 
     def _make_room(self, bulk: Bulk, number: int) -> bool:
         """After a request was not admitted: evicts idle sessions that hold what it needs, or ends it if nobody holds
-        any of that. False if requests that run do: then it waits for them."""
+        any of that, or none may be evicted. False if requests that run do: then it waits for them."""
         record, live = bulk.session_of(number), self._processor.num_live
         session = -1 if record is None else record.id
-        if self._sessions.num_resident and not (
-            live and has_rows(self._processor.tables, bulk.plan(number).template, session)
-        ):
-            return self._sessions.evict_some()
+        num_resident = self._sessions.num_resident
+        has_room = live and has_rows(self._processor.tables, bulk.plan(number).template, session)
+        if num_resident and not has_room and self._sessions.evict_some():
+            return True
         if live:
             return False
-        told = f"{bulk.name_of(number)}: the request, with what its session has kept, finds no room in an empty engine"
-        self.end_early(bulk, (number,), RequestTooLargeError(told))
+        if num_resident:
+            self.end_early(bulk, (number,), OverloadError(f"{bulk.name_of(number)}: {self._sessions.why_full()}"))
+            return True
+        told = "with what its session has kept, it finds no room in an empty engine (see Engine(page_bytes=...))"
+        self.end_early(bulk, (number,), self._too_large(bulk, number, told))
+        return True
+
+    def _too_large(self, bulk: Bulk, number: int, otherwise: str) -> RequestTooLargeError:
+        """The error of a request for which there is never room, with what its session has kept; ``otherwise``: what it
+        says if that is not for lack of rows or pages."""
+        record = bulk.session_of(number)
+        why = bulk.model.why_never(bulk.plan(number).template, -1 if record is None else record.id)
+        told = otherwise if why is None else f"with what its session has kept, the request needs {why}"
+        return RequestTooLargeError(f"{bulk.name_of(number)}: {told}")
+
+    def give_way(self, location: int) -> bool:
+        """Ends the latest request that has pages at a worker, or waits for its first, where sessions that are idle have
+        the others and may not be evicted. False if there is none."""
+        table = self._processor.tables.requests
+        may_wait = (table["state"] == LIVE) & (table["num_page_lists"] > 0) & np.isin(table["home"], (0, location))
+        found = np.flatnonzero(may_wait).tolist() if self._sessions.num_resident else []
+        if not found:
+            return False
+        request_id = max(found, key=self._processor.sequence_of)
+        bulk, number = self._bulk_of(request_id), self._numbers[request_id]
+        told = f"{bulk.name_of(number)} found no more pages: {self._sessions.why_full()}"
+        self.end_early(bulk, (number,), OverloadError(told))
         return True
 
     def _end_those_of_ended_sessions(self, together: Sequence[Asking]) -> bool:

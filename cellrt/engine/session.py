@@ -129,7 +129,8 @@ class Session:
     def restore(self, state: bytes) -> None:
         """Takes over a state that ``export`` gave, in this or another process, after the requests submitted so far.
 
-        Raises SessionError if it is not the state of a session of the same cells.
+        Raises SessionError if it is not the state of a session of the same cells, OverloadError if the states in host
+        memory take all that they may (``SessionLimits.max_saved_bytes``).
         """
         self._engine._collector.flush()
         from safetensors import SafetensorError

@@ -2,7 +2,8 @@
 
 A session's requests run one after the other; those of different sessions in any order. Between requests its state lies
 in rows of the worker that made it. When rows run short, or more sessions have some than may, the state of those idle
-longest is copied to host memory, and comes back with the session's next request.
+longest is copied to host memory, and comes back with the session's next request. When these copies come to more bytes
+than they may, the sessions idle longest are closed, or nothing more is copied.
 
 ``open``, ``pin``, ``unpin`` and ``forget`` may be called from any thread; everything else belongs to the holder of the
 turn.
@@ -26,15 +27,22 @@ from cellrt.core.page_view import SessionPages, bring_pages, request_pages, sess
 from cellrt.core.processor import Processor
 from cellrt.core.session_state import sessions_at
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
-from cellrt.engine.options import check_numbers, check_period
+from cellrt.engine.options import check_choice, check_numbers, check_period
 from cellrt.engine.records import Asked, SessionRecord
 from cellrt.engine.registry import Model
+from cellrt.engine.saved_states import SavedStates, size_of
 from cellrt.engine.turns import Call
 from cellrt.errors import DefinitionError, DeviceError, OverloadError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
 from cellrt.worker.arenas import Arenas
+from cellrt.worker.free_memory import free_bytes
 
 EVICTED_TOGETHER = 64
+CLOSE, REFUSE = WHEN_FULL = ("close", "refuse")
+SAVED_PART = 4
+"""The part of the free memory that saved states may take by default."""
+UNKNOWN_BYTES = 1 << 30
+"""What saved states may take where the system does not say how much memory is free."""
 
 
 @dataclass(frozen=True)
@@ -46,15 +54,24 @@ class SessionLimits:
         max_resident: sessions that may have their state at a worker; the others' is in host memory. None: as many as
             there are rows for.
         idle_timeout_s: a session that was idle for so long is closed. None: never.
+        max_saved_bytes: host memory that the states may take which are not at a worker, in bytes, beside the arenas.
+            None: a quarter of what is free when the engine is made.
+        when_full: what happens when there is no room for one more such state: "close" closes the sessions that were
+            idle longest, and their next requests get SessionError; "refuse" closes none, and those get OverloadError
+            for whom a state would have to give way, or who bring one.
     """
 
     max_sessions: int = 16_384
     max_resident: int | None = None
     idle_timeout_s: float | None = 3600.0
+    max_saved_bytes: int | None = None
+    when_full: str = CLOSE
 
     def __post_init__(self) -> None:
         """Raises DefinitionError for what is none of these."""
         check_numbers(max_sessions=self.max_sessions)
+        check_numbers(max_saved_bytes=1 if self.max_saved_bytes is None else self.max_saved_bytes)
+        check_choice("when_full", self.when_full, WHEN_FULL)
         if self.max_resident is not None and (type(self.max_resident) is not int or self.max_resident < 0):
             raise DefinitionError(f"max_resident: expected an integer from 0 on, or None, got {self.max_resident!r}")
         check_period("idle_timeout_s", self.idle_timeout_s)
@@ -65,7 +82,11 @@ class Sessions:
 
     def __init__(self, limits: SessionLimits, processor: Processor, arenas: list[Arenas]) -> None:
         self.limits = limits
-        self.num_evictions = 0
+        self.num_evictions = self.num_closed = 0
+        """States that were moved to host memory, and sessions that were closed as there was no room for them there."""
+        free = free_bytes() if limits.max_saved_bytes is None else None
+        self.max_saved_bytes = limits.max_saved_bytes or (UNKNOWN_BYTES if free is None else max(1, free // SAVED_PART))
+        self._saved = SavedStates()
         self._processor, self._arenas = processor, arenas
         self._lock = threading.Lock()
         self._open: dict[SessionRecord, None] = {}
@@ -88,8 +109,19 @@ class Sessions:
         return len(self._resident)
 
     def counts(self) -> dict[str, int]:
-        """How many are open, have their state at a worker, and were evicted so far; any thread may ask."""
-        return {"open": len(self), "resident": self.num_resident, "evictions": self.num_evictions}
+        """How many are open, have their state at a worker, and were evicted or closed for lack of memory so far; any
+        thread may ask."""
+        return {
+            "open": len(self),
+            "resident": self.num_resident,
+            "evictions": self.num_evictions,
+            "closed_for_memory": self.num_closed,
+        }
+
+    @property
+    def saved_bytes(self) -> int:
+        """Bytes of the states that are in host memory, beside the arenas; any thread may ask."""
+        return self._saved.num_bytes
 
     def open(self, model: Model, key: str | None, *, must_be_open: bool = False) -> tuple[SessionRecord, bool]:
         """The session of that id, and whether it is new; made if there is none, with a random id if None is given.
@@ -178,7 +210,7 @@ class Sessions:
 
     def note_admitted(self, record: SessionRecord) -> None:
         """Takes in that the request has the state now."""
-        record.saved = None
+        self._saved.set(record, None)
         record.move(SessionState.RUNNING)
         self._resident.pop(record, None)
 
@@ -189,6 +221,7 @@ class Sessions:
             return
         was_running = record.state is SessionState.RUNNING
         record.move(SessionState.IDLE)
+        self._saved.note_used(record)
         if was_running:
             self._settle(record)
 
@@ -204,13 +237,53 @@ class Sessions:
             if self.limits.max_resident is not None and len(self._resident) > self.limits.max_resident:
                 self.evict(next(iter(self._resident)))
 
-    def evict(self, record: SessionRecord) -> None:
-        """Copies an idle session's state to host memory and frees its rows."""
-        record.saved = self.read(record)
-        if record.saved is not None:
-            self._bring(record, record.saved)
+    def evict(self, record: SessionRecord) -> bool:
+        """Frees an idle session's rows: copies its state to host memory, or closes it if there is no room for that.
+
+        False, with nothing changed, if there is none and sessions are not to be closed for that.
+        """
+        num_bytes = self._num_bytes(record)
+        if not self._has_room_for(num_bytes, record):
+            if self.limits.when_full == REFUSE:
+                return False
+            self._close_for_memory(record, num_bytes)
+            return True
+        saved = self.read(record)
+        self._saved.set(record, saved)
+        if saved is not None:
+            self._bring(record, saved)
         self._resident.pop(record, None)
         self.num_evictions += 1
+        return True
+
+    def _num_bytes(self, record: SessionRecord) -> int:
+        """Bytes of an idle session's state in the arenas."""
+        row_bytes = [self._arenas[HOST].bytes_of(layout.kind).shape[1] for layout in record.states]
+        rows, pages = record.states[: record.num_rows], self._pages(record)
+        grown = zip(record.states[len(rows) :], row_bytes[len(rows) :], pages)
+        return sum(row_bytes[: len(rows)]) + sum(its.length * size // one.page_size for one, size, its in grown)
+
+    def _has_room_for(self, num_bytes: int, record: SessionRecord) -> bool:
+        """Whether so many bytes of a session may be saved. Closes those that were idle longest to make room."""
+        most = self.max_saved_bytes - num_bytes + self._saved.bytes_of(record)
+        while 0 <= most < self.saved_bytes and self.limits.when_full == CLOSE:
+            oldest = self._saved.longest_idle(record)
+            if oldest is None:
+                break
+            self._close_for_memory(oldest, num_bytes)
+        return self.saved_bytes <= most
+
+    def _close_for_memory(self, record: SessionRecord, num_bytes: int) -> None:
+        self.num_closed += 1
+        self.end(record, SessionError(f"{record} has expired: {self.why_full(num_bytes)}, and it was idle longest"))
+
+    def why_full(self, num_bytes: int | None = None) -> str:
+        """Says which limit states have come to, when one of so many bytes was to be saved."""
+        wanted = "more" if num_bytes is None else f"{num_bytes:,} more"
+        return (
+            f"states of idle sessions take {self.saved_bytes:,} bytes of host memory, {wanted} were to go there, and "
+            f"they may take {self.max_saved_bytes:,} (see SessionLimits.max_saved_bytes)"
+        )
 
     def _bring(self, record: SessionRecord, saved: list[NDArray[Any]]) -> None:
         """Frees a session's rows and pages; its state comes with its next request."""
@@ -234,11 +307,9 @@ class Sessions:
                 host.put(layout.kind, np.array(pages[slot], np.int32), by_page)
 
     def evict_some(self) -> bool:
-        """Evicts those idle longest, a few together; False if there is none."""
+        """Evicts those idle longest, a few together; False if there is none, or may be none."""
         oldest = [record for record, _ in zip(self._resident, range(EVICTED_TOGETHER))]
-        for record in oldest:
-            self.evict(record)
-        return bool(oldest)
+        return any([self.evict(record) for record in oldest])
 
     def read(self, record: SessionRecord) -> list[NDArray[Any]] | None:
         """A copy of an idle session's state, ``[*shape]`` each, of one that grows ``[rows, *shape]``, as ``as_bits``.
@@ -275,8 +346,10 @@ class Sessions:
         return bits.reshape(bits.shape[1:])
 
     def replace(self, record: SessionRecord, saved: list[NDArray[Any]] | None) -> None:
-        """Gives an idle session another state; None makes it new."""
-        record.saved = saved
+        """Gives an idle session another state; None makes it new. Raises OverloadError if there is no room for it."""
+        if saved is not None and not self._has_room_for(size_of(saved), record):
+            raise OverloadError(f"{record}: {self.why_full(size_of(saved))}")
+        self._saved.set(record, saved)
         if record.id >= 0 and saved is not None:
             self._bring(record, saved)
         elif record.id >= 0:
@@ -285,7 +358,8 @@ class Sessions:
 
     def end(self, record: SessionRecord, error: SessionError) -> None:
         """Ends a session that has no running request, for good: later requests on it get ``error``."""
-        record.error, record.saved = error, None
+        record.error = error
+        self._saved.set(record, None)
         record.move(SessionState.ENDED)
         if record.id >= 0:
             self._processor.close_session(record.id)

@@ -73,7 +73,11 @@ class Graph(Recorder):
         return Node(self, cell, self._take_values(len(cell.outputs)))
 
     def zeros(self, cell: Cell) -> State:
-        """Zeros for the carried inputs of a cell: ``state.h``, ``state.c``, ..., by the names of the outputs."""
+        """Zeros for the carried inputs of a cell: ``state.h``, ``state.c``, ..., by the names of the outputs.
+
+        Raises RequestError for a cell that carries none.
+        """
+        self._check_carries(cell, "zeros")
         return State(
             {
                 output: Output(self, self._zero(cell.outputs[output]), cell.outputs[output])
@@ -118,6 +122,7 @@ class Graph(Recorder):
         completed step even if the request ends early, this one that of the last completed request.
         """
         self._begin(cell)
+        self._check_carries(cell, "state")
         names = dict.fromkeys(cell.carry.values())
         for name in start:
             if name not in names:
@@ -128,6 +133,17 @@ class Graph(Recorder):
             given = self._value(cell, name, spec, start[name]) if name in start else -1
             values[name] = Output(self, self._state(cell, name, given), spec)
         return State(values)
+
+    def _check_carries(self, cell: Cell, what: str) -> None:
+        """Raises RequestError for a cell without a state."""
+        if not isinstance(cell, Cell):
+            raise RequestError(f"graph.{what}: expected a cell, got {describe_source(cell)}")
+        if not cell.carry:
+            inputs, outputs = ({name: str(spec) for name, spec in part.items()} for part in (cell.inputs, cell.outputs))
+            raise RequestError(
+                f"graph.{what}: cell {cell.name!r} carries no state: no input of {inputs} has the name and shape of an "
+                f"output of {outputs}; see cellrt.cell(carry=...)"
+            )
 
     def keep(self, state: State, after: Node | Mapping[str, Output]) -> None:
         """Says what the session's state is after the request: the same outputs of node ``after``, or those given.

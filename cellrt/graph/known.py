@@ -139,7 +139,7 @@ class KnownGraphs:
         except RequestError as error:
             if len(requests) == 1:
                 raise
-            raise type(error)(f"request {place} of {len(requests)}: {error}") from error
+            raise type(error)(f"{one_of(place, requests)}: {error}") from error
 
     def _keys(self, binding: Binding, requests: Sequence[Any]) -> dict[Hashable, Sequence[int]]:
         """The places of requests by their keys."""
@@ -157,7 +157,7 @@ class KnownGraphs:
                 try:
                     hash(self._unfolder.key(request))  # type: ignore[misc]
                 except Exception as its:
-                    which = f"request {place} of {len(requests)}: " if len(requests) > 1 else ""
+                    which = f"{one_of(place, requests)}: " if len(requests) > 1 else ""
                     raise RequestError(
                         f"{which}model {self._unfolder.name!r}: its key raised {type(its).__name__}: {its}"
                     ) from its
@@ -203,8 +203,13 @@ def record_at(record: Callable[[Sequence[Any]], T], requests: Sequence[Any], pla
             try:
                 record([requests[place]])
             except RequestError as error:
-                raise type(error)(f"request {place} of {len(requests)}: {error}") from error
+                raise type(error)(f"{one_of(place, requests)}: {error}") from error
         raise
+
+
+def one_of(place: int, requests: Sequence[Any]) -> str:
+    """Which of several requests one is, for errors: counted from 1, with its index."""
+    return f"request {place + 1} of {len(requests)} (index {place})"
 
 
 def _together(group: Sequence[tuple[int, Recorded]]) -> Alike:

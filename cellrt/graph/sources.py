@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.copying import LARGE_BYTES
 from cellrt.definition.bits import NUMPY_DTYPES, as_bits
-from cellrt.definition.spec import RowSpec, describe
+from cellrt.definition.spec import RowSpec, conversion, describe
 from cellrt.errors import RequestError
 from cellrt.graph.symbols import Handle, Steps
 
@@ -49,7 +49,7 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
     if not is_list and isinstance(source, torch.Tensor):
         if source.dtype != spec.dtype:
             if not _is_wider(spec.dtype, source.dtype):
-                raise RequestError(f"expected {spec}, got {describe(source)}")
+                raise RequestError(f"expected {spec}, got {describe(source)}{conversion(spec.dtype, source.dtype)}")
             source = source.to(spec.dtype)
         try:
             return as_bits(source.detach().cpu() if source.requires_grad or not source.is_cpu else source)
@@ -173,7 +173,10 @@ def _converted(spec: RowSpec, wanted: np.dtype[Any], array: NDArray[Any], source
     else:
         is_fit = are_integers or np.can_cast(array.dtype, wanted, "same_kind")
     if not is_fit:
-        raise RequestError(f"expected {spec}, got {describe_source(array if array.dtype.kind in 'biuf' else source)}")
+        are_floats = isinstance(source, np.ndarray | np.generic) and array.dtype.kind == wanted.kind == "f"
+        hint = f"; use .astype(numpy.{wanted.name})" if are_floats else ""
+        got = describe_source(array if array.dtype.kind in "biuf" else source)
+        raise RequestError(f"expected {spec}, got {got}{hint}")
     with np.errstate(over="ignore"):
         converted = array.astype(wanted)
     is_lost = converted != array if are_integers else np.isinf(converted) & ~np.isinf(array)

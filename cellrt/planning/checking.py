@@ -10,6 +10,7 @@ from typing import Any
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
+from cellrt.engine.arena_sizes import AS_MEMORY_ALLOWS, ArenaBytes
 from cellrt.engine.compiling import OFF, CompileMode
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError
@@ -17,6 +18,7 @@ from cellrt.graph.binding import Binding
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.elsewhere import cells_elsewhere, cells_of, changing
 from cellrt.planning.measuring import step_seconds
+from cellrt.planning.room import Room, room_for
 from cellrt.process.source import ModelSource
 
 TIMEOUT_S = 60.0
@@ -42,7 +44,8 @@ class CellReport:
 
 @dataclass(frozen=True)
 class Report:
-    """A model. ``nodes``: of its example; ``unfold_us``: what recording it takes; ``lone_ms``: serving it alone."""
+    """A model. ``nodes``: of its example; ``unfold_us``: what recording it takes; ``lone_ms``: serving it alone;
+    ``room``: what it takes of an engine's memory."""
 
     model: str
     cells: list[CellReport]
@@ -50,6 +53,7 @@ class Report:
     results: dict[str, list[int]]
     unfold_us: float
     lone_ms: float
+    room: Room
     changing: list[str]
     """Cells that each process makes anew with other weights, or other code: a fault."""
     unserved: str = ""
@@ -90,14 +94,21 @@ def _form_of(said: str) -> str:
     return NOT_HERE if said.endswith(f": {OFF}") else said
 
 
-def check(source: str, compile: CompileMode = "off", describe: Describe | None = None) -> Report:
+def check(
+    source: str,
+    compile: CompileMode = "off",
+    describe: Describe | None = None,
+    arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
+) -> Report:
     """Registers a model and serves its example, once cold and then warm; has another process make its cells too.
 
-    ``source``: as of ``process.source``; ``describe``: what a server would do with it. Raises DefinitionError, and what
-    registering and serving raise.
+    ``source``: as of ``process.source``; ``describe``: what a server would do with it; ``arena_bytes``: as of the
+    engine. Raises DefinitionError, and what registering and serving raise.
     """
     unfolder = ModelSource(source).load()
-    with Engine(1, freeze=False, compile=compile) as engine, warnings.catch_warnings():
+    rows, pages = arena_bytes
+    made = Engine(1, freeze=False, compile=compile, arena_bytes=rows, page_bytes=pages)
+    with made as engine, warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # what it warns of is in the report
         engine.register(unfolder)
         results = engine.submit(unfolder.name, unfolder.example).result(TIMEOUT_S)
@@ -116,6 +127,7 @@ def check(source: str, compile: CompileMode = "off", describe: Describe | None =
                 describe(unfolder, model, engine._registry.kinds)
         except DefinitionError as error:
             unserved = str(error)
+        room = room_for(engine, plan.template)
         forms = engine.statistics()["cells"]
         cells = [
             CellReport(
@@ -137,6 +149,7 @@ def check(source: str, compile: CompileMode = "off", describe: Describe | None =
         shapes,
         1e6 * unfold_s,
         1e3 * sorted(samples)[len(samples) // 2],
+        room,
         changing(cells_of(unfolder), cells_elsewhere(source)),
         unserved,
     )

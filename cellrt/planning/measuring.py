@@ -3,20 +3,27 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 
 import torch
 
+from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
-from cellrt.definition.examples import random_inputs
+from cellrt.definition.examples import random_inputs, random_nodes
 from cellrt.definition.modes import torch_threads, workers_modes
+from cellrt.definition.spec import CellInput
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.profile import CellProfile, HostCosts, Profile, best_batch
+from cellrt.worker.arenas import copy_page
 
 MOST_TOGETHER = 64
+NODES_READING, ROWS_READ = 8, (512, 128, 32, 8)
+"""How many nodes read how many rows each, or as many of these as the cell takes, to measure what reading costs."""
+PAGES_COPIED = 16
 TIMEOUT_S = 600.0
 Progress = Callable[[str], None]
 """Called with what is measured next."""
@@ -53,7 +60,11 @@ def measure(model: Unfolder, bound_s: float | None, progress: Progress, *, secon
                     progress(f"{made.cell.name}, {count} rows")
                     step_s.append(step_seconds(made.cell, made.form, count, seconds_each))
                 best = best_batch(rows, tuple(step_s), bound_s)
-                cells[made.cell.identity] = CellProfile(made.cell.name, rows, tuple(step_s), best)
+                read_s = 0.0
+                if any(spec.page_size for spec in made.cell.inputs.values()):
+                    progress(f"{made.cell.name}, rows of growing states")
+                    read_s = reading_seconds(made.cell, made.form, seconds_each)
+                cells[made.cell.identity] = CellProfile(made.cell.name, rows, tuple(step_s), best, read_s)
         progress("the engine's host")
         host = host_costs(engine, model, seconds_each)
     return Profile("cpu", cells, host)
@@ -67,7 +78,23 @@ def host_costs(engine: Engine, model: Unfolder, seconds: float) -> HostCosts:
     most_s = alone_s / max(1.0, alone_tasks)
     saved = alone_tasks - shared_tasks
     task_s = min(most_s, max(0.0, alone_s - shared_s) / saved) if saved > 0 else most_s
-    return HostCosts(max(0.0, alone_s - alone_tasks * task_s), task_s)
+    return HostCosts(max(0.0, alone_s - alone_tasks * task_s), task_s, page_seconds(engine))
+
+
+def page_seconds(engine: Engine) -> float:
+    """The median time in which an idle engine copies a page, of its largest, from a worker to the host; 0: it has none.
+
+    Where nothing runs and no session keeps anything, all pages are free: any may be written to.
+    """
+    kinds = [(spec.num_bytes, kind) for kind, spec in enumerate(engine._registry.kinds) if spec.page_size]
+    if not kinds:
+        return 0.0
+    (_, kind), samples = max(kinds), list[float]()
+    for row in range(NUM_PERMANENT, NUM_PERMANENT + PAGES_COPIED):
+        begin_s = time.perf_counter()
+        copy_page(engine._arenas, kind, 1 << LOCATION_SHIFT | row, HOST << LOCATION_SHIFT | row)
+        samples.append(time.perf_counter() - begin_s)
+    return sorted(samples)[len(samples) // 2]
 
 
 def _served(engine: Engine, model: Unfolder, together: int, seconds: float) -> tuple[float, float, float]:
@@ -98,9 +125,33 @@ def _ran(engine: Engine) -> tuple[float, int]:
 
 @workers_modes()
 @torch.inference_mode()
+def reading_seconds(cell: Cell, form: CompiledForm | None, seconds: float) -> float:
+    """What a step takes longer for each row of a growing state that one of its rows reads; 0 if a cell takes no state
+    of that many rows, or is as fast."""
+    nodes, states = min(cell.max_batch, NODES_READING), sum(bool(spec.page_size) for spec in cell.inputs.values())
+
+    def reading(before: int) -> float:
+        inputs = random_nodes(cell.inputs.values(), nodes, 1, before, torch.Generator().manual_seed(0))
+        return median_seconds(cell, form, nodes, inputs, seconds)
+
+    for before in ROWS_READ:
+        with suppress(CellError):  # it may know fewer positions
+            return max(0.0, reading(before) - reading(0)) / (nodes * before * states)
+    return 0.0
+
+
+@workers_modes()
+@torch.inference_mode()
 def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: float) -> float:
     """The median of one step's time with random rows, in its compiled form if it has one. Raises CellError."""
     inputs = random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(0))
+    return median_seconds(cell, form, rows, inputs, seconds)
+
+
+def median_seconds(
+    cell: Cell, form: CompiledForm | None, rows: int, inputs: Sequence[CellInput], seconds: float
+) -> float:
+    """The median of one step's time with these inputs, as a worker runs it. Raises CellError."""
     by_name = {} if form is None else dict(zip(cell.inputs, inputs))
     samples: list[float] = []
     end_s = time.perf_counter() + seconds

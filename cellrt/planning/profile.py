@@ -27,12 +27,14 @@ class CellProfile:
         rows: numbers of rows that were measured, rising.
         step_s: seconds of one step with so many rows.
         max_batch: the most rows that a task should have: see ``best_batch``.
+        read_s: seconds that a step takes longer for each row of a growing state that one of its rows reads.
     """
 
     name: str
     rows: tuple[int, ...]
     step_s: tuple[float, ...]
     max_batch: int
+    read_s: float = 0.0
 
     def seconds(self, rows: int) -> float:
         """One step with any number of rows: on a line between those measured, and in proportion beyond."""
@@ -48,10 +50,12 @@ class HostCosts:
     Attributes:
         request_s: seconds of one request: of all workers' together, one after the other.
         task_s: seconds of one task, of the worker that runs it.
+        page_s: seconds of copying a page between a worker and the host, of the model's largest; 0 without pages.
     """
 
     request_s: float
     task_s: float
+    page_s: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -77,7 +81,9 @@ def read_profile(path: Path) -> Profile:
         if given["format"] != FORMAT:
             raise ValueError(f"format {given['format']!r}, expected {FORMAT}")
         cells = {
-            identity: CellProfile(cell["name"], tuple(cell["rows"]), tuple(cell["step_s"]), cell["max_batch"])
+            identity: CellProfile(
+                cell["name"], tuple(cell["rows"]), tuple(cell["step_s"]), cell["max_batch"], cell.get("read_s", 0.0)
+            )
             for identity, cell in given["cells"].items()
         }
         return Profile(given["device"], cells, HostCosts(**given["host"]) if "host" in given else None)

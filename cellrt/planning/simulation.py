@@ -2,7 +2,9 @@
 
 The scheduler is the real one; only time and results are not (``core/simulate.py``). What the engine's host does is
 added: a request reaches the scheduler when the host has had its time for it and for all before it, and a task takes its
-worker longer. That tasks of several workers wait for each other's turns, and HTTP, are not in it.
+worker longer. There are as many rows and pages as an engine would have, so requests wait for room and are suspended as
+there; what a step reads of growing states, and copies of pages, take their time. That tasks of several workers wait for
+each other's turns, and HTTP, are not in it.
 """
 
 from __future__ import annotations
@@ -18,13 +20,13 @@ from cellrt.core.processor import Processor
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.sized_template import SizedTemplate
+from cellrt.engine.arena_sizes import AS_MEMORY_ALLOWS, ArenaBytes, ArenaSizes
 from cellrt.engine.discovery import Discovery
 from cellrt.engine.registry import Model, Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.profile import HostCosts, Profile
 
-WORKER_ROWS, HOST_ROWS = 1 << 16, 1 << 18
 MAX_NODES = 65_535
 
 
@@ -50,16 +52,20 @@ class Outcome:
 class Plant:
     """A model on a number of simulated workers; for one simulation after the other."""
 
-    def __init__(self, unfolder: Unfolder, profile: Profile, workers: int) -> None:
-        """Raises DefinitionError if the profile lacks a cell of the model, or the example does not unfold."""
+    def __init__(
+        self, unfolder: Unfolder, profile: Profile, workers: int, arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS
+    ) -> None:
+        """``arena_bytes``: as of the engine. Raises DefinitionError if the profile lacks a cell of the model, or the
+        example does not unfold."""
         self._workers = workers
         self._host = profile.host or HostCosts(0.0, 0.0)
         self.processor = Processor(workers, None, SchedulerSettings())
         registry = Registry(self.processor, MAX_NODES)
         discovery = Discovery(registry)
         discovery.unfold(unfolder)
-        for spec in discovery.new_kinds:
-            registry.add_kind(spec, WORKER_ROWS, HOST_ROWS)
+        sizes = ArenaSizes(arena_bytes, workers)
+        for spec, num_rows in sizes.choose(discovery.new_kinds, discovery.cells).items():
+            registry.add_kind(spec, num_rows.worker, num_rows.host)
         for kind, content, row in discovery.new_constants:
             registry.constants[kind, content] = row
         max_batch: Mapping[str, int] = {cell.name: cell.max_batch for cell in profile.cells.values()}
@@ -91,7 +97,13 @@ class Plant:
             Arrival(time_s, template, loop_steps=_loop_steps(template, loop_share))
             for template, time_s in zip(templates, self._handed_in_s(times_s), strict=True)
         ]
-        simulation = simulate(self.processor, arrivals, self._cost)
+        simulation = simulate(
+            self.processor,
+            arrivals,
+            self._cost,
+            reading=lambda cell_type, rows_read: rows_read * self._costs[cell_type].read_s,
+            page_s=self._host.page_s,
+        )
         finish_s, arrival_s = np.array(simulation.finish_s), np.array(times_s)
         elapsed_s = float(finish_s.max() - arrival_s.min())
         busy_s = sum(task.end_s - task.start_s for task in simulation.tasks)
@@ -139,12 +151,13 @@ def fewest_workers(
     most: int,
     bound_s: float,
     loop_share: float = 1.0,
+    arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
 ) -> tuple[Outcome | None, list[Outcome]]:
     """The outcome with the fewest workers whose p99 is within the bound, if any, and all that were tried."""
     tried: list[Outcome] = []
     rate = len(times_s) / max(times_s[-1], 1e-9)
     for workers in range(1, most + 1):
-        plant = Plant(unfolder, profile, workers)
+        plant = Plant(unfolder, profile, workers, arena_bytes)
         templates = [plant.template(request) for request in requests]
         tried.append(plant.play(templates, times_s, rate, loop_share))
         if tried[-1].p99_s <= bound_s:

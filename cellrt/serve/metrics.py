@@ -101,6 +101,22 @@ def _of_the_rest(counts: Mapping[str, Any]) -> Iterator[Metric]:
     yield GaugeMetricFamily("cellrt_sessions_open", "Sessions that are open.", sessions["open"])
     yield GaugeMetricFamily("cellrt_sessions_resident", "Idle sessions with state at a worker.", sessions["resident"])
     yield CounterMetricFamily("cellrt_session_evictions", "Moves of a state to host memory.", sessions["evictions"])
+    yield CounterMetricFamily(
+        "cellrt_sessions_closed_for_memory",
+        "Sessions that were closed because the states in host memory took all that they may.",
+        sessions["closed_for_memory"],
+    )
+    sizes = GaugeMetricFamily(
+        "cellrt_session_bytes",
+        "States of sessions without a running request: in arenas, and saved in host memory beside them.",
+        labels=["place"],
+    )
+    for place, size in sessions["bytes"].items():
+        sizes.add_metric([place], size)
+    yield sizes
+    yield GaugeMetricFamily(
+        "cellrt_session_saved_bytes_limit", "What saved states may take.", sessions["max_saved_bytes"]
+    )
     yield GaugeMetricFamily("cellrt_clients", "Connections to the engine's process.", counts["clients"])
 
 

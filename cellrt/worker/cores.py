@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-ROOT = Path("/")
+from cellrt.worker.control_groups import ROOT, control_groups
 
 
 def num_cores(root: Path = ROOT) -> int:
@@ -20,20 +20,10 @@ def num_cores(root: Path = ROOT) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The cores of each quota that holds for this process: of its control groups (v2, v1), and of those above."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:  # no Linux
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        mounted = root / "sys/fs/cgroup" / ("cpu" if controllers else "")
-        group = Path(path.strip("/"))
-        for each in (group, *group.parents):  # a container may see its own group at the root
-            with suppress(OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
-                yield _quota_v1(mounted / each) if controllers else _quota_v2(mounted / each)
+    """The cores of each quota that holds for this process."""
+    for folder, is_v1 in control_groups("cpu", root):
+        with suppress(OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
+            yield _quota_v1(folder) if is_v1 else _quota_v2(folder)
 
 
 def _quota_v2(group: Path) -> float:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import platform
 import re
 import sys
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -85,6 +86,16 @@ def open_device(name: str, options: DeviceOptions) -> Device | None:
         device = CudaDevice(name, options.completion, options.direct)
     device.placements = Placements(device.torch_device, options.forms)
     return device
+
+
+def memory_of(devices: Sequence[Device | None]) -> Callable[[], int] | None:
+    """What asks how many bytes each worker may take of its device's own memory; None where workers have the host's."""
+    own = Counter(
+        device.torch_device for device in devices if device is not None and device.torch_device.type == "cuda"
+    )
+    if not own:
+        return None
+    return lambda: min(torch.cuda.mem_get_info(device)[0] // count for device, count in own.items())
 
 
 def shared_cells(names: Sequence[str]) -> SharedCells | None:

@@ -261,7 +261,7 @@ def test_a_wrong_request_of_a_known_key_gets_the_error_of_its_unfolding():
         for batch in ([wrong], [good, wrong]):
             with pytest.raises(RequestError) as raised:
                 known.record(binding, batch)
-            which = "" if len(batch) == 1 else "request 1 of 2: "
+            which = "" if len(batch) == 1 else "request 2 of 2 (index 1): "
             assert str(raised.value) == which + str(expected.value)
 
 
@@ -332,7 +332,7 @@ def test_the_request_is_named_whose_key_raises():
 
     good, odd = torch.ones(2, 2), torch.ones(3, 2)
     known = KnownGraphs(Unfolder("m", function, good, key=lambda request: 6 // (3 - len(request))))
-    with pytest.raises(RequestError, match=r"request 1 of 3: model 'm': its key raised ZeroDivisionError"):
+    with pytest.raises(RequestError, match=r"request 2 of 3 \(index 1\): model 'm': its key raised ZeroDivisionError"):
         known.record(Bound(), [good, odd, good])
     with pytest.raises(RequestError, match=r"model 'm': its key raised ZeroDivisionError"):
         known.record(Bound(), [odd])

@@ -156,3 +156,29 @@ def test_a_file_with_several_models_says_which(tmp_path: Path) -> None:
     one = "{0} = cellrt.unfold('{0}', example=1)(lambda graph, n: {{}})\n"
     path.write_text("import cellrt\n" + one.format("first") + one.format("second"))
     assert "['first', 'second']" in run("check", path, status=1)
+
+
+def test_check_says_what_a_request_takes_and_how_many_fit() -> None:
+    room = json.loads(run("check", MODEL, "--json", "--arena-bytes", "4096"))["room"]
+    (kind,) = room["kinds"]
+    assert kind["kind"] == "float32[2]" and kind["pages"] == 0
+    assert kind["bytes_at_worker"] == 8 * kind["rows_at_worker"] and kind["bytes_at_host"] == 8 * kind["rows_at_host"]
+    assert room["fit"] == room["fit_at_worker"] == 2048 // kind["rows_at_host"]
+    assert room["first_full"] == "float32[2]: Engine(arena_bytes=...)"
+    assert "has room for" in run("check", MODEL)
+
+
+def test_check_says_how_many_have_their_pages_at_a_worker(tmp_path: Path) -> None:
+    path = tmp_path / "grown.py"
+    path.write_text(
+        "import torch, cellrt\n"
+        "def append(x, total):\n    total.append(x)\n    return {'y': x + 1}\n"
+        "made = cellrt.cell(append, {'x': (2,), 'total': cellrt.grows(2, page_size=4)}, name='append')\n"
+        "@cellrt.unfold('grown', example=torch.zeros(10, 2))\n"
+        "def grown(graph, x): return {'y': graph.chain(made, x=x, total=graph.pages(made)).y}\n"
+    )
+    room = json.loads(run("check", path, "--json", "--page-bytes", "3200"))["room"]
+    pages = next(kind for kind in room["kinds"] if kind["pages"])
+    assert pages["pages"] == 3 and pages["bytes_at_worker"] == 3 * 32
+    assert (room["fit"], room["fit_at_worker"]) == (500 // 3, 100 // 3)
+    assert room["first_full"].endswith("Engine(page_bytes=...)")

@@ -24,6 +24,7 @@ from tests.core.graphs import (
     tree,
     two_chains,
 )
+from tests.core.page_machine import Paged, PageMachine
 
 
 def unit_cost(cell_type: int, rows: int, steps: int) -> float:
@@ -169,3 +170,42 @@ def test_the_same_trace_gives_the_same_actions(arrivals, num_workers, queue_dept
     for task in first[0].tasks:
         assert task.start_s >= ends.get(task.worker, 0.0), "a worker does one task at a time, in order"
         ends[task.worker] = task.end_s
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_requests_whose_pages_run_out_are_suspended_and_finish(workers):
+    """Each comes to eight pages, of which a worker has ten."""
+    machine = PageMachine(workers, pages=10, host_pages=40)
+    arrivals = [Arrival(0, Paged([7, 8, 9], num_written=12).program) for _ in range(6)]
+    simulation = simulate(machine.processor, arrivals, lambda *_: 1.0)
+    assert min(simulation.finish_s) > 0
+    assert machine.processor.num_live == 0 and broken_rules(machine.processor.tables) == []
+
+
+def test_copies_of_pages_delay_the_tasks_that_need_them():
+    def last_end(page_s: float) -> float:
+        machine = PageMachine(1, pages=10, host_pages=40)
+        arrivals = [Arrival(0, Paged([7, 8, 9], num_written=12).program) for _ in range(2)]
+        return max(simulate(machine.processor, arrivals, lambda *_: 1.0, page_s=page_s).finish_s)
+
+    later_s = last_end(0.25) - last_end(0.0)
+    assert later_s >= 0.5 and later_s % 0.25 == 0, "out and back"
+
+
+def test_a_step_takes_longer_for_the_rows_that_it_reads():
+    machine = PageMachine(1, pages=20, host_pages=0, max_rows=4)
+    read = [Paged([7, 8, 9]).program, Paged([1, 2]).program]
+    ends = [
+        simulate(
+            machine.processor, [Arrival(0, one)], lambda *_: 1.0, reading=lambda _, rows_read: 0.001 * rows_read
+        ).finish_s[0]
+        for one in read
+    ]
+    assert ends == [pytest.approx(1.006), pytest.approx(1.003)]  # rows 1, 2 and 3; 1 and 2
+    (end,) = simulate(
+        machine.processor,
+        [Arrival(0, Paged([7, 8, 9], num_written=2).program)],
+        lambda *_: 1.0,
+        reading=lambda _, rows_read: 0.001 * rows_read,
+    ).finish_s
+    assert end == pytest.approx(3.006 + 0.001 * (1 + 3 + 2 + 3))

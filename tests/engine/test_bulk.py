@@ -189,7 +189,7 @@ def test_a_wrong_request_in_a_bulk_has_none_of_it_submitted():
             PLAIN_CHAIN.record(engine._models["keyed"], wrong)
         with pytest.raises(RequestError) as raised:
             engine.submit_many("keyed", [steps(2), wrong, steps(2)])
-        assert str(raised.value) == "request 1 of 3: " + str(alone.value).replace("'plain'", "'keyed'")
+        assert str(raised.value) == "request 2 of 3 (index 1): " + str(alone.value).replace("'plain'", "'keyed'")
     assert engine.statistics()["unfinished"] == 0
     assert engine.statistics()["done"] == 2
     close_and_check(engine)

@@ -137,7 +137,7 @@ def test_sessions_that_began_before_their_model_was_replaced_go_on_with_the_old_
             3,
             WIDTH,
         )  # the one that is open
-        with pytest.raises(RequestError, match="request 2 of 3"):
+        with pytest.raises(RequestError, match="request 3 of 3"):
             engine.submit_many("model", [x, x, "x"], sessions=[after, before, engine.session("model")])
         engine.unregister("model")
         engine.register(new, warm_up=False)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from cellrt import Graph, Unfolder
+from cellrt.engine.arena_sizes import ArenaBytes
 from cellrt.errors import DefinitionError
-from cellrt.planning.profile import CellProfile, HostCosts, Profile
+from cellrt.planning.measuring import reading_seconds
+from cellrt.planning.profile import CellProfile, HostCosts, Profile, read_profile
 from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
 from tests.engine.paged_models import WIDTH, make_cells
 from tests.serve import models
@@ -80,3 +84,40 @@ def test_a_loop_that_several_rows_lead_takes_its_steps(rows: int, tasks: int) ->
     plant = Plant(Unfolder("led", unfold, torch.zeros(2, WIDTH)), profile, 1)
     outcome = plant.play([plant.template(torch.zeros(rows, WIDTH))], [0.0], 1.0, loop_share=0.5)
     assert outcome.p99_s == pytest.approx(tasks * STEP_S)
+
+
+def test_a_model_whose_pages_run_out_is_simulated_as_it_is_served() -> None:
+    """Each request comes to 4 or 7 pages of 3 rows, of which there are 64 at the worker."""
+    cell = make_cells(max_batch_rows=4).memorise
+
+    def unfold(graph: Graph, request: torch.Tensor) -> object:
+        return {"made": graph.loop(cell, x=request, total=graph.pages(cell), until="stop", max_steps=20).x}
+
+    def p99_s(page_bytes: int | None, read_s: float = 0.0, page_s: float = 0.0) -> float:
+        step = CellProfile("memorise", (1, 8), (STEP_S, STEP_S), 8, read_s)
+        profile = Profile("cpu", {cell.identity: step}, HostCosts(0.0, 0.0, page_s))
+        plant = Plant(Unfolder("led", unfold, torch.zeros(2, WIDTH)), profile, 1, ArenaBytes(pages=page_bytes))
+        times_s = [STEP_S * k for k in range(40)]
+        return plant.play([plant.template(torch.zeros(2, WIDTH))] * len(times_s), times_s, 1.0).p99_s
+
+    roomy_s, tight_s = p99_s(None), p99_s(1)
+    assert tight_s >= roomy_s
+    assert p99_s(1, page_s=STEP_S) >= tight_s
+    assert p99_s(None, read_s=STEP_S / 10) > 1.5 * roomy_s
+
+
+def test_a_profile_has_what_reading_a_growing_state_costs(tmp_path: Path) -> None:
+    cell = make_cells().memorise
+    assert reading_seconds(cell, None, 0.01) > 0
+    made = Profile("cpu", {cell.identity: CellProfile("memorise", (1,), (1e-3,), 1, 2e-6)}, HostCosts(0.1, 0.2, 0.3))
+    made.save(tmp_path / "profile.json")
+    assert read_profile(tmp_path / "profile.json") == made
+
+
+def test_a_profile_of_before_costs_nothing_for_what_it_lacks(tmp_path: Path) -> None:
+    cell = {"name": "step", "rows": [1], "step_s": [1e-3], "max_batch": 1}
+    host = {"request_s": 0.1, "task_s": 0.2}
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps({"format": 1, "device": "cpu", "cells": {"x": cell}, "host": host}))
+    read = read_profile(path)
+    assert read.cells["x"].read_s == 0 and read.host == HostCosts(0.1, 0.2, 0.0)

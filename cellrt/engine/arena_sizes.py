@@ -1,0 +1,122 @@
+"""How many rows, or pages, of each kind an engine has at each worker and at the host.
+
+Chosen by ``arena_bytes`` and ``page_bytes``, or by the memory that is there: then the pages of all models together come
+to less than what is free when the engine is made. On a CPU an arena takes memory as its rows are first written to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from cellrt.definition.cell import Cell
+from cellrt.definition.spec import RowSpec
+from cellrt.worker.arenas import rows_for
+from cellrt.worker.free_memory import free_bytes
+
+MAX_ARENA_ROWS = 1 << 18
+MAX_ARENA_PAGES = 1 << 16
+HOST_TIMES = 4
+"""The host, which holds inputs and results, has so many times the rows of a worker."""
+USUAL_ROWS, USUAL_PAGES = 64 << 20, 256 << 20
+"""Bytes of one kind at each worker where the system does not say how much memory is free; of rows the most by default,
+unless full batches need more."""
+LEAST_BYTES = 16 << 20
+ROWS_PART, BATCHES_PART, PAGES_PART = 32, 8, 3
+"""The part of the free memory that one kind of rows may come to, the host's among them; where full batches need more;
+and that all kinds of pages of one registration do, of what is left."""
+DEVICE_ROWS_PART, DEVICE_BATCHES_PART, DEVICE_PAGES_PART = 64, 16, 4
+"""The same of a device's own memory, which is taken at once."""
+BATCHES = 4
+"""Full batches that the rows of a kind are to hold, where there is memory for it."""
+
+
+class ArenaBytes(NamedTuple):
+    """``arena_bytes`` and ``page_bytes`` of ``Engine``; None: as the memory that is there allows."""
+
+    rows: int | None = None
+    pages: int | None = None
+
+
+AS_MEMORY_ALLOWS = ArenaBytes()
+
+
+class NumRows(NamedTuple):
+    """Rows, or pages, of a kind at the host and at each worker."""
+
+    host: int
+    worker: int
+
+
+class ArenaSizes:
+    """Of one engine; one thread at a time.
+
+    Args:
+        given: what the engine was told.
+        num_workers: of it.
+        free_at_worker: asks how many bytes are free for the arenas of a worker in memory of its own; None: its arenas
+            are in the host's.
+    """
+
+    def __init__(self, given: ArenaBytes, num_workers: int, free_at_worker: Callable[[], int] | None = None) -> None:
+        self._given, self._num_workers, self._free_at_worker = given, num_workers, free_at_worker
+        self._free = free_bytes()
+        self._left = self._free or 0
+        """For pages that are still to come."""
+
+    def choose(self, specs: Sequence[RowSpec], cells: Iterable[Cell]) -> dict[RowSpec, NumRows]:
+        """How many rows each of these kinds, which are new, has; ``cells``: of the model that brings them."""
+        batches = _largest_batches(cells)
+        at_worker = None if self._free_at_worker is None else self._free_at_worker()
+        num_paged = sum(bool(spec.page_size) for spec in specs)
+        host_share = self._left // PAGES_PART // max(1, num_paged)
+        chosen = {}
+        for spec in specs:
+            if spec.page_size:
+                worker, host = self._page_bytes(host_share, num_paged, at_worker)
+                if self._given.pages is None:
+                    self._left -= host_share
+                most = MAX_ARENA_PAGES
+            else:
+                worker, host = self._row_bytes(BATCHES * batches.get(spec, 0) * spec.num_bytes, at_worker)
+                most = MAX_ARENA_ROWS
+            chosen[spec] = NumRows(rows_for(spec, host, HOST_TIMES * most), rows_for(spec, worker, most))
+        return chosen
+
+    def _page_bytes(self, share: int, num_paged: int, at_worker: int | None) -> tuple[int, int]:
+        """Bytes of a kind of pages at a worker and at the host."""
+        given = self._given.pages or (USUAL_PAGES if self._free is None else None)
+        if given is not None:
+            return given, HOST_TIMES * given
+        if at_worker is None:
+            worker = max(LEAST_BYTES, share // (self._num_workers + HOST_TIMES))
+            return worker, HOST_TIMES * worker
+        worker = max(LEAST_BYTES, at_worker // DEVICE_PAGES_PART // num_paged)
+        return worker, max(LEAST_BYTES, min(HOST_TIMES * worker, share))
+
+    def _row_bytes(self, batches: int, at_worker: int | None) -> tuple[int, int]:
+        """Bytes of a kind of rows at a worker and at the host; ``batches``: those of full batches."""
+        given = self._given.rows or (USUAL_ROWS if self._free is None else None)
+        if given is not None:
+            return given, HOST_TIMES * given
+        free = self._free or 0
+        if at_worker is None:
+            places = self._num_workers + HOST_TIMES
+            worker = _between(free // ROWS_PART // places, batches, free // BATCHES_PART // places)
+            return worker, HOST_TIMES * worker
+        worker = _between(at_worker // DEVICE_ROWS_PART, batches, at_worker // DEVICE_BATCHES_PART)
+        return worker, max(LEAST_BYTES, min(HOST_TIMES * worker, free // BATCHES_PART))
+
+
+def _between(usual: int, wanted: int, most: int) -> int:
+    """Bytes of rows: the usual ones, and as many as are wanted up to the most."""
+    return max(LEAST_BYTES, min(USUAL_ROWS, usual), min(wanted, most))
+
+
+def _largest_batches(cells: Iterable[Cell]) -> Mapping[RowSpec, int]:
+    """The most rows that a task has, by kinds of rows."""
+    found: dict[RowSpec, int] = {}
+    for cell in cells:
+        for spec in (*cell.inputs.values(), *cell.outputs.values()):
+            found[spec.stored] = max(found.get(spec.stored, 0), cell.max_batch_rows or cell.max_batch)
+    return found

@@ -1,0 +1,45 @@
+"""The states of sessions that are in host memory, not in arenas: whose, how large, and the longest idle first."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cellrt.engine.records import SessionRecord
+
+
+class SavedStates:
+    """Who sets ``SessionRecord.saved`` does it here. Belongs to the holder of the turn; ``num_bytes`` may be read from
+    any thread."""
+
+    def __init__(self) -> None:
+        self.num_bytes = 0
+        self._bytes_of: OrderedDict[SessionRecord, int] = OrderedDict()
+
+    def set(self, record: SessionRecord, saved: list[NDArray[Any]] | None) -> None:
+        """Gives a session a saved state, or none, instead of the one that it has."""
+        self.num_bytes -= self._bytes_of.pop(record, 0)
+        record.saved = saved
+        if saved is not None:
+            self._bytes_of[record] = size = size_of(saved)
+            self.num_bytes += size
+
+    def bytes_of(self, record: SessionRecord) -> int:
+        """The bytes of a session's saved state; 0 if it has none."""
+        return self._bytes_of.get(record, 0)
+
+    def note_used(self, record: SessionRecord) -> None:
+        """Takes in that a session was not idle, though its state is saved still."""
+        if record in self._bytes_of:
+            self._bytes_of.move_to_end(record)
+
+    def longest_idle(self, other: SessionRecord) -> SessionRecord | None:
+        """Of sessions with nothing to do, but for one, that whose state was saved first; None if there is none."""
+        return next((record for record in self._bytes_of if record.is_free and record is not other), None)
+
+
+def size_of(saved: list[NDArray[Any]]) -> int:
+    """Bytes of a state."""
+    return sum(value.nbytes for value in saved)
