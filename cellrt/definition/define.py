@@ -20,6 +20,7 @@ from cellrt.definition.declaration import (
     check_inputs,
     check_name,
     check_priority,
+    check_row_wise,
     check_sizes,
     kind_of,
 )
@@ -47,6 +48,7 @@ def cell(
     priority: int | None = None,
     carry: Mapping[str, str] | None = None,
     finite: Sequence[str] = (),
+    row_wise: bool = True,
 ) -> Cell:
     """Makes a cell of a torch module or function.
 
@@ -73,6 +75,8 @@ def cell(
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.
+        row_wise: False says that rows of a batch influence each other on purpose, or that the cell draws numbers:
+            registration, which refuses such a cell, then takes it, and what a request gets depends on its company.
 
     Raises DefinitionError.
     """
@@ -83,12 +87,13 @@ def cell(
     has_spans = any(spec.has_nodes for spec in specs.values())
     sizes = check_sizes(name, max_batch, min_batch, batch_sizes, max_batch_rows, has_spans)
     check_priority(name, priority)
+    check_row_wise(name, row_wise)
     by_name = _takes_names(name, module, list(specs))
     own = take_snapshot(name, module)
     trial = Trial(name, own, specs, by_name, sizes)
     carried = check_carry(name, specs, trial.outputs, carry)
     must_be_finite = check_finite(name, trial.outputs, finite)
-    declaration = Declaration(name, specs, trial.outputs, carried, must_be_finite, sizes, priority)
+    declaration = Declaration(name, specs, trial.outputs, carried, must_be_finite, sizes, priority, row_wise)
     made = Cell(own, by_name, declaration, identity_of(own, declaration.of_identity()), trial.written)
     if made.has_steps:
         try_steps(made)

@@ -179,16 +179,17 @@ class Engine(Serving):
         Args:
             model: as made by ``cellrt.unfold``.
             priorities: cell priorities by cell name, over the cells' own and the default from the type graph.
-            warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; a RuntimeWarning
-                tells of one whose rows influence each other (see ``Cell.check_row_wise``).
+            warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; one whose rows
+                influence each other is refused (see ``Cell.check_row_wise``).
             max_queue, max_queue_rows: requests of this model, and their rows, that may be unfinished at once, within
                 what the engine takes.
             max_batch: most rows of a task by cell name, for new cells, at most what the cell takes. Default: what pays.
             replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 
-        Raises DefinitionError if the example does not unfold, or ``priorities`` or ``max_batch`` name no cell of it, or
-        an option is no such thing; RequestError in a future's callback; EngineClosedError.
+        Raises DefinitionError if the example does not unfold, ``priorities`` or ``max_batch`` name no cell of it, an
+        option is no such thing, or rows of a cell influence each other, unless it was made with ``row_wise=False``;
+        RequestError in a future's callback; EngineClosedError.
         """
         if not isinstance(model, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(model).__name__}")
