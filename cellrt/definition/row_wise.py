@@ -76,7 +76,8 @@ def influences_of(cell: Computation) -> dict[str, str]:
             for _ in range(NUM_DRAWS):
                 if differing:
                     inputs = draw(company, specs, rows, has_ones, generator)
-                    now = _differences(cell, inputs, range(min(company.alone, rows)), has_halves, generator)
+                    some = [row for row in range(min(company.alone, rows)) if _counts(cell, company, inputs, row)]
+                    now = _differences(cell, inputs, some, has_halves, generator) if some else {}
                     differing = {name: now[name] for name in differing if name in now}
             for name, difference in differing.items():
                 assert difference is not None
@@ -182,6 +183,13 @@ def _raised_by(cell: Computation, inputs: Sequence[CellInput]) -> BaseException 
     except BaseException as error:
         return error
     return None
+
+
+def _counts(cell: Computation, company: Company, inputs: Sequence[CellInput], row: int) -> bool:
+    """Whether a row is one of this cell's: zeros, or numbers so large or small, may be none, and then make it raise."""
+    if company.scales == (1.0,):
+        return True
+    return _outputs(cell, [lone_row_of(value, row) for value in inputs]) is not None
 
 
 def _differences(
