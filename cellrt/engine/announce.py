@@ -36,7 +36,7 @@ class _Announcement:
 
     def __init__(self, message: str, num_steps: int) -> None:
         self._message, self._num_steps, self._num_done = message, num_steps, 0
-        self._lock, self._is_over = threading.Lock(), False
+        self._lock, self._is_over, self._is_said = threading.Lock(), False, False
         self._bar: Progress | None = None
 
     def show(self) -> None:
@@ -49,6 +49,7 @@ class _Announcement:
                     self._bar = progress_bar(is_transient=True)
             if self._bar is None:
                 logging.getLogger("cellrt").warning(self._message)
+                self._is_said = True
                 return
             self._bar.add_task(self._message, total=self._num_steps, completed=self._num_done)
             self._bar.start()
@@ -59,6 +60,8 @@ class _Announcement:
             self._num_done += 1
             if self._bar is not None:
                 self._bar.advance(self._bar.task_ids[0])
+            elif self._is_said and not self._is_over:
+                logging.getLogger("cellrt").warning("%s: %d of %d", self._message, self._num_done, self._num_steps)
 
     def end(self) -> None:
         """Takes the bar away."""

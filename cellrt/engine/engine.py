@@ -72,9 +72,11 @@ class Engine(Serving):
         queue_depth: tasks a worker may have before the next is formed. A CPU worker forms its own next task, so one is
             enough, and leaves most time to join; a GPU has four, so that it never runs dry.
         device_options: sizes and switches of GPU workers.
-        compile: whether cells without a compiled form of their own get one from AOTInductor, on CPU workers: "off";
-            "background": they are served as they are until it is there; "wait": ``register`` waits for it. It takes
-            10 to 40 seconds a cell, once for a machine. ``statistics`` says which form runs, and why one is eager.
+        compile: whether cells without a compiled form of their own get one from AOTInductor, on CPU workers:
+            "background": they are served as they are until it is there; "wait": ``register`` waits for it; "off".
+            Default: what the environment's ``CELLRT_COMPILE`` says, or "background". It takes 10 to 60 seconds a cell,
+            once for a machine, in a process of its own that ends with this one, and needs a C++ compiler.
+            ``statistics`` says which form runs, and why one is eager.
         freeze: after each registration collect garbage and freeze what is left (``gc.freeze``), so that no collection
             stops all threads while serving. It holds for the whole process, until the last such engine is closed.
         trace: keep a timeline (see ``timeline``); costs memory for every task. A number: of the last so many tasks and
@@ -98,7 +100,7 @@ class Engine(Serving):
         max_nodes: int = 65_535,
         queue_depth: int | None = None,
         device_options: DeviceOptions | None = None,
-        compile: CompileMode = "off",
+        compile: CompileMode | None = None,
         freeze: bool = True,
         trace: bool | int = False,
         debug: bool = False,
