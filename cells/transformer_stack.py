@@ -104,7 +104,7 @@ class SentenceEncoder(nn.Module):
 
     def __init__(self, encoder: TransformerStack) -> None:
         super().__init__()
-        self.encoder = encoder
+        self.encoder, self.longest_span = encoder, encoder.sizes.positions
 
     def forward(self, token: Tensor, sentence: cellrt.Spans) -> Tensor:
         """``[rows, hidden]``."""
@@ -121,6 +121,7 @@ class SourceEncoder(nn.Module):
     def __init__(self, encoder: TransformerStack, readers: Sequence[CrossAttention]) -> None:
         super().__init__()
         self.encoder, self.readers = encoder, nn.ModuleList(readers)
+        self.longest_span = encoder.sizes.positions
 
     def forward(self, token: Tensor, source: cellrt.Spans, memory: PagedRows) -> Tensor:
         """The encoder's last rows ``[rows, hidden]``."""
@@ -144,6 +145,7 @@ class GreedyDecoder(nn.Module):
     def __init__(self, decoder: TransformerStack, head: nn.Linear, end_token: int) -> None:
         super().__init__()
         self.decoder, self.head, self.end_token = decoder, head, end_token
+        self.longest_span = decoder.sizes.positions
 
     def forward(self, token: Tensor, kv: PagedRows, memory: PagedRows) -> NextToken:
         """``token`` int64 ``[rows]``; rows of ``kv`` and ``memory`` are ``[layers, 2, heads, size]``."""

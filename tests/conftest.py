@@ -15,6 +15,9 @@ import pytest
 
 from tests.effort import IN_MAKE_SLOW, IN_MAKE_TEST
 
+# Tests make engines by the hundred, whose cells nobody compiles beside them: those that want it say so.
+os.environ.setdefault("CELLRT_COMPILE", "off")
+
 # Compiling the core makes a first example slow, so examples have no deadline of their own. CI draws the same
 # examples every time. `make slow` draws many more, by --hypothesis-profile.
 hypothesis.settings.register_profile("cellrt", deadline=None, derandomize="CI" in os.environ, max_examples=IN_MAKE_TEST)

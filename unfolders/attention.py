@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from cellrt import Cell, Graph, GrowingState, RequestError, Unfolder, cell
+from cellrt import Cell, DefinitionError, Graph, GrowingState, RequestError, Unfolder, cell
 from cellrt.cells.beam import BeamEnd
 from cellrt.cells.transformer_beams import transformer_beam_step
 from cellrt.cells.transformer_stack import EncoderDecoder
@@ -38,7 +38,10 @@ def transduce(name: str, cells: EncoderDecoder, *, start: int, max_steps: int) -
         cells: the encoder and the decoder.
         start: the token before the first.
         max_steps: the most tokens that a request makes.
+
+    Raises DefinitionError for more steps than the decoder has positions for.
     """
+    _check_steps(name, cells.decoder, max_steps)
 
     def unfold(graph: Graph, request: Any) -> object:
         memory, steps = _read(graph, cells.encoder, request, max_steps)
@@ -77,6 +80,7 @@ def transduce_with_beams(
 
     Raises DefinitionError for sizes that do not fit.
     """
+    _check_steps(name, cells.decoder, max_steps)
     search = transformer_beam_step(
         cells.decoder, beams=beams, max_steps=max_steps, best=best, length_penalty=length_penalty
     )
@@ -101,6 +105,12 @@ def transduce_with_beams(
         return graph.call(finish, tokens=made.tokens, score=made.score, length=made.length)
 
     return Unfolder(name, unfold, EXAMPLE, (cells.encoder, step, finish))
+
+
+def _check_steps(name: str, decoder: Cell, max_steps: int) -> None:
+    longest = getattr(decoder.module, "longest_span", max_steps)
+    if max_steps > longest:
+        raise DefinitionError(f"model {name!r}: max_steps={max_steps}; the decoder has positions for {longest}")
 
 
 def _read(graph: Graph, encoder: Cell, request: Any, max_steps: int) -> tuple[GrowingState, int]:

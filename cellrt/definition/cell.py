@@ -121,9 +121,11 @@ class Cell(Computation):
         return form
 
     def check_row_wise(self) -> list[str]:
-        """Runs the cell on a few random rows together and one by one; returns the outputs that differ, with a warning.
+        """Runs the cell on a few random rows together and one by one; returns the outputs that differ, with a warning
+        that says beside which rows, and by which input.
 
-        ``Engine.register`` does so for each new cell. See ``row_wise.py`` for what is tried and when they differ.
+        ``Engine.register`` does so for each new cell, and refuses one with such outputs unless it was made with
+        ``row_wise=False``. See ``company.py`` for what is tried, and ``row_wise.py`` for when they differ.
         """
         return warn_unless_row_wise(self, depth=2)
 

@@ -45,6 +45,7 @@ class Declaration:
     finite: tuple[str, ...]
     sizes: BatchSizes
     priority: int | None
+    row_wise: bool = True
 
     def of_identity(self) -> list[object]:
         """What of it makes another cell type; the rest says only how a cell is served."""
@@ -135,6 +136,13 @@ def check_priority(name: str, priority: object) -> int | None:
             f"cell {name!r}: expected a priority from {-LARGEST_PRIORITY} to {LARGEST_PRIORITY}, got {priority}"
         )
     return priority
+
+
+def check_row_wise(name: str, row_wise: object) -> bool:
+    """Whether a cell is said to be row-wise."""
+    if not isinstance(row_wise, bool):
+        raise DefinitionError(f"cell {name!r}: expected row_wise=True or False, got {row_wise!r}")
+    return row_wise
 
 
 def check_carry(

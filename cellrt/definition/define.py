@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -20,6 +21,7 @@ from cellrt.definition.declaration import (
     check_inputs,
     check_name,
     check_priority,
+    check_row_wise,
     check_sizes,
     kind_of,
 )
@@ -27,6 +29,7 @@ from cellrt.definition.file import read_cell
 from cellrt.definition.identity import identity_of
 from cellrt.definition.snapshot import HOOKS, take_snapshot
 from cellrt.definition.trial import Trial, try_steps
+from cellrt.definition.uncompiled import LEFT_OUT, has_compiled, original_of
 from cellrt.errors import DefinitionError
 
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
@@ -47,13 +50,15 @@ def cell(
     priority: int | None = None,
     carry: Mapping[str, str] | None = None,
     finite: Sequence[str] = (),
+    row_wise: bool = True,
 ) -> Cell:
     """Makes a cell of a torch module or function.
 
     Args:
         module: takes tensors ``[rows, *shape]`` and returns one tensor (named "output"), a NamedTuple, a dict or a
             plain tuple (named "output0", ...) of tensors, row dimension first. Inputs are passed by name if its
-            parameters have those names, else in order. It must be row-wise: a row's outputs depend on that row alone.
+            parameters have those names, else in order. Of one that ``torch.compile`` made, what it was made of. It must
+            be row-wise: a row's outputs depend on that row alone.
             If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it, with inputs by name;
             with a method ``compiled_form`` a CPU runs it without Python (docs/compiled-forms.md). Its weights are
             copied, a function's too (from its closure, defaults and globals), with the data that a function finds there
@@ -73,9 +78,12 @@ def cell(
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.
+        row_wise: False says that rows of a batch influence each other on purpose, or that the cell draws numbers:
+            registration, which refuses such a cell, then takes it, and what a request gets depends on its company.
 
     Raises DefinitionError.
     """
+    was_compiled, module = has_compiled(module), original_of(module)
     name = check_name(name or str(getattr(module, "__name__", type(module).__name__)))
     if not callable(module) or isinstance(module, type):
         raise DefinitionError(f"cell {name!r}: expected a torch module or a function, got {kind_of(module)}")
@@ -83,12 +91,15 @@ def cell(
     has_spans = any(spec.has_nodes for spec in specs.values())
     sizes = check_sizes(name, max_batch, min_batch, batch_sizes, max_batch_rows, has_spans)
     check_priority(name, priority)
+    check_row_wise(name, row_wise)
     by_name = _takes_names(name, module, list(specs))
     own = take_snapshot(name, module)
+    if was_compiled:
+        warnings.warn(f"cell {name!r}: {LEFT_OUT}", RuntimeWarning, stacklevel=2)
     trial = Trial(name, own, specs, by_name, sizes)
     carried = check_carry(name, specs, trial.outputs, carry)
     must_be_finite = check_finite(name, trial.outputs, finite)
-    declaration = Declaration(name, specs, trial.outputs, carried, must_be_finite, sizes, priority)
+    declaration = Declaration(name, specs, trial.outputs, carried, must_be_finite, sizes, priority, row_wise)
     made = Cell(own, by_name, declaration, identity_of(own, declaration.of_identity()), trial.written)
     if made.has_steps:
         try_steps(made)

@@ -33,6 +33,7 @@ from cellrt.definition.declaration import (
     check_name,
     check_output_name,
     check_priority,
+    check_row_wise,
     check_sizes,
 )
 from cellrt.definition.exported import ExportedModule, export
@@ -49,7 +50,8 @@ FIELDS = frozenset(
         *("priority", "definition", "identity", "weights", "sha256"),
     }
 )
-"""Of a description, beside its digest."""
+"""Of a description, beside its digest, and of a cell that says that it is not row-wise one more."""
+NOT_ROW_WISE = "row_wise"
 
 
 def save_cell(cell: Computation, identity: Identity, folder: str | Path) -> None:
@@ -87,6 +89,8 @@ def save_cell(cell: Computation, identity: Identity, folder: str | Path) -> None
         "weights": list(weights),
         "sha256": {name: _checksum(folder / name) for name in (PROGRAM, WEIGHTS)},
     }
+    if not cell.declaration.row_wise:
+        description[NOT_ROW_WISE] = False
     new = folder / f"{DESCRIPTION}.new"
     new.write_text(json.dumps({**description, "digest": _digest_of(description)}, indent=2) + "\n")
     os.replace(new, folder / DESCRIPTION)
@@ -100,7 +104,7 @@ def read_cell(folder: str | Path) -> tuple[ExportedModule, bool, Declaration, Id
     folder = Path(folder)
     description = _read_description(folder)
     try:
-        if description.keys() != FIELDS:
+        if description.keys() - {NOT_ROW_WISE} != FIELDS:
             raise ValueError(f"expected the fields {sorted(FIELDS)}, got {sorted(description)}")
         _check_files(folder, description["sha256"])
         declaration = _declaration_of(description)
@@ -160,6 +164,7 @@ def _declaration_of(description: Mapping[str, Any]) -> Declaration:
         check_finite(name, outputs, description["finite"]),
         check_sizes(name, *sizes),
         check_priority(name, description["priority"]),
+        check_row_wise(name, description.get(NOT_ROW_WISE, True)),
     )
 
 

@@ -1,99 +1,123 @@
 """Whether a cell is row-wise: a row's outputs depend on that row alone, whoever is batched with it.
 
-The runtime cannot do with less, and nothing else would tell: a cell that subtracts the mean of its rows runs without
-an error. So a cell is tried once, on a few random rows together and on each of them alone: rows that are alike, then
-rows of opposite signs among many, as an ``if`` on the values of a batch goes the same way for rows that are alike. On
-the way it is noted which inputs the cell writes to, as in the trial where it was defined (``trial.py``). A cell that
-raises on all rows, which was tried on meta tensors alone where it was defined, is told too.
+The runtime cannot do with less, and nothing else would tell: a cell that subtracts the mean of its rows, or takes one
+scale for all of them, runs without an error. So a cell is tried once, on a few random rows together and on some of them
+alone (``company.py``). On the way it is noted which inputs the cell writes to, as in the trial where it was defined
+(``trial.py``). A cell that raises on all rows, which was tried on meta tensors alone where it was defined, is told too.
+
+What differs by rounding is no influence. A row is judged by its own largest value, not by its neighbours', and by what
+the cell makes of inputs that differ in their last places: of a cell that amplifies these, as a sine of large numbers
+does, more is rounding.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
 
+from cellrt.definition.company import COMPANIES, HALVES, Company, draw, lone_row_of, most_rows, nudged, repeated
 from cellrt.definition.computation import Computation, count_rows, cut
 from cellrt.definition.examples import random_inputs, zero_inputs
 from cellrt.definition.modes import workers_modes
 from cellrt.definition.snapshot import weights_of
-from cellrt.definition.spans import PagedRows, Spans
-from cellrt.definition.spec import CellInput, RaggedRows, copy_input
+from cellrt.definition.spec import CellInput, copy_input
 from cellrt.definition.trial import describe_error
+from cellrt.errors import DefinitionError
 
 TRIAL_ROWS = 3
-MORE_ROWS = 17
-"""Of rows of opposite signs; of these TRIAL_ROWS run alone."""
 NUM_DRAWS = 3
 """An output must differ on so many draws of rows: once may be a choice between two that are as good as equal."""
 TOLERANCE = 0.05
-"""Of an output's largest value: several times the rounding of a matrix product in bfloat16."""
+"""Of a row's largest value, where numbers have the precision of bfloat16: several times the rounding of a product."""
+FINE_TOLERANCE = 0.002
+"""The same where they have that of float32."""
 NEAR_ZERO = 1e-6
 """What rounding leaves of numbers that cancel out: the logarithm of a probability near one, say."""
-HALVES = (torch.float16, torch.bfloat16)
+NUM_NUDGES, NUDGES_WORTH = 4, 16
+"""So often a row is tried with other last places, and so many times what that changes is still rounding."""
+QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
+MIXING = "the rows of a batch influence each other: "
+FICKLE = "equal rows give other results at each call, as where a cell counts in an attribute or draws numbers"
+ON_PURPOSE = "One that is so on purpose says it: cellrt.cell(..., row_wise=False)"
 
 
-def mixed_outputs(cell: Computation) -> list[str]:
-    """The outputs of a cell that are others for rows together than for each row alone, beyond rounding.
+class _Difference(NamedTuple):
+    """Where an output of a row is another together than alone."""
 
-    Floats are random normal numbers, always the same; integers and bools are zeros; a ragged input has one or two rows
-    a node. A cell that raises on such rows together, takes one row only or does not lie on the CPU is not tried.
-    Integer outputs of a cell in half precision are not looked at: which of two tokens is best may hang on rounding.
+    row: int
+    together: float
+    alone: float | None
+
+
+def influences_of(cell: Computation) -> dict[str, str]:
+    """The outputs of a cell that are others for rows together than for each row alone, beyond rounding, and how so.
+
+    A cell that raises on such rows together, takes one row only or does not lie on the CPU is not tried. Integer
+    outputs of a cell in half precision are not looked at: which of two tokens is best may hang on rounding.
     """
-    rows = min(TRIAL_ROWS, cell.max_batch)
     weights = weights_of(cell.module).values()
-    if rows < 2 or not all(tensor.is_cpu for tensor in weights):
-        return []
+    if cell.max_batch < 2 or not all(tensor.is_cpu for tensor in weights):
+        return {}
     dtypes = {spec.dtype for spec in (*cell.inputs.values(), *cell.outputs.values())}
     has_halves = not dtypes.union(tensor.dtype for tensor in weights).isdisjoint(HALVES)
     looked_at = {name for name, spec in cell.outputs.items() if spec.dtype.is_floating_point or not has_halves}
-    generator = torch.Generator().manual_seed(0)
-    more = rows if cell.has_spans else min(MORE_ROWS, cell.max_batch)
-    mixed: set[str] = set()
+    generator, specs = torch.Generator().manual_seed(0), list(cell.inputs.values())
     with torch.random.fork_rng(devices=[]):  # a cell may draw numbers: nobody else's become others by that
-        for count, are_opposed in ((rows, False), (more, True)):
-            suspects = looked_at - mixed
+        has_ones = _raised_by(cell, draw(COMPANIES[0], specs, min(2, cell.max_batch), True, generator)) is None
+        found = dict.fromkeys(looked_at & _fickle_outputs(cell, has_halves), FICKLE)
+        for company in COMPANIES:
+            rows, differing = most_rows(company, specs, cell.max_batch), dict.fromkeys(looked_at - found.keys())
+            inputs: list[CellInput] = []
             for _ in range(NUM_DRAWS):
-                suspects &= _differing(cell, count, rows, are_opposed, generator) if suspects else suspects
-            mixed |= suspects
-    return [name for name in cell.outputs if name in mixed]
+                if differing:
+                    inputs = draw(company, specs, rows, has_ones, generator)
+                    some = [row for row in range(min(company.alone, rows)) if _counts(cell, company, inputs, row)]
+                    now = _differences(cell, inputs, some, has_halves, generator) if some else {}
+                    differing = {name: now[name] for name in differing if name in now}
+            for name, difference in differing.items():
+                assert difference is not None
+                found[name] = MIXING + _influence(cell, name, company, inputs, difference, has_halves, generator)
+    return {name: found[name] for name in cell.outputs if name in found}
+
+
+def refuse_unless_row_wise(cell: Computation) -> None:
+    """Raises DefinitionError if rows of a cell influence each other, unless it is said that they do."""
+    if cell.declaration.row_wise and (found := influences_of(cell)):
+        raise DefinitionError(_told_of(cell, found))
 
 
 def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
-    """``mixed_outputs``, with a RuntimeWarning if there are any that points at the caller so many calls above."""
-    mixed = mixed_outputs(cell)
-    if mixed:
-        outputs = ", ".join(map(repr, mixed))
-        why = (
-            "the rows of a batch influence each other, or it raises for one row alone, so results would depend on who "
-            "is batched with whom"
-        )
-        if not set(mixed).isdisjoint(_fickle_outputs(cell)):
-            why = "equal rows give other results at each call, as where a cell counts in an attribute or draws numbers"
-        warnings.warn(
-            f"cell {cell.name!r}, output {outputs}: {why}. A cell must compute each row from that row "
-            "alone (only a cell that is random on purpose may differ here)",
-            RuntimeWarning,
-            stacklevel=1 + depth,
-        )
-    return mixed
+    """The outputs that others influence, with a RuntimeWarning if there are any that points at the caller so many calls
+    above."""
+    found = influences_of(cell)
+    if found:
+        warnings.warn(_told_of(cell, found), RuntimeWarning, stacklevel=1 + depth)
+    return list(found)
 
 
-@workers_modes()
-@torch.inference_mode(False)
-@torch.enable_grad()
-def _fickle_outputs(cell: Computation) -> set[str]:
-    """The outputs that differ between two calls on the same rows."""
-    inputs = random_inputs(cell.inputs.values(), min(TRIAL_ROWS, cell.max_batch), torch.Generator().manual_seed(0))
-    try:
-        with torch.random.fork_rng(devices=[]):
-            one, other = _run(cell, inputs), _run(cell, inputs)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return set()
-    return {name for name, a, b in zip(cell.outputs, one, other) if not is_close(a, b)}
+def _told_of(cell: Computation, found: Mapping[str, str]) -> str:
+    """What to say of influences."""
+    what = FICKLE if FICKLE in found.values() else next(iter(found.values()))
+    return (
+        f"cell {cell.name!r}, output {', '.join(map(repr, found))}: {what}. A cell must compute each row from that row "
+        f"alone, or results depend on who is batched with whom{_hint(cell.module)}. {ON_PURPOSE}"
+    )
+
+
+def _hint(module: object) -> str:
+    """What to do with parts that are known to mix rows."""
+    parts = module.modules() if isinstance(module, nn.Module) else ()
+    if any(type(part).__module__.startswith(QUANTIZED) for part in parts):
+        return (
+            "; its quantized parts take one scale for a whole batch: give the module that it was made of, or quantize "
+            "its weights alone"
+        )
+    return ""
 
 
 def warn_if_it_raises(cell: Computation, depth: int) -> bool:
@@ -127,9 +151,28 @@ def warn_if_it_raises(cell: Computation, depth: int) -> bool:
     return True
 
 
-@workers_modes()
-@torch.inference_mode(False)
-@torch.enable_grad()
+def is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
+    """Whether they are equal but for rounding, which is judged by the largest of all; NaN is equal to NaN."""
+    if not together.is_floating_point():
+        return torch.equal(together, alone)
+    together, alone = together.double(), alone.double()
+    largest = torch.cat([together, alone]).nan_to_num(0.0, 0.0, 0.0).abs().amax() if together.numel() else 0.0
+    tolerance = max(TOLERANCE * float(largest), NEAR_ZERO)
+    return torch.allclose(together, alone, rtol=0.0, atol=tolerance, equal_nan=True)
+
+
+def _fickle_outputs(cell: Computation, has_halves: bool) -> set[str]:
+    """The outputs that differ between two calls on the same rows."""
+    inputs = random_inputs(cell.inputs.values(), min(TRIAL_ROWS, cell.max_batch), torch.Generator().manual_seed(0))
+    one, other = _outputs(cell, inputs), _outputs(cell, inputs)
+    if one is None or other is None:
+        return set()
+    tolerance = TOLERANCE if has_halves else FINE_TOLERANCE
+    return {
+        name for name, a, b in zip(cell.outputs, one, other) if (_distances(a, b) > _rounding(a, b, tolerance)).any()
+    }
+
+
 def _raised_by(cell: Computation, inputs: Sequence[CellInput]) -> BaseException | None:
     """What the cell raises on these rows, if it does."""
     try:
@@ -142,79 +185,168 @@ def _raised_by(cell: Computation, inputs: Sequence[CellInput]) -> BaseException 
     return None
 
 
+def _counts(cell: Computation, company: Company, inputs: Sequence[CellInput], row: int) -> bool:
+    """Whether a row is one of this cell's: zeros, or numbers so large or small, may be none, and then make it raise."""
+    if company.scales == (1.0,):
+        return True
+    return _outputs(cell, [lone_row_of(value, row) for value in inputs]) is not None
+
+
+def _differences(
+    cell: Computation, inputs: Sequence[CellInput], rows: Sequence[int], has_halves: bool, generator: torch.Generator
+) -> dict[str, _Difference]:
+    """The outputs that differ on a draw of rows, of which these run alone, too; all if one of them alone makes it
+    raise, as a norm over the batch does, which has no variance of one row; none if all together do."""
+    together = _outputs(cell, inputs)
+    if together is None:
+        return {}
+    alone = _alone(cell, inputs, rows)
+    if alone is None:
+        return dict.fromkeys(cell.outputs, _Difference(rows[0], 0.0, None))
+    together = [value[list(rows)] for value in together]
+    differing = {
+        name: (a, b)
+        for name, a, b in zip(cell.outputs, together, alone)
+        if (_distances(a, b) > _rounding(a, b, FINE_TOLERANCE)).any()
+    }
+    if not differing:
+        return {}
+    tolerance = TOLERANCE if has_halves or _computes_in_halves(cell, inputs) else FINE_TOLERANCE
+    worth = dict(zip(cell.outputs, _worth_of_nudges(cell, inputs, rows, alone, generator)))
+    found: dict[str, _Difference] = {}
+    for name, (a, b) in differing.items():
+        beyond = _distances(a, b) - torch.maximum(_rounding(a, b, tolerance), worth[name])
+        if (beyond > 0).any():
+            found[name] = _most_different(rows[int(beyond.nan_to_num(-1.0).argmax())], rows, a, b)
+    return found
+
+
+def _most_different(row: int, rows: Sequence[int], together: torch.Tensor, alone: torch.Tensor) -> _Difference:
+    """The numbers of a row that differ most."""
+    at = rows.index(row)
+    a, b = together[at].flatten(), alone[at].flatten()
+    place = int(_distances(a, b).argmax())
+    return _Difference(row, float(a[place]), float(b[place]))
+
+
+def _influence(
+    cell: Computation,
+    name: str,
+    company: Company,
+    inputs: list[CellInput],
+    difference: _Difference,
+    has_halves: bool,
+    generator: torch.Generator,
+) -> str:
+    """What made a difference: the number of rows, or an input in which they are not alike."""
+    row, count = difference.row, count_rows(inputs[0])
+    if difference.alone is None:
+        return f"it raises for one row alone, and not for {count}"
+
+    def differs(varied: str | None) -> bool:
+        given = [
+            value if key == varied else repeated(value, row, count)
+            for key, value in zip(cell.inputs, inputs, strict=True)
+        ]
+        return name in _differences(cell, given, [row], has_halves, generator)
+
+    beside, of = f"rows {company.beside}", ""
+    if differs(None):
+        beside = f"{count - 1} rows equal to it"
+    elif responsible := [key for key in cell.inputs if differs(key)]:
+        of = f" in {' or '.join(map(repr, responsible))}"
+    return f"a row gives {difference.alone:.6g} alone and {difference.together:.6g} beside {beside}{of}"
+
+
+def _distances(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
+    """How far two outputs are apart, by row: infinitely if they are other integers, or only one has a number."""
+    if not first.is_floating_point():
+        apart = torch.where(first == second, 0.0, torch.inf)
+    else:
+        first, second = first.double(), second.double()
+        are_same = (first == second) | (first.isnan() & second.isnan())
+        apart = torch.where(are_same, 0.0, (first - second).abs().nan_to_num(torch.inf, torch.inf))
+    return apart.double().flatten(1).amax(1) if apart.dim() > 1 else apart.double()
+
+
+def _rounding(first: torch.Tensor, second: torch.Tensor, tolerance: float) -> torch.Tensor:
+    """By how much a row of an output may differ: a part of its own largest value."""
+    if not first.is_floating_point():
+        return torch.zeros(len(first), dtype=torch.float64)
+    both = torch.stack([first.double(), second.double()], 1).nan_to_num(0.0, 0.0, 0.0).abs()
+    return (tolerance * both.flatten(1).amax(1)).clamp(min=NEAR_ZERO)
+
+
+def _worth_of_nudges(
+    cell: Computation,
+    inputs: Sequence[CellInput],
+    rows: Sequence[int],
+    alone: list[torch.Tensor],
+    generator: torch.Generator,
+) -> list[torch.Tensor]:
+    """What inputs with other last places change in each output of rows that run alone, and so many times that."""
+    worth = [torch.zeros(len(rows), dtype=torch.float64) for _ in alone]
+    for _ in range(NUM_NUDGES):
+        moved = _alone(cell, [nudged(value, generator) for value in inputs], rows)
+        if moved is not None:
+            worth = [torch.maximum(most, NUDGES_WORTH * _distances(*pair)) for most, *pair in zip(worth, alone, moved)]
+    return worth
+
+
+class _DtypesSeen(TorchFunctionMode):
+    """Notes whether halves are computed inside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.has_halves = False
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        self.has_halves |= isinstance(made, torch.Tensor) and made.dtype in HALVES
+        return made
+
+
+def _computes_in_halves(cell: Computation, inputs: Sequence[CellInput]) -> bool:
+    """Whether a cell of other rows computes in half precision inside, as under autocast or by torch's setting."""
+    if torch.get_float32_matmul_precision() != "highest":
+        return True
+    with _DtypesSeen() as seen:
+        _outputs(cell, inputs)
+    return seen.has_halves
+
+
+def _alone(cell: Computation, inputs: Sequence[CellInput], rows: Sequence[int]) -> list[torch.Tensor] | None:
+    """The outputs of rows that run one by one; None if one of them makes the cell raise."""
+    made = []
+    for row in rows:
+        outputs = _outputs(cell, [lone_row_of(value, row) for value in inputs])
+        if outputs is None:
+            return None
+        made.append(outputs)
+    return [torch.cat(values) for values in zip(*made)]
+
+
+def _outputs(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor] | None:
+    """The outputs for these rows; None if the cell raises."""
+    try:
+        return _run(cell, inputs)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        return None
+
+
 @workers_modes()
 @torch.inference_mode(False)
 @torch.enable_grad()
-def _differing(
-    cell: Computation, count: int, alone_too: int, are_opposed: bool, generator: torch.Generator
-) -> set[str]:
-    """The outputs that differ on one draw of ``count`` rows, of which the first run alone, too; all if one of them
-    alone makes it raise, none if all together do.
+def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
+    """The outputs for these rows, which stay as they are; notes which inputs the cell writes to.
 
     Outside inference, where the ready-made cells take their plain form: there is nothing to compile for it. No weight
     of a cell asks for gradients, so there are none.
     """
-    inputs = random_inputs(cell.inputs.values(), count, generator)
-    if are_opposed:
-        inputs = [_opposed(value) for value in inputs]
-    try:
-        together = _run(cell, inputs)
-    except KeyboardInterrupt:
-        raise
-    except BaseException:
-        return set()
-    try:
-        alone = [_run(cell, [row_of(value, row) for value in inputs]) for row in range(alone_too)]
-    except KeyboardInterrupt:
-        raise
-    except BaseException:  # as a norm over the batch does, which has no variance of one row
-        return set(cell.outputs)
-    joined = [torch.cat(values) for values in zip(*alone)]
-    return {name for name, a, b in zip(cell.outputs, together, joined) if not is_close(a[: len(b)], b)}
-
-
-def _opposed(value: CellInput) -> CellInput:
-    """The same with a first row that is negative everywhere, and a second that is positive and outweighs it."""
-    if isinstance(value, PagedRows | Spans):
-        return value
-    if isinstance(value, RaggedRows):
-        of_node = torch.repeat_interleave(value.offsets.diff())
-        return RaggedRows(_opposed_rows(value.values, of_node), value.offsets)
-    return _opposed_rows(value, torch.arange(len(value)))
-
-
-def _opposed_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
-    if not rows.is_floating_point():
-        return rows
-    numbers = numbers.view(-1, *[1] * (rows.dim() - 1))
-    large = rows.abs() + 1
-    return torch.where(numbers == 0, -large, torch.where(numbers == 1, 3 * large, rows))
-
-
-def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-    """The outputs for these rows, which stay as they are; notes which inputs the cell writes to."""
     rows = count_rows(inputs[0])
     padded = cell.padded([copy_input(value) for value in inputs])
     outputs = cut(cell.run_watched(padded), count_rows(padded[0]), rows)
     cell.check_outputs(outputs, rows)
     return outputs
-
-
-def is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
-    """Whether they are equal but for rounding; NaN is equal to NaN."""
-    if not together.is_floating_point():
-        return torch.equal(together, alone)
-    together, alone = together.double(), alone.double()
-    largest = torch.cat([together, alone]).nan_to_num(0.0, 0.0, 0.0).abs().amax() if together.numel() else 0.0
-    tolerance = max(TOLERANCE * float(largest), NEAR_ZERO)
-    return torch.allclose(together, alone, rtol=0.0, atol=tolerance, equal_nan=True)
-
-
-def row_of(value: CellInput, row: int) -> CellInput:
-    """One row of an input, or one node of a ragged one."""
-    if isinstance(value, PagedRows | Spans):
-        return value.take([row])
-    if not isinstance(value, RaggedRows):
-        return value[row : row + 1]
-    first, end = value.offsets[row : row + 2].tolist()
-    return RaggedRows(value.values[first:end], torch.tensor([0, end - first], device=value.offsets.device))

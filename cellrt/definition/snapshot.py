@@ -23,6 +23,7 @@ from cellrt.definition.functions import (
     is_of_a_library,
     used_globals,
 )
+from cellrt.definition.uncompiled import HINT, is_compiled, original_of, put_back_originals
 from cellrt.errors import DefinitionError
 
 Value = TypeVar("Value")
@@ -33,7 +34,8 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
 def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """A private copy of a cell's module or function, in evaluation mode, its weights without gradients.
+    """A private copy of a cell's module or function, in evaluation mode, its weights without gradients, and without
+    ``torch.compile``.
 
     A function's tensors, modules and data (``is_data``) are copied with it: those in its closure, defaults and globals,
     in whatever they lie there, and those of functions that it finds there. What a module's methods find in globals is
@@ -230,18 +232,18 @@ def _copy_with_code(value: Value, memo: dict[int, Any]) -> Value:
 
 
 def _is_to_be_copied(function: FunctionType) -> bool:
-    return not is_of_a_library(function) and _holds_own(function)
+    return not is_of_a_library(function) and not is_compiled(function) and _holds_own(function)
 
 
 def _captures(function: FunctionType) -> dict[str, Any]:
     """What a function holds beyond its code: ``closure_x``, and ``global_x`` and defaults that are its own."""
     captured: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
-        captured[f"closure_{name}"] = cell.cell_contents
+        captured[f"closure_{name}"] = original_of(cell.cell_contents)
     constants = constants_of(function)
     for name, value in used_globals(function).items():
-        if name in constants or _holds_own(value):
-            captured[f"global_{name}"] = value
+        if name in constants or is_compiled(value) or _holds_own(value):
+            captured[f"global_{name}"] = original_of(value)
     for key, defaults in ("defaults", function.__defaults__), ("kwdefaults", function.__kwdefaults__):
         if _holds_own(defaults) or (defaults and _may_change(defaults)):
             captured[key] = defaults
@@ -303,6 +305,9 @@ def _settle(definition: object) -> None:
     """Puts modules in evaluation mode and weights without gradients, wherever they lie in a copy."""
     for part in _parts_of_copy(definition):
         if isinstance(part, nn.Module):
+            put_back_originals(part)
+            if is_compiled(part):
+                raise TypeError(HINT)
             if any(isinstance(module, torch.jit.ScriptModule) for module in part.modules()):
                 raise TypeError("a part is scripted (torch.jit): give the module that it was made of")
             part.eval().requires_grad_(False)

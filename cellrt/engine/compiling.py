@@ -8,11 +8,13 @@ one thread of an engine waits for them, one at a time.
 from __future__ import annotations
 
 import logging
+import os
 import threading
+import time
 import weakref
 from collections.abc import Callable, Collection, Iterator, Sequence
 from queue import SimpleQueue
-from typing import Literal
+from typing import Literal, cast
 
 from cellrt.definition.aot.form import compile_cells
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
@@ -24,8 +26,20 @@ from cellrt.worker.service_thread import ServiceThread
 
 CompileMode = Literal["off", "background", "wait"]
 MODES: tuple[CompileMode, ...] = ("off", "background", "wait")
+MODE_VARIABLE = "CELLRT_COMPILE"
+"""The environment variable with the mode of engines that are given none, as for tests of programs that make many."""
 OFF, WAITS, FAILED = "compile is off", "it is being compiled", "the compiler failed"
 BEGAN_BEFORE = "a session or request goes on in the form that it began with"
+
+
+def mode_of(given: CompileMode | None) -> CompileMode:
+    """The mode that is given, or the environment's, or "background". Raises DefinitionError for another word."""
+    if given is None:
+        named = os.environ.get(MODE_VARIABLE) or "background"
+        check_choice(f"the environment variable {MODE_VARIABLE}", named, MODES)
+        return cast(CompileMode, named)
+    check_choice("compile", given, MODES)
+    return given
 
 
 class CellCompiler:
@@ -38,9 +52,8 @@ class CellCompiler:
     Raises DefinitionError for another mode.
     """
 
-    def __init__(self, mode: CompileMode, on_ready: weakref.WeakMethod[Callable[[], None]]) -> None:
-        check_choice("compile", mode, MODES)
-        self._mode, self._on_ready = mode, on_ready
+    def __init__(self, mode: CompileMode | None, on_ready: weakref.WeakMethod[Callable[[], None]]) -> None:
+        self._mode, self._on_ready = mode_of(mode), on_ready
         self._store = LibraryStore()
         self._forms: dict[str, CompiledForm | None] = {}
         self._reasons: dict[str, str] = {}
@@ -115,17 +128,28 @@ class CellCompiler:
     def _compile(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, CompiledForm | None]]:
         """Compiles cells and says in the log what came of each; that there is no compiler, once for all of them."""
         log, level = logging.getLogger("cellrt"), logging.WARNING if self._mode == "wait" else logging.INFO
-        for cell, made in zip(cells, compile_cells(cells, self._store)):
+        begin_s = time.monotonic()
+        names = ", ".join(repr(cell.name) for cell in cells)
+        log.info("cells %s are compiled, 10 to 60 seconds each where this machine has no form of them yet", names)
+        for number, (cell, made) in enumerate(zip(cells, compile_cells(cells, self._store)), 1):
             form, reason = (None, str(made)) if isinstance(made, Exception) else (made, "")
             if isinstance(made, Exception) and not isinstance(made, NotCompiledError):
                 reason = f"{FAILED}: {type(made).__name__}: {made}"
             self._note(cell, form, reason)
             if isinstance(made, NotCompiledError) and made.reason is Reason.NO_COMPILER:
                 if not self._lacks_compiler:
-                    log.warning("cell %r stays eager, as does any other of plain torch: %s", cell.name, reason)
+                    log.warning(
+                        "cell %r stays eager, as does any other of plain torch, whose steps may take several times as "
+                        "long as compiled: %s (see Engine(compile=...))",
+                        cell.name,
+                        reason,
+                    )
                 self._lacks_compiler = True
             elif form is None and not self._is_closed:
                 log.log(level, "cell %r stays eager: %s", cell.name, reason)
+            elif form is not None:
+                seconds = time.monotonic() - begin_s
+                log.info("cell %r is compiled: %d of %d, after %.1f s", cell.name, number, len(cells), seconds)
             yield cell, form
 
     def _note(self, cell: Cell, form: CompiledForm | None, reason: str) -> None:

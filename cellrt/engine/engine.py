@@ -76,9 +76,11 @@ class Engine(Serving):
         queue_depth: tasks a worker may have before the next is formed. A CPU worker forms its own next task, so one is
             enough, and leaves most time to join; a GPU has four, so that it never runs dry.
         device_options: sizes and switches of GPU workers.
-        compile: whether cells without a compiled form of their own get one from AOTInductor, on CPU workers: "off";
-            "background": they are served as they are until it is there; "wait": ``register`` waits for it. It takes
-            10 to 40 seconds a cell, once for a machine. ``statistics`` says which form runs, and why one is eager.
+        compile: whether cells without a compiled form of their own get one from AOTInductor, on CPU workers:
+            "background": they are served as they are until it is there; "wait": ``register`` waits for it; "off".
+            Default: what the environment's ``CELLRT_COMPILE`` says, or "background". It takes 10 to 60 seconds a cell,
+            once for a machine, in a process of its own that ends with this one, and needs a C++ compiler.
+            ``statistics`` says which form runs, and why one is eager.
         freeze: after each registration collect garbage and freeze what is left (``gc.freeze``), so that no collection
             stops all threads while serving. It holds for the whole process, until the last such engine is closed.
         trace: keep a timeline (see ``timeline``); costs memory for every task. A number: of the last so many tasks and
@@ -102,7 +104,7 @@ class Engine(Serving):
         max_nodes: int = 65_535,
         queue_depth: int | None = None,
         device_options: DeviceOptions | None = None,
-        compile: CompileMode = "off",
+        compile: CompileMode | None = None,
         freeze: bool = True,
         trace: bool | int = False,
         debug: bool = False,
@@ -182,16 +184,17 @@ class Engine(Serving):
         Args:
             model: as made by ``cellrt.unfold``.
             priorities: cell priorities by cell name, over the cells' own and the default from the type graph.
-            warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; a RuntimeWarning
-                tells of one whose rows influence each other (see ``Cell.check_row_wise``).
+            warm_up: run each new cell at a few batch sizes, so that the scheduler knows its step time; one whose rows
+                influence each other is refused (see ``Cell.check_row_wise``).
             max_queue, max_queue_rows: requests of this model, and their rows, that may be unfinished at once, within
                 what the engine takes.
             max_batch: most rows of a task by cell name, for new cells, at most what the cell takes. Default: what pays.
             replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 
-        Raises DefinitionError if the example does not unfold, or ``priorities`` or ``max_batch`` name no cell of it, or
-        an option is no such thing; RequestError in a future's callback; EngineClosedError.
+        Raises DefinitionError if the example does not unfold, ``priorities`` or ``max_batch`` name no cell of it, an
+        option is no such thing, or rows of a cell influence each other, unless it was made with ``row_wise=False``;
+        RequestError in a future's callback; EngineClosedError.
         """
         if not isinstance(model, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(model).__name__}")

@@ -13,7 +13,7 @@ from torch.nn.modules.rnn import RNNCellBase
 from cellrt.core.processor import Processor
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
-from cellrt.definition.row_wise import warn_if_it_raises, warn_unless_row_wise
+from cellrt.definition.row_wise import refuse_unless_row_wise, warn_if_it_raises
 from cellrt.definition.spec import RowSpec
 from cellrt.definition.trial import INSTEAD
 from cellrt.engine.announce import announced
@@ -80,6 +80,8 @@ class Registrar:
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
         self._told: set[str] = set()
         """Cells of which it was told that they forget their state."""
+        self._tried: set[str] = set()
+        """Likenesses of cells that were found to be row-wise, or to raise."""
         self._measured: dict[tuple[str, str], dict[int, float]] = {}
         """Step times by likeness and form: those with other weights take as long."""
         self.on_renewed: Callable[[str], None] = lambda _: None
@@ -94,8 +96,8 @@ class Registrar:
     ) -> Model:
         """Makes a model that the engine can serve; what it needs is there, and nobody finds it yet.
 
-        Raises DefinitionError if the example does not unfold or fit, or ``priorities`` or ``max_batch`` name no cell of
-        it.
+        Raises DefinitionError if the example does not unfold or fit, ``priorities`` or ``max_batch`` name no cell of
+        it, or rows of a cell influence each other.
         """
         discovery = Discovery(self._registry)
         recorded = discovery.unfold(unfolder)
@@ -106,6 +108,8 @@ class Registrar:
                     f"{what}: {sorted(unknown)} are no cells of {unfolder.name!r}; it has {sorted(names)}"
                 )
         self._warn_of_forgotten_states(unfolder.name, recorded, discovery.cells)
+        if warm_up:
+            self._try_new(discovery.cells)
         for cell in discovery.cells:
             if self._shared is not None:
                 self._shared.add(cell)
@@ -187,8 +191,25 @@ class Registrar:
         with compilation_told(f"the cells of {model!r}"):
             for cell in cells:
                 cell.compiled_form  # noqa: B018 - those that modules bring are there before the compiler is waited for
-        with announced(f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)) as note_done:
+        with announced(
+            f"cellrt compiles the cells of {model!r}, once for this machine, 10 to 60 seconds each", len(cells)
+        ) as note_done:
             return self._compiler.forms_of(cells, note_done)
+
+    def _try_new(self, cells: list[Cell]) -> None:
+        """Tries each cell that is new on random rows; cells that differ in their weights alone once.
+
+        Warns of one that raises, pointing at who called Engine.register. Raises DefinitionError for one whose rows
+        influence each other.
+        """
+        seen = {made.cell.identity for made in list(self._registry.types.values())}
+        for cell in cells:
+            if cell.identity in seen or cell.likeness in self._tried:
+                continue
+            if self._device is not None or not warn_if_it_raises(cell, depth=4):  # a GPU's code may not run here
+                refuse_unless_row_wise(cell)
+            if cell.declaration.row_wise and len(self._tried) < MAX_MEASURED:
+                self._tried.add(cell.likeness)
 
     def _prepare(
         self, cells: list[Cell], forms: Mapping[str, CompiledForm | None], warm_up: bool
@@ -202,12 +223,6 @@ class Registrar:
         new = [cell for cell in cells if not self._registry.has_type(cell, forms[cell.identity])]
         times = {cell.identity: self._measured.get(self._measured_as(cell, forms), {}) for cell in new}
         new = [cell for cell in new if self._device is not None or not times[cell.identity]]
-        seen = {made.cell.identity for made in list(self._registry.types.values())}  # in another form
-        for cell in new:
-            if cell.identity in seen:
-                continue
-            if self._device is not None or not warn_if_it_raises(cell, depth=4):  # a GPU's code may not run here
-                warn_unless_row_wise(cell, depth=4)  # who called Engine.register
         for cell in new:
             found = measure_steps(cell, forms[cell.identity], self._device, self._num_threads)
             times[cell.identity] = found

@@ -79,7 +79,14 @@ def carried_by(cell: Cell, carry: Mapping[str, str] | None) -> Mapping[str, str]
 
 
 def check_span(cell: Cell, count: int) -> None:
-    """Raises RequestTooLargeError for so many rows that the cell needs all at once, and cannot have."""
+    """Raises RequestTooLargeError for so many rows that the cell needs all at once, and cannot have; RequestError for
+    more than its module takes, which says so by an attribute ``longest_span``."""
+    longest = getattr(cell.module, "longest_span", None)
+    if longest is not None and count > longest:
+        raise RequestError(
+            f"cell {cell.name!r}: a sequence of {count} rows; its module has positions for {longest}, so no longer one "
+            "can be read"
+        )
     if count > cell.max_batch_rows:
         raise RequestTooLargeError(
             f"cell {cell.name!r}: {count} rows; it needs all of them in one task, which has at most "

@@ -60,6 +60,11 @@ class Recorder:
         """Raises RequestError behind ``end``."""
         _ = self._binding.max_nodes
 
+    @cached_property
+    def _keepers(self) -> list[tuple[int, int, Cell]]:
+        """Chains and loops with ``keep``: the first of their values, how many steps have values, and their cell."""
+        return []
+
     # Most graphs have none of either, and a small one costs little more than making them.
     @cached_property
     def _states(self) -> SessionStates:
@@ -122,6 +127,8 @@ class Recorder:
             if name not in kept:
                 starts[name] = given if given >= 0 else self._zero(cell.inputs[name])
                 continue
+            if given >= 0:
+                self._check_is_one_state(cell, name, given)
             if output not in states:
                 states[output] = self._state(cell, output, given), given
             starts[name], start = states[output]
@@ -132,8 +139,25 @@ class Recorder:
                 )
         return starts
 
+    def _check_is_one_state(self, cell: Cell, name: str, given: int) -> None:
+        """Raises RequestError if what is kept begins with what another chain or loop keeps: from the session's second
+        request on each would go on from its own end."""
+        for first, count, other in self._keepers:
+            place = (given - first) % len(other.outputs)
+            if first <= given < first + count * len(other.outputs) and place in map(
+                other.places.__getitem__, other.carry.values()
+            ):
+                raise RequestError(
+                    f"{self._where(cell, name)}: keep: it begins with what cell {other.name!r} keeps, and so a session "
+                    "would have two states, of which this one goes on from its own end from the second request on. "
+                    f"Keep one: state = graph.state({other.name}), start the first from it and this one from the "
+                    "first's .last, both without keep, then graph.keep(state, after=...) with this one's .last; two "
+                    f"on purpose are graph.state({cell.name}, ...) and graph.keep (docs/unfolding.md, State that stays)"
+                )
+
     def _keep(self, cell: Cell, kept: Collection[str], starts: Mapping[str, int], first: int, count: int) -> None:
         """Keeps outputs of a chain (or of a loop: one step) that begins at value ``first``."""
+        self._keepers.append((first, count, cell))
         for name in kept:
             self._states.keep(starts[name], first + cell.places[cell.carry[name]], len(cell.outputs), count)
 

@@ -37,7 +37,7 @@ class CellReport:
     max_batch: int
     form: str
     mixed_outputs: list[str]
-    """Those in which rows influence each other: a fault."""
+    """Those in which rows influence each other, of a cell that says so (``row_wise=False``); others are refused."""
     failure: str
     """What it raised for as many rows as it may get at once: a fault; empty if nothing."""
 
@@ -62,18 +62,13 @@ class Report:
     @property
     def faults(self) -> list[str]:
         """What must not be."""
-        mixing = [
-            f"{cell.name}: rows influence each other in {cell.mixed_outputs}"
-            for cell in self.cells
-            if cell.mixed_outputs
-        ]
         changing = [
             f"{name}: another process makes it with other weights or code, so no server can serve it, and no session "
             "outlives its process: load its weights from files, or draw them with a seed (torch.manual_seed)"
             for name in self.changing
         ]
         failing = [cell.failure for cell in self.cells if cell.failure]
-        return mixing + failing + changing + [self.unserved] * bool(self.unserved)
+        return failing + changing + [self.unserved] * bool(self.unserved)
 
     def as_json(self) -> dict[str, Any]:
         """By name."""

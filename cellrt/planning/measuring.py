@@ -48,7 +48,7 @@ def measure(model: Unfolder, bound_s: float | None, progress: Progress, *, secon
         progress: hears what is measured.
         seconds_each: time for each number of rows.
     """
-    with Engine(1, freeze=False) as engine:
+    with Engine(1, freeze=False, compile="off") as engine:
         engine.register(model, warm_up=False)
         types = list(engine._registry.types.values())
         cells = {}

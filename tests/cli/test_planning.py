@@ -57,7 +57,7 @@ def test_check_fails_for_a_cell_whose_rows_influence_each_other(tmp_path: Path) 
         "mix = cellrt.cell(lambda x: {'y': x - x.mean(0)}, {'x': (2,)}, name='mix')\n"
         "mixed = cellrt.unfold('mixed', example=torch.ones(2))(lambda graph, x: {'y': mix(x=x)})\n"
     )
-    assert "rows influence each other in ['y']" in run("check", path, status=1)
+    assert "cell 'mix', output 'y': the rows of a batch influence each other" in run("check", path, status=1)
 
 
 @pytest.mark.parametrize(("model", "why"), [("unsigned", "uint16"), ("unlike", "a and b must be as long")])

@@ -17,10 +17,11 @@ from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
 from cellrt.definition.aot.span_form import span_form, try_span_form
 from cellrt.definition.aot.store import Compiled, LibraryStore
+from cellrt.definition.company import row_of
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.examples import random_inputs
-from cellrt.definition.row_wise import is_close, row_of
+from cellrt.definition.row_wise import is_close
 from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spec import CellInput, RowSpec, copy_input
 

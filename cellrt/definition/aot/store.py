@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -34,12 +35,16 @@ from cellrt.definition.aot.tracing import (
     POLL_S,
     REFUSED,
     SAID,
+    STATUS,
     trace_all,
 )
 from cellrt.definition.computation import Computation
 
 MOST_IMPORTING_S = 10.0
 """No longer is another thread's import waited for: it may be that of a module that serves until the end."""
+ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Refused)\b(: |$)")
+"""How the line of a traceback begins that names what was raised."""
+ERROR_LINES, MOST_CHARACTERS = 3, 500
 CACHE_VARIABLE = "CELLRT_CACHE"
 """The environment variable that names the folder of what cellrt keeps; default: ``cellrt`` in the user's cache."""
 
@@ -94,13 +99,11 @@ class LibraryStore:
             folders = [Path(name, str(number)) for number in range(len(cells))]
             for folder in folders:
                 folder.mkdir()
-            with warnings.catch_warnings():
-                # of forks beside threads: this one traces, in forks of its own, which start anew
-                warnings.simplefilter("ignore", DeprecationWarning)
-                wait_for_imports()
-                process = os.fork()
+            wait_for_imports()
+            owner = os.getpid()
+            process = _fork()
             if process == 0:
-                trace_all(cells, folders, self.folder, depends_on)
+                trace_all(cells, folders, self.folder, depends_on, owner)
             self._running.add(process)
             try:
                 for folder in folders:
@@ -151,10 +154,34 @@ class LibraryStore:
         if refused.exists():
             name, _, detail = refused.read_text().partition("\n")
             return NotCompiledError(Reason.__members__.get(name, Reason.NOT_COMPILED), detail)
-        said = folder / SAID
-        return NotCompiledError(
-            Reason.NOT_COMPILED, said.read_text(errors="replace").strip().rpartition("\n")[2] if said.exists() else ""
-        )
+        return NotCompiledError(Reason.NOT_COMPILED, self._failure(folder))
+
+    def _failure(self, folder: Path) -> str:
+        """What became of a compiler that left no library: what it raised, or how it ended."""
+        said, status = folder / SAID, folder / STATUS
+        if said.exists() and (raised := first_lines_of_error(said.read_text(errors="replace"))):
+            return raised
+        if self._is_closed:
+            return "its engine was closed meanwhile"
+        return status.read_text() if status.exists() else "the process that had it compiled was ended"
+
+
+def first_lines_of_error(said: str) -> str:
+    """The first lines of the last exception that a Python process told of, or the last line of whatever it said."""
+    lines = [line.rstrip() for line in said.splitlines() if line.strip()]
+    starts = [number for number, line in enumerate(lines) if ERROR.match(line)]
+    if not starts:
+        return "\n".join(lines[-1:])
+    return "; ".join(line.strip() for line in lines[starts[-1] : starts[-1] + ERROR_LINES])[:MOST_CHARACTERS]
+
+
+def _fork() -> int:
+    """``os.fork``; without the warning of forks beside threads: this one traces, in forks that start anew."""
+    if sys.version_info < (3, 12):
+        return os.fork()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        return os.fork()
 
 
 def wait_for_imports() -> None:

@@ -7,9 +7,11 @@ from a fresh start. What torch imports to trace takes a second, once for all cel
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
+import shutil
 import signal
 import sys
 import time
@@ -26,25 +28,31 @@ from cellrt.definition.computation import Computation
 
 BUILD, PRODUCT = (Path(__file__).with_name(name) for name in ("build.py", "product_operator.py"))
 OPERATORS = (PRODUCT, Path(__file__).parents[1] / "attention_operator.py")
-PROGRAM, EXPORTED, REFUSED, SAID = "program.pt2", "exported.json", "refused", "said"
+PROGRAM, EXPORTED, REFUSED, SAID, STATUS = "program.pt2", "exported.json", "refused", "said", "status"
 BEGUN, ENDED = "begun", "ended"
 """Files that say how far a cell has come; the others say what became of it."""
 MOST_TRACING_S = 120.0
 """A fork gets no more: it stops for ever where it needs a lock that another thread had."""
 POLL_S = 0.01
+PR_SET_PDEATHSIG = 1
 
 
-def trace_all(cells: Sequence[Computation], folders: Sequence[Path], libraries: Path, depends_on: str) -> NoReturn:
+def trace_all(
+    cells: Sequence[Computation], folders: Sequence[Path], libraries: Path, depends_on: str, owner: int
+) -> NoReturn:
     """What the fork does: leaves in a cell's folder what became of it. Never returns.
 
     Args:
         folders: one for each cell.
         libraries: where compiled libraries are kept.
         depends_on: on what, beside its program, a library depends.
+        owner: the process that wants them. If it ends, however it ends, so does this one with all that it started.
     """
-    parent = os.getppid()
     try:
         os.setsid()
+        signal.signal(signal.SIGTERM, lambda *_: _end_all(folders[0].parent))
+        _be_told_of_end(signal.SIGTERM)
+        _end_with(owner, folders[0].parent)
         for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
             os.dup2(os.open(os.devnull, flags), number)
         torch.set_num_threads(1)
@@ -52,31 +60,49 @@ def trace_all(cells: Sequence[Computation], folders: Sequence[Path], libraries: 
             with suppress(Exception):  # for what it imports
                 torch.export.export(torch.nn.Identity(), (torch.zeros(2),))
         for cell, folder in zip(cells, folders):
-            if os.getppid() != parent:  # whoever wanted them was ended
-                break
+            _end_with(owner, folder.parent)
             (folder / BEGUN).touch()
             process = os.fork()
             if process == 0:
                 _trace_and_compile(cell, folder, libraries, depends_on)
-            _wait(process, folder)
+            _wait(process, folder, owner)
             (folder / ENDED).touch()
     finally:
         os._exit(0)
 
 
-def _wait(process: int, folder: Path) -> None:
-    """Waits for a compiler's end, but not long for one that cannot even trace."""
-    latest_s = time.monotonic() + MOST_TRACING_S
-    while os.waitpid(process, os.WNOHANG) == (0, 0):
+def _wait(process: int, folder: Path, owner: int) -> None:
+    """Waits for a compiler's end, but not long for one that cannot even trace; says how one ended that failed."""
+    latest_s, text = time.monotonic() + MOST_TRACING_S, ""
+    while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0):
+        _end_with(owner, folder.parent)
         if time.monotonic() > latest_s and not (folder / EXPORTED).exists():
+            text = f"it was not traced within {MOST_TRACING_S:.0f} seconds"
             os.kill(process, signal.SIGKILL)
         time.sleep(POLL_S)
+    status = os.waitstatus_to_exitcode(ended[1])
+    if not text and status < 0:
+        text = f"its compiler was ended by signal {-status}{' (for want of memory?)' * (status == -signal.SIGKILL)}"
+    (folder / STATUS).write_text(text or f"its compiler ended with status {status}")
+
+
+def _end_with(owner: int, folder: Path) -> None:
+    """Ends this process and all that it started, if whoever wanted them was ended."""
+    if os.getppid() != owner:
+        _end_all(folder)
+
+
+def _end_all(folder: Path) -> None:
+    """Ends this process and all that it started, and takes away what they left."""
+    shutil.rmtree(folder, ignore_errors=True)
+    os.killpg(0, signal.SIGKILL)
 
 
 def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends_on: str) -> NoReturn:
     """Traces a cell, then becomes the compiler unless there is a library."""
     status = 1
     try:
+        _be_told_of_end(signal.SIGKILL)
         os.dup2(os.open(folder / SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
         step = export_step(cell)
         digest = hashlib.sha256(f"{step.digest()}\n{depends_on}".encode()).hexdigest()[:32]
@@ -110,6 +136,13 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(status)
+
+
+def _be_told_of_end(signal_number: int) -> None:
+    """Has the kernel send this process, or the program that it becomes, a signal at the end of the one that started it,
+    where it can."""
+    with suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
 
 
 def _is_whole(library: Path) -> bool:
