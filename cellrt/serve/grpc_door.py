@@ -8,7 +8,7 @@ turn; one with the parameter ``stream`` gets a response for each step, and a las
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any
 
 import grpc
@@ -37,6 +37,9 @@ FIELDS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
+
+STREAM_PARAMETERS = ("stream", "triton_enable_empty_final_response")
+"""What a request of a stream may have beside ``oip.PARAMETERS``."""
 
 
 class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -154,7 +157,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def _answer(self, request: Message) -> AsyncGenerator[Message, None]:
         """The responses to a request of a stream."""
-        described, given, how = await self._read(request)
+        described, given, how = await self._read(request, STREAM_PARAMETERS)
         if not request.parameters["stream"].bool_param:
             results, version, _ = await self._door.infer(described, given, how, _never_gone)
             yield _response(version, request, results)
@@ -168,8 +171,9 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         last.parameters["triton_final_response"].bool_param = True
         yield last
 
-    async def _read(self, request: Message) -> tuple[Described, Any, oip.Parameters]:
-        """A request: for which model, what its unfolder takes, and how it is to be run."""
+    async def _read(self, request: Message, others: Collection[str] = ()) -> tuple[Described, Any, oip.Parameters]:
+        """A request: for which model, what its unfolder takes, and how it is to be run; ``others``: parameters that
+        it may have beside."""
         described = await self._backend.model(request.model_name, request.model_version)
         raw, tensors = list(request.raw_input_contents), {}
         if raw and len(raw) != len(request.inputs):
@@ -187,7 +191,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         tensors_parameters = [one.parameters for one in (*request.inputs, *request.outputs)]
         oip.check_supported(parameters, *({n: value_of(p) for n, p in given.items()} for given in tensors_parameters))
         oip.check_outputs(described, [output.name for output in request.outputs])
-        return described, described.read_tensors(tensors), oip.read_parameters(parameters)
+        return described, described.read_tensors(tensors), oip.read_parameters(parameters, others)
 
 
 def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int) -> Any:

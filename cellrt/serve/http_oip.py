@@ -84,8 +84,8 @@ class OipDoor:
         """A request as one object of input names and values; the answer has the outputs by name."""
         described, given, how, id = await self._read_generate(request)
         results, version, trace_id = await self._door.infer(described, given, how, gone(request.receive))
-        values = {name: oip.as_value(tensor) for name, tensor in results.items()}
-        return json_response({**_head(described.name, version, id), **values}, request_id=trace_id)
+        answer = {**_head(described.name, version, id), **oip.as_json(results)}
+        return json_response(answer, request_id=trace_id)
 
     async def generate_stream(self, request: Request) -> Response:
         """As ``generate``, but an event for each step."""
@@ -98,8 +98,7 @@ class OipDoor:
                     if is_first:
                         is_first = False
                         self._door.measures.first_result.labels(described.name).observe(time.perf_counter() - begin_s)
-                    values = {name: oip.as_value(tensor) for name, tensor in step.items()}
-                    yield oip.encode({**_head(described.name, version, id), **values})
+                    yield oip.encode({**_head(described.name, version, id), **oip.as_json(step)})
 
         return EventStream(events(), self._limits.write_timeout_s, {})
 
@@ -112,6 +111,10 @@ class OipDoor:
         id = given.pop("id", "") if "id" not in own else ""
         if not isinstance(parameters, dict) or not isinstance(id, str):
             raise RequestError("expected parameters as an object, and id as a text")
+        for name, meant in oip.inputs_among(parameters, own).items():
+            if meant in given:
+                raise RequestError(f"parameter {name!r}: the input {meant!r} has come already")
+            given[meant] = parameters.pop(name)
         tensors = {
             name: oip.as_tensor(own[name].info.datatype, value, f"input {name!r}")
             for name, value in given.items()

@@ -6,11 +6,10 @@ and timeouts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
 
 from cellrt.engine.future import Result
 from cellrt.engine.options import LONGEST_S
@@ -23,6 +22,10 @@ HEADER_LENGTH = "inference-header-content-length"
 US = 1e6
 DEFAULT_PRIORITY = 1
 UNSUPPORTED = ("shared_memory_region", "classification")
+PARAMETERS = ("timeout", "priority", "sequence_id", "sequence_start", "sequence_end")
+"""Of a request; each door has some more."""
+LENGTHS = ("max_tokens", "max_new_tokens", "max_steps")
+"""What clients call the most steps of an answer, and models one of their inputs."""
 MOST_ELEMENTS = 1 << 40
 MOST_DIGITS = 18
 """Of a number that a client writes; Python refuses to read one of thousands."""
@@ -151,7 +154,7 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
     return Inference(
         message.id,
         described.read_tensors(tensors),
-        read_parameters(message.parameters),
+        read_parameters(message.parameters, ("binary_data_output",)),
         outputs,
         _binary_outputs(message),
     )
@@ -233,13 +236,16 @@ def _binary_outputs(message: InferRequest) -> frozenset[str] | None:
     return None if message.parameters.get("binary_data_output") is True else frozenset()
 
 
-def read_parameters(given: Mapping[str, Any]) -> Parameters:
-    """Priority (1 the highest, as Triton's; 0 the default), timeout in microseconds, and sequence.
+def read_parameters(given: Mapping[str, Any], others: Collection[str] = ()) -> Parameters:
+    """Read priority (1 the highest, as Triton's; 0 the default), timeout in microseconds, and sequence.
 
-    Raises RequestError.
+    ``others``: parameters that the door takes beside. Raises RequestError, for unknown parameters too.
     """
     if not given:
         return Parameters()
+    unknown = [name for name in given if name not in PARAMETERS and name not in others]
+    if unknown:
+        raise RequestError(f"parameters: expected some of {[*PARAMETERS, *others]}, got {unknown!r:.200}")
     timeout_us, level, id = given.get("timeout", 0), given.get("priority", 0), given.get("sequence_id", 0)
     if type(timeout_us) is not int or not 0 <= timeout_us <= LONGEST_S * US:
         raise RequestError(f"timeout: expected microseconds, at most {LONGEST_S * US:g}, got {timeout_us!r:.40}")
@@ -296,9 +302,19 @@ def as_tensor(datatype: str, value: Any, where: str) -> Any:
     return array_of(values, DATATYPES[datatype], where)
 
 
-def as_value(tensor: torch.Tensor) -> Any:
-    """A tensor as ``generate`` writes it: a number if it has one element only, and else nested lists."""
-    return tensor.item() if tensor.numel() == 1 and tensor.ndim <= 1 else to_list(tensor)
+def inputs_among(parameters: Mapping[str, Any], inputs: Collection[str]) -> dict[str, str]:
+    """Return which parameters of ``generate`` are inputs of the model: those of its names that the protocol does not
+    have, and its most steps by any name of ``LENGTHS``."""
+    found = {name: name for name in parameters if name in inputs and name not in PARAMETERS}
+    length = next((name for name in LENGTHS if name in inputs), None)
+    if length is not None:
+        found |= {name: length for name in parameters if name in LENGTHS and name not in inputs}
+    return found
+
+
+def as_json(results: Result) -> dict[str, Any]:
+    """Return results as nested lists, by name; only what has no dimension is a number."""
+    return {name: to_list(tensor) for name, tensor in results.items()}
 
 
 def encode(value: object) -> bytes:

@@ -232,6 +232,28 @@ def test_generate_takes_and_gives_values_by_name(server: Server) -> None:
     assert answer.json() == {"model_name": "letters", "model_version": "1", "id": "x", "codes": [98, 99]}
 
 
+@pytest.mark.parametrize("text", ["a", "ab"])
+def test_what_generate_gives_is_a_list_however_many_there_are(server: Server, text: str) -> None:
+    codes = [ord(letter) + 1 for letter in text]
+    assert server.post("/v2/models/letters/generate", {"text": text}).json()["codes"] == codes
+
+
+@pytest.mark.parametrize("name", ["max_steps", "max_tokens", "max_new_tokens"])
+def test_generate_takes_the_most_steps_by_any_name_that_clients_have_for_it(server: Server, name: str) -> None:
+    answer = server.post("/v2/models/limited/generate", {"first": 4, "parameters": {name: 1}})
+    assert answer.json()["n"] == [5], answer.text
+    twice = server.post("/v2/models/limited/generate", {"first": 4, "max_steps": 2, "parameters": {name: 1}})
+    assert twice.status_code == 400 and f"parameter {name!r}: the input 'max_steps'" in twice.json()["error"]
+
+
+@pytest.mark.parametrize("way", ["generate", "generate_stream", "infer"])
+def test_a_parameter_that_nobody_knows_is_refused_by_name(server: Server, way: str) -> None:
+    parameters = {"temperature": 0.5, "priority": 1}
+    sent = body(parameters=parameters) if way == "infer" else {"x": [[1, 2]], "parameters": parameters}
+    answer = server.post(f"/v2/models/chain/{way}", sent)
+    assert answer.status_code == 400 and "got ['temperature']" in answer.json()["error"]
+
+
 def test_generate_stream_sends_an_event_a_step(server: Server) -> None:
     with server.http.stream("POST", "/v2/models/letters/generate_stream", json={"text": "abc"}) as answer:
         events = [json.loads(line[6:]) for line in answer.iter_lines() if line]
