@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
 from http import HTTPStatus
@@ -28,6 +29,8 @@ from cellrt.serve.shortcut import Shortcut
 FIRST_S = 30.0
 """How long connections wait for a front end's first sight of the engine; then they are told that there is none."""
 
+CALLS_A_LEVEL, CALLS_BESIDE = 3, 1000
+"""Calls of functions within each other: of a function that walks through a tree and calls itself, and beside it."""
 LONGEST_PATH = 200
 """So much of a path that is not there an error says."""
 
@@ -38,6 +41,7 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
     ``wrap``: what stands between the guard and the doors.
     """
     backend = door.backend
+    _let_recurse(backend.settings.limits.max_depth)
 
     @asynccontextmanager
     async def connected(_: Starlette) -> AsyncIterator[None]:
@@ -56,6 +60,11 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
     often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
     gate = Gate(Keys(backend.settings.api_keys), backend.settings.allowed_origins)
     return Guard(wrap(Decompressed(Shortcut(app, often))), gate, door.measures)
+
+
+def _let_recurse(depth: int) -> None:
+    """Have Python allow what reads a request as deep, and unfolds it, to call itself as often, in the whole process."""
+    sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_BESIDE + CALLS_A_LEVEL * depth))
 
 
 @asynccontextmanager

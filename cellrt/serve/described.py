@@ -25,6 +25,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.process.binding import Binding
 from cellrt.serve.arrays import BYTES, NAMES
 from cellrt.serve.forms import (
+    TOO_DEEP,
     Form,
     ListForm,
     RecordForm,
@@ -362,7 +363,9 @@ def _json_input(name: str, form: Form, limits: Limits) -> Input:
         check_shape((len(texts),), (1,), limits, where)
         try:
             value = msgspec.json.decode(texts[0])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except RecursionError:
+            raise RequestError(TOO_DEEP.format(limits.max_depth)) from None
+        except msgspec.DecodeError as error:
             raise RequestError(f"{where}: expected JSON: {error}") from None
         return form.read(checked(value, limits), where)
 

@@ -7,6 +7,7 @@ a client sent is never trusted to have the right type; the unfolder then checks 
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -140,16 +141,29 @@ class TreeForm:
         return {"anyOf": [self.leaf.schema(), nested], "description": "a tree: nested lists, down to leaves"}
 
     def read(self, value: Any, where: str) -> Any:
-        """The tree. Its depth was checked before (``checked``), so that recursion is bounded."""
-        if self._is_leaf(value):
-            return self.leaf.read(value, where)
-        return self.make([self.read(item, where) for item in value])
+        """The tree, however deep."""
+        root: list[Any] = []
+        opened: list[tuple[Iterator[Any], list[Any]]] = [(iter((value,)), root)]  # what is left of nodes, what is read
+        while True:
+            items, read = opened[-1]
+            for item in items:
+                if not self._is_leaf(item):
+                    opened.append((iter(item), []))
+                    break
+                read.append(self.leaf.read(item, where))
+            else:
+                opened.pop()
+                if not opened:
+                    return root[0]
+                opened[-1][1].append(self.make(read))
 
     def _is_leaf(self, value: Any) -> bool:
-        depth = 0
-        while isinstance(value, list) and value:
-            value, depth = value[0], depth + 1
-        return depth <= self.depth if not isinstance(value, list) else True
+        """Return whether lists are nested no deeper here than in a leaf."""
+        for _ in range(self.depth + 1):
+            if not isinstance(value, list) or not value:
+                return True
+            value = value[0]
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -302,11 +316,13 @@ def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
 
 
 def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, list | tuple) and not hasattr(tree, "_asdict"):
-        for part in tree:
-            yield from _leaves(part)
-    else:
-        yield tree
+    waiting = [tree]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list | tuple) and not hasattr(part, "_asdict"):
+            waiting += part
+        else:
+            yield part
 
 
 def checked(value: Any, limits: Limits) -> Any:
@@ -316,7 +332,7 @@ def checked(value: Any, limits: Limits) -> Any:
         depth += 1
         num_items += len(level)
         if depth > limits.max_depth + 1:
-            raise RequestError(f"the request is nested more than {limits.max_depth} deep")
+            raise RequestError(TOO_DEEP.format(limits.max_depth))
         if num_items > limits.max_items:
             raise RequestError(f"the request has more than {limits.max_items} items")
         if not {dict, list} & set(map(type, level)):
@@ -335,11 +351,12 @@ def check_shape(given: Sequence[int], expected: Sequence[int], limits: Limits, w
 
 
 def brief(value: Any) -> str:
-    """A value for an error, however long it is."""
-    text = repr(value[:8] if isinstance(value, str | list) else type(value).__name__)
+    """A value for an error, however long or deep it is."""
+    text = reprlib.repr(value[:8]) if isinstance(value, str | list) else repr(type(value).__name__)
     return text if len(text) <= 60 else text[:60] + "..."
 
 
+TOO_DEEP = "the request is nested more than {} deep (max_depth)"
 BEYOND_FP32 = 2.0**128 - 2.0**103
 """The least number that is rounded to infinity: a number of a request is an FP32, as the protocol calls it."""
 _NUMBERS: dict[type, Schema] = {bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}}

@@ -73,7 +73,7 @@ def read_frame(described: Described, message: str | bytes) -> Frame:
     """A message of the websocket, read: JSON, or the raw rows of the model's one tensor. Raises RequestError."""
     if isinstance(message, bytes):
         return Frame(_rows(described, message))
-    frame: Frame = oip.decode(message.encode(), _frames)
+    frame: Frame = oip.decode(message.encode(), _frames, described.limits)
     return Frame(described.read_json(frame.request), frame.deadline_s, frame.priority)
 
 
@@ -115,7 +115,7 @@ class NativeDoor:
         """A request as the model's own schema has it."""
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._backend.model(request.path_params["model"])
-        message: NativeRequest = oip.decode(body, _decoder)
+        message: NativeRequest = oip.decode(body, _decoder, self._limits)
         if message.session is None and (message.start or message.end):
             raise RequestError("start and end need a session")
         sequence = None if message.session is None else oip.InSequence(message.session, message.start, message.end)

@@ -105,7 +105,7 @@ class OipDoor:
     async def _read_generate(self, request: Request) -> tuple[Described, Any, oip.Parameters, str]:
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._described(request)
-        given = checked(oip.decode(body, _objects), self._limits)
+        given = checked(oip.decode(body, _objects, self._limits), self._limits)
         own = described.inputs  # whose names go before the protocol's
         parameters = given.pop("parameters", {}) if "parameters" not in own else {}
         id = given.pop("id", "") if "id" not in own else ""
@@ -198,7 +198,7 @@ class OipDoor:
     async def index(self, request: Request) -> Response:
         """All models that the operator named, whether they are loaded or not."""
         body = await read_body(request, self._limits.max_body_bytes)
-        only_ready = oip.decode(body, _index_requests).ready if body else False
+        only_ready = oip.decode(body, _index_requests, self._limits).ready if body else False
         entries = await self._backend.call("models")
         told = [_entry(entry, self._backend.why_unserved(entry["name"])) for entry in entries]
         return json_response([each for each in told if each["state"] == "READY" or not only_ready])
@@ -206,7 +206,7 @@ class OipDoor:
     async def load(self, request: Request) -> Response:
         """Registers a model of the index anew, from where the operator said; requests go on meanwhile."""
         body = await read_body(request, self._limits.max_body_bytes)
-        if body and _overrides(oip.decode(body, _load_requests).parameters):
+        if body and _overrides(oip.decode(body, _load_requests, self._limits).parameters):
             raise RequestError("models come from where the operator said: no config and no files are taken")
         await self._backend.load(request.path_params["model"])
         return json_response({})

@@ -16,7 +16,8 @@ from cellrt.engine.options import LONGEST_S
 from cellrt.errors import RequestError
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, leaves_of, texts_of, to_bytes, to_list
 from cellrt.serve.described import Described, TensorInfo
-from cellrt.serve.forms import checked
+from cellrt.serve.forms import TOO_DEEP, checked
+from cellrt.serve.settings import Limits
 
 HEADER_LENGTH = "inference-header-content-length"
 US = 1e6
@@ -109,11 +110,13 @@ _decoder = msgspec.json.Decoder(InferRequest)
 _encoder = msgspec.json.Encoder()
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """What JSON says. Raises RequestError if it is none, or not of the type."""
+def decode(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any:
+    """What JSON says. Raises RequestError if it is none, or not of the type, or deeper than is read."""
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise RequestError(TOO_DEEP.format(limits.max_depth)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body: {_said(body, decoder, error)}") from None
 
 
@@ -129,8 +132,9 @@ def _said(body: bytes, decoder: msgspec.json.Decoder[Any], error: Exception) -> 
 def read_request(described: Described, body: bytes, header_length: str | None) -> Inference:
     """Reads a request. Raises RequestError."""
     json_size = len(body) if header_length is None else _header_size(header_length, len(body))
-    message: InferRequest = decode(body if json_size == len(body) else body[:json_size], _decoder)
+    message: InferRequest = decode(body if json_size == len(body) else body[:json_size], _decoder, described.limits)
     checked([given.data for given in message.inputs], described.limits)
+    checked([given.parameters for given in (message, *message.inputs, *message.outputs)], described.limits)
     tensors: dict[str, Any] = {}
     place = json_size
     for given in message.inputs:

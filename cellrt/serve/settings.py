@@ -8,6 +8,9 @@ from typing import Any
 
 from cellrt.errors import DefinitionError
 
+MOST_DEPTH = 1_000
+"""Of nested JSON: readers of it call themselves, and Python says how often they may."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -15,7 +18,7 @@ class Limits:
 
     Attributes:
         max_body_bytes: of a request's body, or of a websocket's message.
-        max_depth: of nested lists and objects in JSON.
+        max_depth: of nested lists and objects in JSON, at most ``MOST_DEPTH``.
         max_items: numbers, texts, lists and objects in one request.
         max_steps: the longest sequence: rows of a tensor, items of a list, characters of a text.
         max_streams: requests that one front end answers step by step, and streams of gRPC, at once; beyond, 429.
@@ -37,6 +40,11 @@ class Limits:
     max_sessions: int = 16_384
     read_timeout_s: float = 60.0
     write_timeout_s: float = 30.0
+
+    def __post_init__(self) -> None:
+        """Raise DefinitionError for a depth that nothing is read to."""
+        if self.max_depth > MOST_DEPTH:
+            raise DefinitionError(f"max_depth: expected at most {MOST_DEPTH} (of nested JSON), got {self.max_depth}")
 
 
 @dataclass(frozen=True)
