@@ -178,6 +178,7 @@ def serve(
             importlib.import_module("opentelemetry.sdk.trace")
         if grpc_port is not None:
             importlib.import_module("tritonclient.grpc.service_pb2")
+            importlib.import_module("grpc_health.v1.health_pb2")
     except (ImportError, RuntimeError) as error:  # tritonclient turns one into the other
         complaint(f"{NEEDED} ({error})")
         raise typer.Exit(1) from error

@@ -28,7 +28,7 @@ CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 """Of our HTTP statuses; others are INTERNAL."""
-OPEN = ("ServerLive", "ServerReady")
+OPEN = ("ServerLive", "ServerReady", "Check", "Watch")
 """What needs no key."""
 NO_KEY = "a key is needed: authorization, or x-api-key"
 Context = Any
@@ -47,7 +47,7 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Stands before the handlers, which are coroutines, of streams too.
+    """Stands before the handlers, which are coroutines, of streams of answers too.
 
     Args:
         keys: one of them must come with each call.
@@ -67,7 +67,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         name = details.method.rpartition("/")[2]
         knows = name in OPEN or self._keys.came_with(dict(details.invocation_metadata))
-        kind = "stream_stream" if handler.unary_unary is None else "unary_unary"
+        kind = next(kind for kind in ("unary_unary", "unary_stream", "stream_stream") if getattr(handler, kind))
         return handler._replace(**{kind: self._guarded(name, getattr(handler, kind), knows, kind == "stream_stream")})
 
     def _guarded(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,7 +13,6 @@ from cellrt.errors import DefinitionError, RequestError
 from cellrt.serve.arrays import array_of
 from cellrt.serve.forms import form_of
 from cellrt.serve.settings import MOST_DEPTH, Limits
-
 from tests.serve.helpers import Server, start
 
 websocket = pytest.importorskip("websockets.sync.client")
