@@ -151,9 +151,13 @@ def serve(
     allowed_origin: Annotated[
         list[str] | None,
         typer.Option(
-            envvar=ORIGINS, help="Of another server, https://a.example, whose pages may do what changes something."
+            envvar=ORIGINS, help="Of another server, https://a.example, whose pages may send requests and read answers."
         ),
     ] = None,
+    keep_alive_s: Annotated[float, typer.Option(min=0, help="Seconds that a connection may be idle.")] = 75.0,
+    ping_timeout_s: Annotated[
+        float, typer.Option(min=0, help="Seconds until a websocket is closed that answers no ping; 0: none is sent.")
+    ] = 30.0,
     drain_s: Annotated[float, typer.Option(min=0, help="Seconds for what was begun, at the end.")] = 20.0,
     timeline: Annotated[int, typer.Option(min=0, help="Tasks and requests that /debug remembers; 0: none.")] = 2000,
     spans: Annotated[
@@ -196,6 +200,8 @@ def serve(
             max_queued_rows_per_model=max_queued_rows_per_model,
             api_keys=tuple(api_key or ()),
             allowed_origins=tuple(allowed_origin or ()),
+            keep_alive_s=keep_alive_s,
+            ping_timeout_s=ping_timeout_s,
             drain_s=drain_s,
             timeline=timeline,
             spans=spans.value,
@@ -208,8 +214,13 @@ def serve(
             raise DefinitionError("--spans needs a --timeline that it can read")
         if any(not key.isascii() or not key for key in settings.api_keys):
             raise DefinitionError("an API key is ASCII text, and not empty")
-        if not math.isfinite(drain_s):
-            raise DefinitionError(f"--drain-s: expected a number of seconds, got {drain_s}")
+        for option, seconds in {
+            "drain-s": drain_s,
+            "keep-alive-s": keep_alive_s,
+            "ping-timeout-s": ping_timeout_s,
+        }.items():
+            if not math.isfinite(seconds):
+                raise DefinitionError(f"--{option}: expected a number of seconds, got {seconds}")
         if API_KEY in os.environ and not settings.api_keys:
             raise DefinitionError(f"{API_KEY} is empty: unset it, if no key is to be needed")
         keeper = Keeper(settings, lambda text: typer.echo(text, err=True))

@@ -18,7 +18,7 @@ from cellrt.errors import CellrtError, RequestError
 from cellrt.serve.backend import Backend
 from cellrt.serve.content_encoding import Decompressed
 from cellrt.serve.door import Door
-from cellrt.serve.guard import Gate, Guard
+from cellrt.serve.guard import ASKS, Gate, Guard
 from cellrt.serve.http import error_response, json_response
 from cellrt.serve.http_native import NativeDoor
 from cellrt.serve.http_oip import OipDoor
@@ -81,10 +81,12 @@ async def kept_connected(backend: Backend) -> AsyncIterator[None]:
 
 
 async def _plain(request: Request, error: Exception) -> Response:
-    """No such path, or method."""
+    """No such path, or method; what there is, if that was asked."""
     if not isinstance(error, HTTPException):
         raise error
     headers, path, said = error.headers or {}, request.url.path[:LONGEST_PATH], error.detail
+    if error.status_code == HTTPStatus.METHOD_NOT_ALLOWED and request.method == ASKS:
+        return Response(status_code=204, headers={"allow": ", ".join(filter(None, (headers.get("Allow"), ASKS)))})
     if error.status_code == HTTPStatus.NOT_FOUND:
         said = f"there is nothing at {path}; /docs has what there is"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
