@@ -134,8 +134,8 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
     json_size = len(body) if header_length is None else _header_size(header_length, len(body))
     message: InferRequest = decode(body if json_size == len(body) else body[:json_size], _decoder, described.limits)
     checked([given.data for given in message.inputs], described.limits)
-    tensors_parameters = [given.parameters for given in (*message.inputs, *message.outputs)]
-    checked([message.parameters, *tensors_parameters], described.limits)
+    checked([message.parameters, *(tensor.parameters for tensor in message.inputs)], described.limits)
+    checked([tensor.parameters for tensor in message.outputs], described.limits)
     tensors: dict[str, Any] = {}
     place = json_size
     for given in message.inputs:
