@@ -31,6 +31,8 @@ FIRST_S = 30.0
 
 CALLS_A_LEVEL, CALLS_BESIDE = 3, 1000
 """Calls of functions within each other: of a function that walks through a tree and calls itself, and beside it."""
+SHARED_MEMORY = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
+"""Where Triton has it."""
 LONGEST_PATH = 200
 """So much of a path that is not there an error says."""
 
@@ -89,6 +91,8 @@ async def _plain(request: Request, error: Exception) -> Response:
         return Response(status_code=204, headers={"allow": ", ".join(filter(None, (headers.get("Allow"), ASKS)))})
     if error.status_code == HTTPStatus.NOT_FOUND:
         said = f"there is nothing at {path}; /docs has what there is"
+        if path.startswith(SHARED_MEMORY):
+            said = f"there is no shared memory here, tensors come in requests: {path}"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         said = f"{path} takes {headers.get('Allow', 'another method')}, got {request.method}"
     response = json_response({"error": said, "type": RequestError.__name__}, error.status_code)

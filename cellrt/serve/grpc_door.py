@@ -178,6 +178,8 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         it may have beside."""
         described = await self._backend.model(request.model_name, request.model_version)
         raw, tensors = list(request.raw_input_contents), {}
+        for kind, given in [*(("input", one) for one in request.inputs), *(("output", one) for one in request.outputs)]:
+            oip.check_supported(_values(given.parameters), f"{kind} {given.name!r}")
         if raw and len(raw) != len(request.inputs):
             raise RequestError(f"{len(request.inputs)} inputs came with {len(raw)} raw contents")
         for place, given in enumerate(request.inputs):
@@ -189,11 +191,12 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             tensors[given.name] = _tensor(given, known.info, data, self._limits.max_items)
         if len(tensors) != len(request.inputs):
             raise RequestError("the request has two inputs of one name")
-        parameters = {name: value_of(each) for name, each in request.parameters.items()}
-        tensors_parameters = [one.parameters for one in (*request.inputs, *request.outputs)]
-        oip.check_supported(parameters, *({n: value_of(p) for n, p in given.items()} for given in tensors_parameters))
         oip.check_outputs(described, [output.name for output in request.outputs])
-        return described, described.read_tensors(tensors), oip.read_parameters(parameters, others)
+        return described, described.read_tensors(tensors), oip.read_parameters(_values(request.parameters), others)
+
+
+def _values(parameters: Message) -> dict[str, Any]:
+    return {name: value_of(each) for name, each in parameters.items()}
 
 
 def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int) -> Any:

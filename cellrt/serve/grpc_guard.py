@@ -38,8 +38,6 @@ Calls = set[asyncio.Task[None]]
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     """What a client is told of an error; of one that nobody expected, only that the log has it."""
-    if isinstance(error, NotImplementedError):  # of the protocol's classes; gRPC would log a traceback for each call
-        return grpc.StatusCode.UNIMPLEMENTED, "this server does not do that"
     if not isinstance(error, CellrtError):
         log.error("an error of the gRPC door", exc_info=error)
         error = InternalError("an error of the server; its log has it")
@@ -81,6 +79,8 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if knows:
                     return await handle(given, context)
                 code, words = grpc.StatusCode.UNAUTHENTICATED, NO_KEY
+            except NotImplementedError:  # of the protocol's classes; gRPC would log a traceback for each call
+                code, words = grpc.StatusCode.UNIMPLEMENTED, f"{name}: this server does not do that"
             except Exception as error:
                 code, words = status_of(error)
             except asyncio.CancelledError:

@@ -22,7 +22,11 @@ from cellrt.serve.settings import Limits
 HEADER_LENGTH = "inference-header-content-length"
 US = 1e6
 DEFAULT_PRIORITY = 1
-UNSUPPORTED = ("shared_memory_region", "classification")
+UNSUPPORTED = {
+    "shared_memory_region": "there is no shared memory here, tensors come in requests",
+    "classification": "outputs come as they are",
+}
+"""Parameters of Triton's that this server does not do, and what it does instead."""
 PARAMETERS = ("timeout", "priority", "sequence_id", "sequence_start", "sequence_end")
 """Of a request; each door has some more."""
 LENGTHS = ("max_tokens", "max_new_tokens", "max_steps")
@@ -139,6 +143,7 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
     tensors: dict[str, Any] = {}
     place = json_size
     for given in message.inputs:
+        check_supported(given.parameters, f"input {given.name!r}")
         info = _known_input(described, given.name, given.datatype)
         size = given.parameters.get("binary_data_size")
         if size is None:
@@ -153,8 +158,8 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
         raise RequestError(f"the body has {len(body) - json_size} bytes behind its JSON, its inputs name {named}")
     if len(tensors) != len(message.inputs):
         raise RequestError("the request has two inputs of one name")
-    check_supported(message.parameters, *(tensor.parameters for tensor in message.inputs))
-    check_supported(*(tensor.parameters for tensor in message.outputs))
+    for output in message.outputs:
+        check_supported(output.parameters, f"output {output.name!r}")
     outputs = check_outputs(described, [output.name for output in message.outputs])
     return Inference(
         message.id,
@@ -215,12 +220,11 @@ def count_of(shape: Sequence[int], where: str) -> int:
     return count
 
 
-def check_supported(*parameters: Mapping[str, Any]) -> None:
-    """Raises RequestError for what this server does not do."""
-    for given in parameters:
-        for name in UNSUPPORTED:
-            if given.get(name):
-                raise RequestError(f"parameter {name!r} is not supported")
+def check_supported(parameters: Mapping[str, Any], where: str) -> None:
+    """Raise RequestError for parameters of a tensor that this server does not do."""
+    for name, instead in UNSUPPORTED.items():
+        if given := parameters.get(name):
+            raise RequestError(f"{where}: parameter {name!r} is not supported ({given!r:.40}): {instead}")
 
 
 def check_outputs(described: Described, names: Sequence[str]) -> Sequence[str]:

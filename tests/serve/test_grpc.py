@@ -119,8 +119,16 @@ def test_a_classification_that_nobody_makes_is_refused(client) -> None:
     assert code_of(caught) == "INVALID_ARGUMENT"
 
 
+def test_shared_memory_is_refused_by_its_name(client) -> None:
+    given = tritongrpc.InferInput("x", [1, 2], "FP32")
+    given.set_shared_memory("r", 8)
+    with pytest.raises(tritongrpc.InferenceServerException, match=r"'shared_memory_region' is not supported \('r'\)"):
+        client.infer("chain", [given])
+
+
 def test_what_the_server_does_not_do_is_said_and_logged_by_nobody(client, server: Server) -> None:
-    with pytest.raises(tritongrpc.InferenceServerException, match="does not do that") as caught:
+    words = "SystemSharedMemoryStatus: this server does not do that"
+    with pytest.raises(tritongrpc.InferenceServerException, match=words) as caught:
         client.get_system_shared_memory_status()
     assert code_of(caught) == "UNIMPLEMENTED"
     assert not any("NotImplementedError" in line for line in server.lines)

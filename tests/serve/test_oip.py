@@ -195,7 +195,11 @@ def body(**changes: object) -> dict[str, object]:
         (body(input={"data": [0] * 1_000_001}), "more than 1000000 items"),
         (body(input={"data": json.loads("[" * 70 + "1" + "]" * 70)}), "nested more than 64 deep"),
         (body(input={"parameters": {"binary_data_size": 8}, "data": None}), "expected 8 bytes|are 8 bytes"),
-        (body(input={"parameters": {"shared_memory_region": "a"}}), "not supported"),
+        (
+            body(input={"parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}, "data": None}),
+            "input 'x': parameter 'shared_memory_region' is not supported ('r')",
+        ),
+        (body(outputs=[{"name": "last", "parameters": {"classification": 2}}]), "output 'last': parameter 'classif"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -203,6 +207,16 @@ def test_a_wrong_request_is_a_400_that_says_what_was_expected(server: Server, se
     answer = server.post("/v2/models/chain/infer", sent)
     assert answer.status_code == 400
     assert any(each in answer.json()["error"] for each in words.split("|")), answer.text
+
+
+def test_shared_memory_is_refused_by_its_name(client) -> None:
+    with pytest.raises(tritonhttp.InferenceServerException, match="no shared memory here.*system.*/r/register") as told:
+        client.register_system_shared_memory("r", "/r", 8)
+    assert told.value.status() == "404"
+    given = tritonhttp.InferInput("x", [1, 2], "FP32")
+    given.set_shared_memory("r", 8)
+    with pytest.raises(tritonhttp.InferenceServerException, match=r"'shared_memory_region' is not supported \('r'\)"):
+        client.infer("chain", [given])
 
 
 def test_texts_are_not_lost_among_lists(server: Server) -> None:
