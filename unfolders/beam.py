@@ -88,7 +88,8 @@ def beam_search(
         last = searched.last
         return graph.call(finish, tokens=last.tokens, score=last.score, length=last.length)
 
-    return Unfolder(name, unfold, {SOURCE: encoding.stack.example()}, (*encoding.cells, step, finish))
+    example = {SOURCE: encoding.stack.example(), MAX_STEPS: max_steps}
+    return Unfolder(name, unfold, example, (*encoding.cells, step, finish))
 
 
 def _inputs_of(name: str, decoder: Any, inputs: Mapping[str, object] | None, end: int) -> Mapping[str, object]:

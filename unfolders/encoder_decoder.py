@@ -70,7 +70,7 @@ def encoder_decoder(
         limit = request.get(MAX_STEPS)
         return len(request[SOURCE]), type(limit), limit, *request
 
-    example = {SOURCE: encoding.stack.example()}
+    example = {SOURCE: encoding.stack.example(), MAX_STEPS: max_steps}
     example |= {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in others.items()}
     return Unfolder(name, unfold, example, (*encoding.cells, decoder), key)
 

@@ -118,6 +118,6 @@ def _example(decoder: Cell, encoding: Encoder | None) -> dict[str, Any]:
     given = {
         name: torch.zeros((2, *spec.shape) if spec.ragged else spec.shape, dtype=spec.dtype)
         for name, spec in decoder.inputs.items()
-        if name not in decoder.carry and name not in from_encoder
+        if encoding is None or name not in (*decoder.carry, *from_encoder)
     }
     return given if encoding is None else {PROMPT: encoding.stack.example(), **given}

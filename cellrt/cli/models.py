@@ -34,7 +34,7 @@ def read_lines(path: Path) -> dict[str, Any]:
                     read[where] = json.loads(line.rstrip())
     except json.JSONDecodeError as error:
         raise DefinitionError(f"{where}: {error.msg} at character {error.pos + 1}") from None
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise DefinitionError(f"{path}: {error}") from None
     return read
 

@@ -193,6 +193,13 @@ def serve(
             ),
         ),
     ] = None,
+    keep_alive_s: Annotated[
+        float, typer.Option(min=0, help="Seconds that a connection may be idle before the server closes it.")
+    ] = 75.0,
+    ping_timeout_s: Annotated[
+        float,
+        typer.Option(min=0, help="Seconds until a websocket is closed whose client answers no ping; 0: send none."),
+    ] = 30.0,
     drain_s: Annotated[
         float,
         typer.Option(
@@ -245,6 +252,7 @@ def serve(
             importlib.import_module("opentelemetry.sdk.trace")
         if grpc_port is not None:
             importlib.import_module("tritonclient.grpc.service_pb2")
+            importlib.import_module("grpc_health.v1.health_pb2")
     except (ImportError, RuntimeError) as error:  # tritonclient turns one into the other
         complaint(f"{NEEDED} ({error})")
         raise typer.Exit(1) from error
@@ -262,6 +270,8 @@ def serve(
             max_queued_rows_per_model=max_queued_rows_per_model,
             api_keys=tuple(api_key or ()),
             allowed_origins=tuple(allowed_origin or ()),
+            keep_alive_s=keep_alive_s,
+            ping_timeout_s=ping_timeout_s,
             drain_s=drain_s,
             timeline=timeline,
             spans=spans.value,
@@ -274,8 +284,13 @@ def serve(
             raise DefinitionError("--spans needs a --timeline that it can read")
         if any(not key.isascii() or not key for key in settings.api_keys):
             raise DefinitionError("an API key is ASCII text, and not empty")
-        if not math.isfinite(drain_s):
-            raise DefinitionError(f"--drain-s: expected a number of seconds, got {drain_s}")
+        for option, seconds in {
+            "drain-s": drain_s,
+            "keep-alive-s": keep_alive_s,
+            "ping-timeout-s": ping_timeout_s,
+        }.items():
+            if not math.isfinite(seconds):
+                raise DefinitionError(f"--{option}: expected a number of seconds, got {seconds}")
         if API_KEY in os.environ and not settings.api_keys:
             raise DefinitionError(f"{API_KEY} is empty: unset it, if no key is to be needed")
         keeper = Keeper(settings, lambda text: typer.echo(text, err=True))

@@ -31,6 +31,8 @@ DATATYPES = {
 """All that a row may have; texts and JSON are BYTES."""
 NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 BYTES = "BYTES"
+MOST_DIMENSIONS = 64
+"""Of an array of NumPy."""
 TOO_LARGE = ", got a number that is too large for it"
 _TAKEN: dict[str, tuple[set[type], type]] = {
     "b": ({bool}, np.bool_),
@@ -75,6 +77,8 @@ def leaves_of(value: Any, where: str) -> Leaves:
 def array_of(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
     """A tensor of numbers in nested lists, all of which must fit the dtype. Raises RequestError."""
     leaves, kinds, shape = leaves_of(value, where)
+    if len(shape) > MOST_DIMENSIONS:
+        raise RequestError(f"{where}: expected lists nested at most {MOST_DIMENSIONS} deep, got {len(shape)}")
     wanted = NUMPY_DTYPES.get(dtype, np.dtype(np.float32))
     is_whole = wanted.kind in "iu"
     if is_whole and float in kinds:  # JSON's 1.0; made by Python, as NumPy would round the integers beside it

@@ -1,8 +1,9 @@
-"""A client's connection: HTTP as uvicorn has it with httptools, but for clients that do not come to an end, and a
-websocket, but for the server's end.
+"""A client's connection: HTTP as uvicorn has it with httptools, but for clients that do not come to an end, or that
+close their half, and a websocket, but for the server's end and its own pace.
 
 uvicorn keeps all of a head without end, and waits for ever for who sends a request byte by byte, or does not read what
-it asked for. When the server ends it closes websockets at once, whatever they wait for.
+it asked for. Who closes their half of the connection once they have asked, gets no answer. When the server ends it
+closes websockets at once, whatever they wait for, and at any time one whose answer to a ping it has not read itself.
 """
 
 from __future__ import annotations
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
 
 MOST_HEAD_BYTES = 1 << 20
 """Of a request's line and headers together; what a read brings behind them is counted too."""
+HALF_CLOSED_S = 1.0
+"""How long one who has closed their half is answered: most who do are gone, which nobody can tell before writing."""
 TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -62,6 +65,16 @@ class HttpProtocol(HttpToolsProtocol):
         self._since = None
         super().on_message_complete()
 
+    def eof_received(self) -> bool:  # type: ignore[override]
+        """Return whether the connection stays open for a while, for the answers to what was asked."""
+        is_answered = self.cycle is None or (self.cycle.response_complete and not self.pipeline)
+        if self._since is not None or is_answered:
+            return False
+        last = self.pipeline[0][0] if self.pipeline else self.cycle
+        last.keep_alive = False
+        self.loop.call_later(HALF_CLOSED_S, self.transport.close)
+        return True
+
     def end_if_slow(self, before: float) -> None:
         """Ends the connection if a request is coming since before that moment, on the loop's clock."""
         if self._since is not None and self._since < before:
@@ -88,6 +101,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
+
+    def keepalive_timeout(self) -> None:
+        """Close it as its client has not answered a ping in time, unless what came was not read meanwhile."""
+        if self.read_paused:
+            self.pong_timer = self.pending_ping_payload = None
+            self.schedule_ping()
+        else:
+            super().keepalive_timeout()
 
     def shutdown(self) -> None:
         """The server ends."""

@@ -25,15 +25,20 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.process.binding import Binding
 from cellrt.serve.arrays import BYTES, NAMES
 from cellrt.serve.forms import (
+    TOO_DEEP,
     Form,
     ListForm,
+    PlacesForm,
     RecordForm,
     ScalarForm,
     TensorForm,
+    TreeForm,
     check_shape,
     checked,
     form_of,
+    leaves,
     parts_of,
+    rebuilt,
 )
 from cellrt.serve.settings import Limits
 from cellrt.serve.sized import SizedGraph
@@ -188,7 +193,12 @@ def _parameter(unfolder: Unfolder) -> str:
 
 def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool], graph: SizedGraph) -> Form:
     """The form of the example, with the dimensions free along which the model takes more."""
-    if (isinstance(form, ScalarForm) and form.kind is str) or isinstance(form, ListForm):
+    if isinstance(form, ListForm):
+        item = _with_variable_leaves(form.item, form.make, example, takes, graph)
+        return replace(form, item=item, may_be_empty=takes(example[:0]))
+    if isinstance(form, TreeForm):
+        return replace(form, leaf=_with_variable_leaves(form.leaf, form.make, example, takes, graph))
+    if isinstance(form, ScalarForm) and form.kind is str:
         return replace(form, may_be_empty=takes(example[:0]))
     if isinstance(form, TensorForm):
         shape = list(form.shape)
@@ -199,19 +209,45 @@ def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], b
             return replace(form, shape=(VARIABLE, *shape[1:]), may_be_empty=len(shape) == 1, is_untried=True)
         is_free = len(shape) == 1 and shape[0] == VARIABLE
         return replace(form, shape=tuple(shape), may_be_empty=is_free and takes(example[:0]))
-    return _with_variable_fields(form, parts_of(example), takes, graph) if isinstance(form, RecordForm) else form
+    if isinstance(form, RecordForm | PlacesForm):
+        return _with_variable_fields(form, parts_of(example), takes, graph)
+    return form
+
+
+def _with_variable_leaves(
+    leaf: Form, make: Callable[[list[Any]], Any], example: Any, takes: Callable[[Any], bool], graph: SizedGraph
+) -> Form:
+    """The same of arrays in a list or tree: along dimensions of all of them, or of one, or in which they differ."""
+    if not isinstance(leaf, TensorForm):
+        return leaf
+    arrays = list(leaves(example))
+
+    def takes_longer(dimension: int, chosen: Sequence[Any]) -> bool:
+        def longer(array: Any) -> Any:
+            return _longer(array, dimension) if any(array is each for each in chosen) else array
+
+        return takes(rebuilt(example, lambda part: not isinstance(part, list | tuple), longer, make))
+
+    shape = list(leaf.shape)
+    for dimension in range(len(shape)):
+        sizes = {array.shape[dimension] for array in arrays}
+        if len(sizes) > 1 or takes_longer(dimension, arrays) or takes_longer(dimension, arrays[:1]):
+            shape[dimension] = VARIABLE
+    is_untried = bool(shape) and shape[0] != VARIABLE and any(map(graph.is_sized, arrays))
+    shape[:1] = [VARIABLE] if is_untried else shape[:1]
+    return replace(leaf, shape=tuple(shape), is_untried=is_untried)
 
 
 def _with_variable_fields(
-    form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool], graph: SizedGraph
-) -> RecordForm:
+    form: RecordForm | PlacesForm, parts: dict[Any, Any], takes: Callable[[Any], bool], graph: SizedGraph
+) -> RecordForm | PlacesForm:
     """The same of a record: along dimensions of one field, or along the first of several together.
 
     Raises RequestError if the record's class does not take the example's own parts.
     """
     form.build(parts, "a request")
 
-    def takes_changed(**changed: Any) -> bool:
+    def takes_changed(changed: Mapping[Any, Any]) -> bool:
         return _takes_built(form, {**parts, **changed}, takes)
 
     fields = {
@@ -223,8 +259,10 @@ def _with_variable_fields(
         for name, field in fields.items()
         if isinstance(field, TensorForm) and field.shape and VARIABLE not in field.shape
     }
-    if fixed and takes_changed(**{name: _longer(parts[name], 0) for name in fixed}):
+    if fixed and takes_changed({name: _longer(parts[name], 0) for name in fixed}):
         fields |= {name: replace(field, shape=(VARIABLE, *field.shape[1:])) for name, field in fixed.items()}
+    if isinstance(form, PlacesForm):
+        return replace(form, fields=fields)
     return replace(form, fields=fields, optional=_optional_fields(form, parts, takes))
 
 
@@ -238,7 +276,7 @@ def _optional_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[A
     return found if found and len(found) < len(parts) and takes_without(found) else frozenset()
 
 
-def _takes_built(form: RecordForm, parts: Mapping[str, Any], takes: Callable[[Any], bool]) -> bool:
+def _takes_built(form: RecordForm | PlacesForm, parts: Mapping[Any, Any], takes: Callable[[Any], bool]) -> bool:
     """Whether the record's class takes the parts, and the model the record."""
     try:
         request = form.build(parts, "a request")
@@ -247,8 +285,8 @@ def _takes_built(form: RecordForm, parts: Mapping[str, Any], takes: Callable[[An
     return takes(request)
 
 
-def _named(takes: Callable[..., bool], name: str, part: Any) -> bool:
-    return takes(**{name: part})
+def _named(takes: Callable[[Mapping[Any, Any]], bool], name: object, part: Any) -> bool:
+    return takes({name: part})
 
 
 def _longer(tensor: Any, dimension: int) -> Any:
@@ -268,7 +306,7 @@ def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
         yield example + 1
     elif isinstance(form, ListForm) and example:
         yield form.make([*example, example[-1]])
-    elif isinstance(form, RecordForm):
+    elif isinstance(form, RecordForm | PlacesForm):
         parts = parts_of(example)
         for name, field in form.fields.items():
             for longer in _longer_ones(field, parts[name]):
@@ -278,7 +316,7 @@ def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
 
 def _is_open(form: Form) -> bool:
     """Whether requests differ from the example in ways that were not tried: trees, graphs, any JSON."""
-    if isinstance(form, RecordForm):
+    if isinstance(form, RecordForm | PlacesForm):
         return any(map(_is_open, form.fields.values()))
     if isinstance(form, ListForm):
         return not isinstance(form.item, ScalarForm)
@@ -362,7 +400,9 @@ def _json_input(name: str, form: Form, limits: Limits) -> Input:
         check_shape((len(texts),), (1,), limits, where)
         try:
             value = msgspec.json.decode(texts[0])
-        except (msgspec.DecodeError, RecursionError) as error:
+        except RecursionError:
+            raise RequestError(TOO_DEEP.format(limits.max_depth)) from None
+        except msgspec.DecodeError as error:
             raise RequestError(f"{where}: expected JSON: {error}") from None
         return form.read(checked(value, limits), where)
 

@@ -7,6 +7,7 @@ a client sent is never trusted to have the right type; the unfolder then checks 
 from __future__ import annotations
 
 import dataclasses
+import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -140,23 +141,23 @@ class TreeForm:
         return {"anyOf": [self.leaf.schema(), nested], "description": "a tree: nested lists, down to leaves"}
 
     def read(self, value: Any, where: str) -> Any:
-        """The tree. Its depth was checked before (``checked``), so that recursion is bounded."""
-        if self._is_leaf(value):
-            return self.leaf.read(value, where)
-        return self.make([self.read(item, where) for item in value])
+        """The tree, however deep."""
+        return rebuilt(value, self._is_leaf, lambda item: self.leaf.read(item, where), self.make)
 
     def _is_leaf(self, value: Any) -> bool:
-        depth = 0
-        while isinstance(value, list) and value:
-            value, depth = value[0], depth + 1
-        return depth <= self.depth if not isinstance(value, list) else True
+        """Return whether lists are nested no deeper here than in a leaf."""
+        for _ in range(self.depth + 1):
+            if not isinstance(value, list) or not value:
+                return True
+            value = value[0]
+        return False
 
 
 @dataclasses.dataclass(frozen=True)
 class RecordForm:
     """An object with named parts."""
 
-    fields: Mapping[str, Form]
+    fields: Mapping[Any, Form]
     make: Callable[..., Any]
     optional: frozenset[str] = frozenset()
 
@@ -184,6 +185,32 @@ class RecordForm:
             raise
         except BaseException as error:  # SystemExit too: no request ends the server
             raise RequestError(f"{where}: {type(error).__name__}: {error}") from error
+
+
+@dataclasses.dataclass(frozen=True)
+class PlacesForm:
+    """A list of as many parts as a tuple has, each of which has a form of its own; ``fields``: them, by place."""
+
+    fields: Mapping[Any, Form]
+    make: Callable[[list[Any]], Any]
+
+    def schema(self) -> Schema:
+        """An array with a schema for each place."""
+        count = len(self.fields)
+        items = [form.schema() for form in self.fields.values()]
+        return {"type": "array", "prefixItems": items, "items": False, "minItems": count, "maxItems": count}
+
+    def read(self, value: Any, where: str) -> Any:
+        """The tuple."""
+        if not isinstance(value, list) or len(value) != len(self.fields):
+            raise RequestError(f"{where}: expected a list of {len(self.fields)} parts, got {brief(value)}")
+        return self.make(
+            [form.read(item, f"{where}[{place}]") for (place, form), item in zip(self.fields.items(), value)]
+        )
+
+    def build(self, parts: Mapping[int, Any], where: str) -> Any:
+        """The tuple of parts that were read; ``where`` is for errors, of which there are none."""
+        return self.make(list(parts.values()))
 
 
 class NetworkForm:
@@ -254,12 +281,12 @@ def form_of(example: Any, limits: Limits) -> Form:
     return AnyForm()
 
 
-def parts_of(example: Any) -> dict[str, Any]:
-    """What a record is made of: a mapping, a named tuple, or a dataclass, which makes some of its fields itself."""
+def parts_of(example: Any) -> dict[Any, Any]:
+    """What a record is made of: a mapping, a tuple, or a dataclass, which makes some of its fields itself."""
     if isinstance(example, Mapping):
         return dict(example)
     if isinstance(example, tuple):
-        return dict(example._asdict())  # type: ignore[attr-defined]
+        return dict(example._asdict() if hasattr(example, "_asdict") else enumerate(example))
     return {field.name: getattr(example, field.name) for field in dataclasses.fields(example) if field.init}
 
 
@@ -283,7 +310,10 @@ class _ArrayForm(TensorForm):
 
 
 def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
-    """Of a plain list, or of a tree: tuples always are one, lists when they hold lists."""
+    """Of a plain list, of parts that are unlike, or of a tree: tuples are one unless they have such arrays, lists when
+    they hold lists."""
+    if _is_of_unlike_arrays(example):
+        return PlacesForm({place: form_of(part, limits) for place, part in enumerate(example)}, tuple)
     make = tuple if isinstance(example, tuple) else list
     leaf: Any = example
     while isinstance(leaf, list | tuple) and not hasattr(leaf, "_asdict"):
@@ -291,7 +321,7 @@ def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
             return AnyForm()
         leaf = leaf[0]
     form = form_of(leaf, limits)
-    if any(type(other) is not type(leaf) for other in _leaves(example)):
+    if any(_kind_of(other) != _kind_of(leaf) for other in leaves(example)):
         form = AnyForm()  # which of its places has which type, the example does not tell
     if isinstance(example, tuple) or isinstance(example[0], list | tuple):
         depth = leaf.ndim if isinstance(leaf, torch.Tensor | np.ndarray) else 0
@@ -301,12 +331,50 @@ def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
     return ListForm(form, make, limits)
 
 
-def _leaves(tree: Any) -> Iterator[Any]:
-    if isinstance(tree, list | tuple) and not hasattr(tree, "_asdict"):
-        for part in tree:
-            yield from _leaves(part)
-    else:
-        yield tree
+def _kind_of(part: Any) -> tuple[Any, ...]:
+    """Return what two parts have in common if one form reads both."""
+    return type(part), getattr(part, "dtype", None), getattr(part, "ndim", None)
+
+
+def _is_of_unlike_arrays(example: Sequence[Any]) -> bool:
+    """Return whether this is a tuple with arrays in it, and parts that no one form could read."""
+    if not isinstance(example, tuple) or any(isinstance(part, tuple) for part in example):
+        return False
+    return len(set(map(_kind_of, example))) > 1 and any(isinstance(part, torch.Tensor | np.ndarray) for part in example)
+
+
+def rebuilt(
+    tree: Any, is_leaf: Callable[[Any], bool], made_of: Callable[[Any], Any], make: Callable[[list[Any]], Any]
+) -> Any:
+    """Return a tree with what is made of each leaf in its place, and ``make`` of the children for each inner node.
+
+    It does not call itself: trees may be deep.
+    """
+    root: list[Any] = []
+    opened: list[tuple[Iterator[Any], list[Any]]] = [(iter((tree,)), root)]  # what is left of a node, what was made
+    while True:
+        items, made = opened[-1]
+        for item in items:
+            if not is_leaf(item):
+                opened.append((iter(item), []))
+                break
+            made.append(made_of(item))
+        else:
+            opened.pop()
+            if not opened:
+                return root[0]
+            opened[-1][1].append(make(made))
+
+
+def leaves(tree: Any) -> Iterator[Any]:
+    """Yield what nested lists and tuples hold, in any order."""
+    waiting = [tree]
+    while waiting:
+        part = waiting.pop()
+        if isinstance(part, list | tuple) and not hasattr(part, "_asdict"):
+            waiting += part
+        else:
+            yield part
 
 
 def checked(value: Any, limits: Limits) -> Any:
@@ -316,7 +384,7 @@ def checked(value: Any, limits: Limits) -> Any:
         depth += 1
         num_items += len(level)
         if depth > limits.max_depth + 1:
-            raise RequestError(f"the request is nested more than {limits.max_depth} deep")
+            raise RequestError(TOO_DEEP.format(limits.max_depth))
         if num_items > limits.max_items:
             raise RequestError(f"the request has more than {limits.max_items} items")
         if not {dict, list} & set(map(type, level)):
@@ -335,11 +403,12 @@ def check_shape(given: Sequence[int], expected: Sequence[int], limits: Limits, w
 
 
 def brief(value: Any) -> str:
-    """A value for an error, however long it is."""
-    text = repr(value[:8] if isinstance(value, str | list) else type(value).__name__)
+    """A value for an error, however long or deep it is."""
+    text = reprlib.repr(value[:8]) if isinstance(value, str | list) else repr(type(value).__name__)
     return text if len(text) <= 60 else text[:60] + "..."
 
 
+TOO_DEEP = "the request is nested more than {} deep (max_depth)"
 BEYOND_FP32 = 2.0**128 - 2.0**103
 """The least number that is rounded to infinity: a number of a request is an FP32, as the protocol calls it."""
 _NUMBERS: dict[type, Schema] = {bool: {"type": "boolean"}, int: {"type": "integer"}, float: {"type": "number"}}

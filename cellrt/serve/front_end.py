@@ -36,6 +36,8 @@ SWITCH_S = 5e-4
 BACKLOG = 2048
 MARGIN_S = 1.0
 """How much longer gRPC has to say what it cut off at the limit."""
+PING_EVERY_S = 20.0
+"""How often a websocket's client is asked whether it is there."""
 LOOK_EVERY = 5
 """Ticks of uvicorn, of 0.1 s each, after which slow clients are looked for."""
 
@@ -106,7 +108,10 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
         access_log=False,
         backlog=BACKLOG,
         timeout_graceful_shutdown=drain_s,
+        timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]
         ws_max_size=settings.limits.max_body_bytes,
+        ws_ping_interval=min(PING_EVERY_S, settings.ping_timeout_s) or None,
+        ws_ping_timeout=settings.ping_timeout_s or None,
         proxy_headers=False,
         server_header=False,
         date_header=False,

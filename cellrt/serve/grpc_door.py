@@ -1,18 +1,19 @@
 """The Open Inference Protocol over gRPC, with the messages that Triton publishes (package ``inference``).
 
 ``ModelStreamInfer`` answers the requests of a stream side by side, each as soon as it is done, those of one sequence in
-turn; one with the parameter ``stream`` gets a response for each step, and a last one that is empty and has
-``triton_final_response``.
+turn. Each response says in ``triton_final_response`` whether it is its request's last: a request with the parameter
+``stream`` gets one for each step, and a last one that is empty.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any
 
 import grpc
 import numpy as np
+from grpc_health.v1 import health_pb2_grpc
 from tritonclient.grpc import model_config_pb2, service_pb2, service_pb2_grpc
 
 import cellrt
@@ -23,7 +24,8 @@ from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
 from cellrt.serve.door import Door
 from cellrt.serve.grpc_guard import Calls, Context, GrpcGuard, Message
-from cellrt.serve.grpc_stream import GrpcStream, value_of
+from cellrt.serve.grpc_health import HealthDoor
+from cellrt.serve.grpc_stream import FINAL, GrpcStream, value_of
 from cellrt.serve.http_oip import EXTENSIONS
 from cellrt.serve.keys import Keys
 from cellrt.serve.model_statistics import model_statistics
@@ -37,6 +39,11 @@ FIELDS = {
     "FP64": "fp64_contents",
     BYTES: "bytes_contents",
 }
+
+PINGS = (("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_ping_strikes", 0))
+"""Clients may ping as often as they like, with or without calls: they would be cut off after two pings too many."""
+STREAM_PARAMETERS = ("stream", "triton_enable_empty_final_response")
+"""What a request of a stream may have beside ``oip.PARAMETERS``."""
 
 
 class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
@@ -154,24 +161,25 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
 
     async def _answer(self, request: Message) -> AsyncGenerator[Message, None]:
         """The responses to a request of a stream."""
-        described, given, how = await self._read(request)
+        described, given, how = await self._read(request, STREAM_PARAMETERS)
         if not request.parameters["stream"].bool_param:
             results, version, _ = await self._door.infer(described, given, how, _never_gone)
-            yield _response(version, request, results)
+            yield _response(version, request, results, is_last=True)
             return
         note_first = self._door.measures.first_result_of(described.name)
         async with self._door.stream(described, given, how) as (stream, version):
             async for step in stream:
                 note_first()
-                yield _response(version, request, step)
-        last = _response(version, request, {})
-        last.parameters["triton_final_response"].bool_param = True
-        yield last
+                yield _response(version, request, step, is_last=False)
+        yield _response(version, request, {}, is_last=True)
 
-    async def _read(self, request: Message) -> tuple[Described, Any, oip.Parameters]:
-        """A request: for which model, what its unfolder takes, and how it is to be run."""
+    async def _read(self, request: Message, others: Collection[str] = ()) -> tuple[Described, Any, oip.Parameters]:
+        """A request: for which model, what its unfolder takes, and how it is to be run; ``others``: parameters that
+        it may have beside."""
         described = await self._backend.model(request.model_name, request.model_version)
         raw, tensors = list(request.raw_input_contents), {}
+        for kind, given in [*(("input", one) for one in request.inputs), *(("output", one) for one in request.outputs)]:
+            oip.check_supported(_values(given.parameters), f"{kind} {given.name!r}")
         if raw and len(raw) != len(request.inputs):
             raise RequestError(f"{len(request.inputs)} inputs came with {len(raw)} raw contents")
         for place, given in enumerate(request.inputs):
@@ -183,11 +191,12 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
             tensors[given.name] = _tensor(given, known.info, data, self._limits.max_items)
         if len(tensors) != len(request.inputs):
             raise RequestError("the request has two inputs of one name")
-        parameters = {name: value_of(each) for name, each in request.parameters.items()}
-        tensors_parameters = [one.parameters for one in (*request.inputs, *request.outputs)]
-        oip.check_supported(parameters, *({n: value_of(p) for n, p in given.items()} for given in tensors_parameters))
         oip.check_outputs(described, [output.name for output in request.outputs])
-        return described, described.read_tensors(tensors), oip.read_parameters(parameters)
+        return described, described.read_tensors(tensors), oip.read_parameters(_values(request.parameters), others)
+
+
+def _values(parameters: Message) -> dict[str, Any]:
+    return {name: value_of(each) for name, each in parameters.items()}
 
 
 def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int) -> Any:
@@ -208,13 +217,16 @@ def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int)
     return values if info.datatype == BYTES else array_of(values, DATATYPES[info.datatype], where).reshape(shape)
 
 
-def _response(version: str, request: Message, results: Result) -> Message:
+def _response(version: str, request: Message, results: Result, *, is_last: bool | None = None) -> Message:
+    """Return a response with those results that were asked for, in that order; ``is_last``: of a stream."""
     response = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=version, id=request.id)
-    wanted = [output.name for output in request.outputs]
-    for name, tensor in results.items():
-        if not wanted or name in wanted:
+    for name in dict.fromkeys(output.name for output in request.outputs) or results:
+        if name in results:  # a step has not all of them
+            tensor = results[name]
             response.outputs.add(name=name, datatype=NAMES[tensor.dtype], shape=list(np.shape(tensor)))
             response.raw_output_contents.append(to_bytes(tensor))
+    if is_last is not None:
+        response.parameters[FINAL].bool_param = is_last
     return response
 
 
@@ -229,9 +241,10 @@ async def open_grpc(door: Door, port: int, calls: Calls) -> grpc.aio.Server:
     most = settings.limits.max_body_bytes
     server = grpc.aio.server(
         interceptors=[GrpcGuard(Keys(settings.api_keys), door.measures, calls)],
-        options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 1)],
+        options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 1), *PINGS],
     )
     service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcDoor(door), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthDoor(door), server)
     server.add_insecure_port(settings.at(port))
     await server.start()
     return server

@@ -28,7 +28,7 @@ CODES = {
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
 """Of our HTTP statuses; others are INTERNAL."""
-OPEN = ("ServerLive", "ServerReady")
+OPEN = ("ServerLive", "ServerReady", "Check", "Watch")
 """What needs no key."""
 NO_KEY = "a key is needed: authorization, or x-api-key"
 Context = Any
@@ -38,8 +38,6 @@ Calls = set[asyncio.Task[None]]
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     """What a client is told of an error; of one that nobody expected, only that the log has it."""
-    if isinstance(error, NotImplementedError):  # of the protocol's classes; gRPC would log a traceback for each call
-        return grpc.StatusCode.UNIMPLEMENTED, "this server does not do that"
     if not isinstance(error, CellrtError):
         log.error("an error of the gRPC door", exc_info=error)
         error = InternalError("an error of the server; its log has it")
@@ -47,7 +45,7 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
 
 
 class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Stands before the handlers, which are coroutines, of streams too.
+    """Stands before the handlers, which are coroutines, of streams of answers too.
 
     Args:
         keys: one of them must come with each call.
@@ -67,7 +65,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             return None
         name = details.method.rpartition("/")[2]
         knows = name in OPEN or self._keys.came_with(dict(details.invocation_metadata))
-        kind = "stream_stream" if handler.unary_unary is None else "unary_unary"
+        kind = next(kind for kind in ("unary_unary", "unary_stream", "stream_stream") if getattr(handler, kind))
         return handler._replace(**{kind: self._guarded(name, getattr(handler, kind), knows, kind == "stream_stream")})
 
     def _guarded(
@@ -81,6 +79,8 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
                 if knows:
                     return await handle(given, context)
                 code, words = grpc.StatusCode.UNAUTHENTICATED, NO_KEY
+            except NotImplementedError:  # of the protocol's classes; gRPC would log a traceback for each call
+                code, words = grpc.StatusCode.UNIMPLEMENTED, f"{name}: this server does not do that"
             except Exception as error:
                 code, words = status_of(error)
             except asyncio.CancelledError:

@@ -18,6 +18,8 @@ from cellrt.serve.grpc_guard import Context, Message, status_of
 
 Answer = Callable[[Message], AsyncGenerator[Message, None]]
 """Makes the responses to a request."""
+FINAL = "triton_final_response"
+"""The parameter that says whether a response is the last of its request, as Triton has it."""
 
 
 def value_of(parameter: Message) -> Any:
@@ -76,7 +78,12 @@ class GrpcStream:
         except Exception as error:
             code, words = status_of(error)
             told = service_pb2.ModelStreamInferResponse(error_message=words)
+            told.infer_response.model_name, told.infer_response.model_version = (
+                request.model_name,
+                request.model_version,
+            )
             told.infer_response.id = request.id
+            told.infer_response.parameters[FINAL].bool_param = True
             with suppress(_ClientGoneError):
                 await self._say(told)
         except asyncio.CancelledError:

@@ -20,8 +20,14 @@ from cellrt.serve.measures import Measures
 
 OPEN = ("/v2/health/live", "/v2/health/ready", "/", "/docs")
 """What needs no key: the pages are empty without one."""
-HARMLESS = ("GET", "HEAD")
+HARMLESS = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing: pages of any origin may use them, and cannot read the answer."""
+ASKS = "OPTIONS"
+"""The method by which a browser asks what a page may send; it brings no key."""
+MAY_SEND, MAY_READ = b"GET, HEAD, POST", b"x-cellrt-request, retry-after, inference-header-content-length"
+"""Methods that pages of allowed origins may use, and headers of answers that they may read beside the usual ones."""
+ASKED_AGAIN_S = 600
+"""How long a browser may keep what it was told of them."""
 LONGEST_ORIGIN = 60
 """So much of an origin an error says."""
 LONGEST_PATH = 200
@@ -54,7 +60,8 @@ class Gate:
 
     Args:
         keys: one of them must come with each request.
-        origins: of other servers, in lower case, whose pages may do what changes something, or open a websocket.
+        origins: of other servers, in lower case, whose pages may do what changes something, read answers, or open a
+            websocket.
     """
 
     def __init__(self, keys: Keys, origins: Collection[str] = ()) -> None:
@@ -66,9 +73,26 @@ class Gate:
         if not is_harmless and (foreign := self._foreign_origin(scope)) is not None:
             said = f"Origin: pages of {foreign[:LONGEST_ORIGIN]!r} may not do this at this server"
             return Refusal(403, "Forbidden", said)
-        if scope["path"] in OPEN or self._keys.came_with(Headers(scope=scope)):
+        is_asking = scope["type"] == "http" and scope["method"] == ASKS
+        if is_asking or scope["path"] in OPEN or self._keys.came_with(Headers(scope=scope)):
             return None
         return Refusal(401, "Unauthorized", NEEDS_KEY, {"www-authenticate": "Bearer"})
+
+    def permissions(self, scope: Scope) -> list[tuple[bytes, bytes]]:
+        """Return the headers by which a browser lets a page of an allowed origin read an answer (CORS)."""
+        if not self._origins:
+            return []
+        headers = Headers(scope=scope)
+        made, origin = [(b"vary", b"Origin")], headers.get("origin", "")
+        if origin.lower() not in self._origins:
+            return made
+        made.append((b"access-control-allow-origin", origin.encode("latin-1")))
+        if scope["method"] != ASKS:
+            return [*made, (b"access-control-expose-headers", MAY_READ)]
+        asked = headers.get("access-control-request-headers", "")
+        made.append((b"access-control-allow-methods", MAY_SEND))
+        made.append((b"access-control-allow-headers", asked.encode("latin-1")))
+        return [*made, (b"access-control-max-age", str(ASKED_AGAIN_S).encode())]
 
     def _foreign_origin(self, scope: Scope) -> str | None:
         """The origin of the page that a browser says sent this; None if it is the server's own or there is none."""
@@ -127,12 +151,15 @@ class Guard:
 
     async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_s, status = time.perf_counter(), 0
+        permissions = self._gate.permissions(scope)
         SEEN.set([])
 
         async def note(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if permissions:
+                    message = {**message, "headers": [*message["headers"], *permissions]}
             await send(message)
 
         try:

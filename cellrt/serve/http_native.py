@@ -69,16 +69,11 @@ _decoder = msgspec.json.Decoder(NativeRequest)
 _frames = msgspec.json.Decoder(Frame)
 
 
-def as_json(results: Result) -> dict[str, Any]:
-    """Results as nested lists, by name."""
-    return {name: tensor.tolist() for name, tensor in results.items()}
-
-
 def read_frame(described: Described, message: str | bytes) -> Frame:
     """A message of the websocket, read: JSON, or the raw rows of the model's one tensor. Raises RequestError."""
     if isinstance(message, bytes):
         return Frame(_rows(described, message))
-    frame: Frame = oip.decode(message.encode(), _frames)
+    frame: Frame = oip.decode(message.encode(), _frames, described.limits)
     return Frame(described.read_json(frame.request), frame.deadline_s, frame.priority)
 
 
@@ -120,7 +115,7 @@ class NativeDoor:
         """A request as the model's own schema has it."""
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._backend.model(request.path_params["model"])
-        message: NativeRequest = oip.decode(body, _decoder)
+        message: NativeRequest = oip.decode(body, _decoder, self._limits)
         if message.session is None and (message.start or message.end):
             raise RequestError("start and end need a session")
         sequence = None if message.session is None else oip.InSequence(message.session, message.start, message.end)
@@ -129,7 +124,7 @@ class NativeDoor:
         if message.stream:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
         results, version, id = await self._door.infer(described, given, how, gone(request.receive))
-        answer = {"model": described.name, "version": version, "results": as_json(results)}
+        answer = {"model": described.name, "version": version, "results": oip.as_json(results)}
         return json_response(answer, request_id=id)
 
     async def _events(self, described: Described, given: Any, how: oip.Parameters) -> AsyncIterator[bytes]:
@@ -137,7 +132,7 @@ class NativeDoor:
         async with self._door.stream(described, given, how) as (stream, _):
             async for step in stream:
                 note_first()
-                yield oip.encode({"step": as_json(step)})
+                yield oip.encode({"step": oip.as_json(step)})
         yield oip.encode({"done": True})
 
     async def not_upgraded(self, request: Request) -> Response:
@@ -306,7 +301,7 @@ class _SocketSession:
                 if isinstance(answer, CellrtError):
                     raise answer
                 with blamed(described, given):
-                    message: dict[str, Any] = {"number": number, "results": as_json(await answer)}
+                    message: dict[str, Any] = {"number": number, "results": oip.as_json(await answer)}
             except CellrtError as error:
                 message, status = {"number": number, **told(error)}, http_status(error)
             await _say(self._socket, oip.encode(message), self._limits.write_timeout_s)

@@ -84,8 +84,8 @@ class OipDoor:
         """A request as one object of input names and values; the answer has the outputs by name."""
         described, given, how, id = await self._read_generate(request)
         results, version, trace_id = await self._door.infer(described, given, how, gone(request.receive))
-        values = {name: oip.as_value(tensor) for name, tensor in results.items()}
-        return json_response({**_head(described.name, version, id), **values}, request_id=trace_id)
+        answer = {**_head(described.name, version, id), **oip.as_json(results)}
+        return json_response(answer, request_id=trace_id)
 
     async def generate_stream(self, request: Request) -> Response:
         """As ``generate``, but an event for each step."""
@@ -98,20 +98,23 @@ class OipDoor:
                     if is_first:
                         is_first = False
                         self._door.measures.first_result.labels(described.name).observe(time.perf_counter() - begin_s)
-                    values = {name: oip.as_value(tensor) for name, tensor in step.items()}
-                    yield oip.encode({**_head(described.name, version, id), **values})
+                    yield oip.encode({**_head(described.name, version, id), **oip.as_json(step)})
 
         return EventStream(events(), self._limits.write_timeout_s, {})
 
     async def _read_generate(self, request: Request) -> tuple[Described, Any, oip.Parameters, str]:
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._described(request)
-        given = checked(oip.decode(body, _objects), self._limits)
+        given = checked(oip.decode(body, _objects, self._limits), self._limits)
         own = described.inputs  # whose names go before the protocol's
         parameters = given.pop("parameters", {}) if "parameters" not in own else {}
         id = given.pop("id", "") if "id" not in own else ""
         if not isinstance(parameters, dict) or not isinstance(id, str):
             raise RequestError("expected parameters as an object, and id as a text")
+        for name, meant in oip.inputs_among(parameters, own).items():
+            if meant in given:
+                raise RequestError(f"parameter {name!r}: the input {meant!r} has come already")
+            given[meant] = parameters.pop(name)
         tensors = {
             name: oip.as_tensor(own[name].info.datatype, value, f"input {name!r}")
             for name, value in given.items()
@@ -195,7 +198,7 @@ class OipDoor:
     async def index(self, request: Request) -> Response:
         """All models that the operator named, whether they are loaded or not."""
         body = await read_body(request, self._limits.max_body_bytes)
-        only_ready = oip.decode(body, _index_requests).ready if body else False
+        only_ready = oip.decode(body, _index_requests, self._limits).ready if body else False
         entries = await self._backend.call("models")
         told = [_entry(entry, self._backend.why_unserved(entry["name"])) for entry in entries]
         return json_response([each for each in told if each["state"] == "READY" or not only_ready])
@@ -203,7 +206,7 @@ class OipDoor:
     async def load(self, request: Request) -> Response:
         """Registers a model of the index anew, from where the operator said; requests go on meanwhile."""
         body = await read_body(request, self._limits.max_body_bytes)
-        if body and _overrides(oip.decode(body, _load_requests).parameters):
+        if body and _overrides(oip.decode(body, _load_requests, self._limits).parameters):
             raise RequestError("models come from where the operator said: no config and no files are taken")
         await self._backend.load(request.path_params["model"])
         return json_response({})

@@ -6,23 +6,31 @@ and timeouts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
-import torch
 
 from cellrt.engine.future import Result
 from cellrt.engine.options import LONGEST_S
 from cellrt.errors import RequestError
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, leaves_of, texts_of, to_bytes, to_list
 from cellrt.serve.described import Described, TensorInfo
-from cellrt.serve.forms import checked
+from cellrt.serve.forms import TOO_DEEP, checked
+from cellrt.serve.settings import Limits
 
 HEADER_LENGTH = "inference-header-content-length"
 US = 1e6
 DEFAULT_PRIORITY = 1
-UNSUPPORTED = ("shared_memory_region", "classification")
+UNSUPPORTED = {
+    "shared_memory_region": "there is no shared memory here, tensors come in requests",
+    "classification": "outputs come as they are",
+}
+"""Parameters of Triton's that this server does not do, and what it does instead."""
+PARAMETERS = ("timeout", "priority", "sequence_id", "sequence_start", "sequence_end")
+"""Of a request; each door has some more."""
+LENGTHS = ("max_tokens", "max_new_tokens", "max_steps")
+"""What clients call the most steps of an answer, and models one of their inputs."""
 MOST_ELEMENTS = 1 << 40
 MOST_DIGITS = 18
 """Of a number that a client writes; Python refuses to read one of thousands."""
@@ -106,11 +114,13 @@ _decoder = msgspec.json.Decoder(InferRequest)
 _encoder = msgspec.json.Encoder()
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[Any]) -> Any:
-    """What JSON says. Raises RequestError if it is none, or not of the type."""
+def decode(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any:
+    """What JSON says. Raises RequestError if it is none, or not of the type, or deeper than is read."""
     try:
         return decoder.decode(body)
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+    except RecursionError:
+        raise RequestError(TOO_DEEP.format(limits.max_depth)) from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise RequestError(f"the body: {_said(body, decoder, error)}") from None
 
 
@@ -126,11 +136,14 @@ def _said(body: bytes, decoder: msgspec.json.Decoder[Any], error: Exception) -> 
 def read_request(described: Described, body: bytes, header_length: str | None) -> Inference:
     """Reads a request. Raises RequestError."""
     json_size = len(body) if header_length is None else _header_size(header_length, len(body))
-    message: InferRequest = decode(body if json_size == len(body) else body[:json_size], _decoder)
+    message: InferRequest = decode(body if json_size == len(body) else body[:json_size], _decoder, described.limits)
     checked([given.data for given in message.inputs], described.limits)
+    checked([message.parameters, *(tensor.parameters for tensor in message.inputs)], described.limits)
+    checked([tensor.parameters for tensor in message.outputs], described.limits)
     tensors: dict[str, Any] = {}
     place = json_size
     for given in message.inputs:
+        check_supported(given.parameters, f"input {given.name!r}")
         info = _known_input(described, given.name, given.datatype)
         size = given.parameters.get("binary_data_size")
         if size is None:
@@ -145,13 +158,13 @@ def read_request(described: Described, body: bytes, header_length: str | None) -
         raise RequestError(f"the body has {len(body) - json_size} bytes behind its JSON, its inputs name {named}")
     if len(tensors) != len(message.inputs):
         raise RequestError("the request has two inputs of one name")
-    check_supported(message.parameters, *(tensor.parameters for tensor in message.inputs))
-    check_supported(*(tensor.parameters for tensor in message.outputs))
+    for output in message.outputs:
+        check_supported(output.parameters, f"output {output.name!r}")
     outputs = check_outputs(described, [output.name for output in message.outputs])
     return Inference(
         message.id,
         described.read_tensors(tensors),
-        read_parameters(message.parameters),
+        read_parameters(message.parameters, ("binary_data_output",)),
         outputs,
         _binary_outputs(message),
     )
@@ -207,12 +220,11 @@ def count_of(shape: Sequence[int], where: str) -> int:
     return count
 
 
-def check_supported(*parameters: Mapping[str, Any]) -> None:
-    """Raises RequestError for what this server does not do."""
-    for given in parameters:
-        for name in UNSUPPORTED:
-            if given.get(name):
-                raise RequestError(f"parameter {name!r} is not supported")
+def check_supported(parameters: Mapping[str, Any], where: str) -> None:
+    """Raise RequestError for parameters of a tensor that this server does not do."""
+    for name, instead in UNSUPPORTED.items():
+        if given := parameters.get(name):
+            raise RequestError(f"{where}: parameter {name!r} is not supported ({given!r:.40}): {instead}")
 
 
 def check_outputs(described: Described, names: Sequence[str]) -> Sequence[str]:
@@ -233,13 +245,16 @@ def _binary_outputs(message: InferRequest) -> frozenset[str] | None:
     return None if message.parameters.get("binary_data_output") is True else frozenset()
 
 
-def read_parameters(given: Mapping[str, Any]) -> Parameters:
-    """Priority (1 the highest, as Triton's; 0 the default), timeout in microseconds, and sequence.
+def read_parameters(given: Mapping[str, Any], others: Collection[str] = ()) -> Parameters:
+    """Read priority (1 the highest, as Triton's; 0 the default), timeout in microseconds, and sequence.
 
-    Raises RequestError.
+    ``others``: parameters that the door takes beside. Raises RequestError, for unknown parameters too.
     """
     if not given:
         return Parameters()
+    unknown = [name for name in given if name not in PARAMETERS and name not in others]
+    if unknown:
+        raise RequestError(f"parameters: expected some of {[*PARAMETERS, *others]}, got {unknown!r:.200}")
     timeout_us, level, id = given.get("timeout", 0), given.get("priority", 0), given.get("sequence_id", 0)
     if type(timeout_us) is not int or not 0 <= timeout_us <= LONGEST_S * US:
         raise RequestError(f"timeout: expected microseconds, at most {LONGEST_S * US:g}, got {timeout_us!r:.40}")
@@ -296,9 +311,19 @@ def as_tensor(datatype: str, value: Any, where: str) -> Any:
     return array_of(values, DATATYPES[datatype], where)
 
 
-def as_value(tensor: torch.Tensor) -> Any:
-    """A tensor as ``generate`` writes it: a number if it has one element only, and else nested lists."""
-    return tensor.item() if tensor.numel() == 1 and tensor.ndim <= 1 else to_list(tensor)
+def inputs_among(parameters: Mapping[str, Any], inputs: Collection[str]) -> dict[str, str]:
+    """Return which parameters of ``generate`` are inputs of the model: those of its names that the protocol does not
+    have, and its most steps by any name of ``LENGTHS``."""
+    found = {name: name for name in parameters if name in inputs and name not in PARAMETERS}
+    length = next((name for name in LENGTHS if name in inputs), None)
+    if length is not None:
+        found |= {name: length for name in parameters if name in LENGTHS and name not in inputs}
+    return found
+
+
+def as_json(results: Result) -> dict[str, Any]:
+    """Return results as nested lists, by name; only what has no dimension is a number."""
+    return {name: to_list(tensor) for name, tensor in results.items()}
 
 
 def encode(value: object) -> bytes:

@@ -44,7 +44,7 @@ def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     """The whole description."""
     messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest]
     components = msgspec.json.schema_components(messages, ref_template="#/components/schemas/{name}")[1]
-    schemas: Schema = {**components, "Error": _ERROR, "Ready": _READY}
+    schemas: Schema = {**components, "Error": _ERROR, "Ready": _READY, "Parameters": _PARAMETERS}
     common = _common_paths()
     paths = dict(common)
     for model in models:
@@ -114,7 +114,7 @@ def _paths_of(model: Described, schemas: Schema) -> Schema:
     generate: Schema = {
         "type": "object",
         "properties": {
-            "parameters": {"type": "object"},
+            "parameters": {"$ref": "#/components/schemas/Parameters"},
             "id": {"type": "string"},
             **{each.info.name: {} for each in model.inputs.values()},  # which go before the protocol's
         },
@@ -236,4 +236,15 @@ _READY: Schema = {
     "type": "object",
     "properties": {"name": {"type": "string"}, "ready": {"type": "boolean"}},
     "required": ["ready"],
+}
+_PARAMETERS: Schema = {
+    "type": "object",
+    "description": "Inputs of the model may be here too.",
+    "properties": {
+        "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0: none."},
+        "priority": {"type": "integer", "minimum": 0, "description": "1 is the highest; 0: the default."},
+        "sequence_id": {"type": ["integer", "string"]},
+        "sequence_start": {"type": "boolean"},
+        "sequence_end": {"type": "boolean"},
+    },
 }

@@ -8,6 +8,9 @@ from typing import Any
 
 from cellrt.errors import DefinitionError
 
+MOST_DEPTH = 1_000
+"""Of nested JSON: readers of it call themselves, and Python says how often they may."""
+
 
 @dataclass(frozen=True)
 class Limits:
@@ -15,7 +18,7 @@ class Limits:
 
     Attributes:
         max_body_bytes: of a request's body, or of a websocket's message.
-        max_depth: of nested lists and objects in JSON.
+        max_depth: of nested lists and objects in JSON, at most ``MOST_DEPTH``.
         max_items: numbers, texts, lists and objects in one request.
         max_steps: the longest sequence: rows of a tensor, items of a list, characters of a text.
         max_streams: requests that one front end answers step by step, and streams of gRPC, at once; beyond, 429.
@@ -38,6 +41,11 @@ class Limits:
     read_timeout_s: float = 60.0
     write_timeout_s: float = 30.0
 
+    def __post_init__(self) -> None:
+        """Raise DefinitionError for a depth that nothing is read to."""
+        if self.max_depth > MOST_DEPTH:
+            raise DefinitionError(f"max_depth: expected at most {MOST_DEPTH} (of nested JSON), got {self.max_depth}")
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -53,7 +61,10 @@ class Settings:
         max_queued_per_model: requests of one model that may be; None: as many as of all.
         max_queued_rows, max_queued_rows_per_model: the same of the rows of all their nodes; None: any number.
         api_keys: one of them must come with each request, unless there are none.
-        allowed_origins: of other servers, whose pages may do what changes something; "null": of files and sandboxes.
+        allowed_origins: of other servers, whose pages may do what changes something, and read answers; "null": of files
+            and sandboxes.
+        keep_alive_s: how long a connection over HTTP may be idle.
+        ping_timeout_s: how long the client of a websocket may take to answer a ping; 0: nobody is asked.
         drain_s: how long requests may take to end when the server is told to.
         timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
         spans: "requests": OpenTelemetry's spans of the requests that ask for them; "tasks": with their tasks; "off".
@@ -75,6 +86,8 @@ class Settings:
     max_queued_rows_per_model: int | None = None
     api_keys: tuple[str, ...] = ()
     allowed_origins: tuple[str, ...] = ()
+    keep_alive_s: float = 75.0
+    ping_timeout_s: float = 30.0
     drain_s: float = 20.0
     timeline: int = 2000
     spans: str = "off"

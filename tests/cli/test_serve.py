@@ -89,6 +89,18 @@ def test_origins_come_from_options_the_environment_or_a_file(told: list[Any], tm
     ]
 
 
+def test_how_long_connections_stay_comes_from_options_the_environment_or_a_file(
+    told: list[Any], tmp_path: Path
+) -> None:
+    path = tmp_path / "server.toml"
+    path.write_text("keep-alive-s = 3\nping-timeout-s = 4\n")
+    serve(MODEL)
+    serve(MODEL, "--config", path)
+    serve(MODEL, "--config", path, "--ping-timeout-s", 0, env={"CELLRT_SERVE_KEEP_ALIVE_S": "5.5"})
+    assert [(settings.keep_alive_s, settings.ping_timeout_s) for settings in told] == [(75, 30), (3, 4), (5.5, 0)]
+    assert "--keep-alive-s: expected a number of seconds" in serve(MODEL, "--keep-alive-s", "inf", status=1)
+
+
 @pytest.mark.parametrize("origin", ["a.example", "https://a.example/page", "https://"])
 def test_what_is_no_origin_is_refused(told: list[Any], origin: str) -> None:
     assert "allowed origins: expected an origin" in serve(MODEL, "--allowed-origin", origin, status=1)

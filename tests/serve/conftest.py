@@ -9,7 +9,7 @@ import pytest
 
 from tests.serve.helpers import Server, start
 
-MODELS = ("chain", "kept", "count", "letters", "two", "half", "tree", "pair", "network", "scaled", "summed")
+MODELS = ("chain", "kept", "count", "limited", "letters", "two", "half", "tree", "pair", "network", "scaled", "summed")
 
 
 @pytest.fixture(scope="session")

@@ -43,6 +43,13 @@ def count(graph: Graph, first: int) -> dict[str, object]:
     return {"n": graph.loop(COUNT, n=graph.constant(first) if first == 3 else first, max_steps=20_000, until="stop").n}
 
 
+@unfold("limited", example={"first": 4, "max_steps": 2})
+def limited(graph: Graph, request: dict[str, int]) -> dict[str, object]:
+    """Counts as far as it is told."""
+    most = request.get("max_steps", 5)
+    return {"n": graph.loop(COUNT, n=request["first"], max_steps=most, until="stop").n}
+
+
 @unfold("letters", example="ab")
 def letters(graph: Graph, text: str) -> dict[str, object]:
     if not text:

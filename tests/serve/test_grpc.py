@@ -16,10 +16,12 @@ import pytest
 from tests.serve.helpers import Server, start
 from tests.serve.test_oip import X, expected
 from tests.serve.test_watching import samples
-from tests.steps import HOLD, RAISE, WIDTH
+from tests.steps import HOLD, HOLD_LONG, RAISE, WIDTH
 from tests.waiting import until
 
+grpc = pytest.importorskip("grpc")
 tritongrpc = pytest.importorskip("tritonclient.grpc")
+service_pb2, service_pb2_grpc = tritongrpc.service_pb2, tritongrpc.service_pb2_grpc
 WAIT_S = 30.0
 
 
@@ -117,8 +119,16 @@ def test_a_classification_that_nobody_makes_is_refused(client) -> None:
     assert code_of(caught) == "INVALID_ARGUMENT"
 
 
+def test_shared_memory_is_refused_by_its_name(client) -> None:
+    given = tritongrpc.InferInput("x", [1, 2], "FP32")
+    given.set_shared_memory("r", 8)
+    with pytest.raises(tritongrpc.InferenceServerException, match=r"'shared_memory_region' is not supported \('r'\)"):
+        client.infer("chain", [given])
+
+
 def test_what_the_server_does_not_do_is_said_and_logged_by_nobody(client, server: Server) -> None:
-    with pytest.raises(tritongrpc.InferenceServerException, match="does not do that") as caught:
+    words = "SystemSharedMemoryStatus: this server does not do that"
+    with pytest.raises(tritongrpc.InferenceServerException, match=words) as caught:
         client.get_system_shared_memory_status()
     assert code_of(caught) == "UNIMPLEMENTED"
     assert not any("NotImplementedError" in line for line in server.lines)
@@ -221,6 +231,50 @@ def test_a_request_may_be_answered_step_by_step(server: Server) -> None:
         client.stop_stream()
     assert [int(result.as_numpy("codes")) for result in got[:3]] == [98, 99, 100]
     assert got[3].get_response().parameters["triton_final_response"].bool_param
+
+
+def test_every_response_of_a_stream_says_whether_it_is_the_last_of_its_request(server: Server) -> None:
+    texts = tensor("text", np.array([b"ab"], object), "BYTES")
+    for is_asked in (True, False):
+        for given, lasts in (({"stream": True}, [False, False, True]), ({}, [True])):
+            with stream_to(server) as (client, answers):
+                asked = {"enable_empty_final_response": is_asked, "request_id": "7"}
+                client.async_stream_infer("letters", [texts], parameters=given, **asked)
+                got = [answers.get(timeout=WAIT_S)[0].get_response() for _ in lasts]
+            assert [each.parameters["triton_final_response"].bool_param for each in got] == lasts
+            assert {each.id for each in got} == {"7"}
+
+
+def test_an_error_in_a_stream_is_its_request_s_last_response(server: Server) -> None:
+    given = [service_pb2.ModelInferRequest(model_name="nobody", id="9")]
+    with grpc.insecure_channel(server.grpc_address) as channel:
+        (told,) = service_pb2_grpc.GRPCInferenceServiceStub(channel).ModelStreamInfer(iter(given), timeout=WAIT_S)
+    about = told.infer_response
+    assert "nobody" in told.error_message and (about.id, about.model_name) == ("9", "nobody")
+    assert about.parameters["triton_final_response"].bool_param
+
+
+@pytest.mark.parametrize("names", [("last", "every"), ("every", "last"), ("last",)])
+def test_outputs_come_in_the_order_in_which_they_were_asked_for(client, names: tuple[str, ...]) -> None:
+    wanted = [tritongrpc.InferRequestedOutput(name) for name in names]
+    result = client.infer("chain", [tensor("x", X)], outputs=wanted)
+    assert tuple(output.name for output in result.get_response().outputs) == names
+    np.testing.assert_allclose(result.as_numpy("last"), expected(X)[-1])
+
+
+def test_a_parameter_that_nobody_knows_is_refused_by_name(client) -> None:
+    with pytest.raises(tritongrpc.InferenceServerException, match="got .'max_tokens'.") as caught:
+        client.infer("chain", [tensor("x", X)], parameters={"max_tokens": 2})
+    assert code_of(caught) == "INVALID_ARGUMENT"
+
+
+def test_a_client_may_ping_as_often_as_it_likes(server: Server) -> None:
+    options = tritongrpc.KeepAliveOptions(
+        keepalive_time_ms=1000, keepalive_permit_without_calls=True, http2_max_pings_without_data=0
+    )
+    slow = np.full((25, WIDTH), HOLD_LONG, np.float32)  # by default the server cuts it off after four seconds
+    with tritongrpc.InferenceServerClient(server.grpc_address, keepalive_options=options) as client:
+        assert client.infer("chain", [tensor("x", slow)]).as_numpy("last") is not None
 
 
 def test_a_session_that_goes_on_with_old_weights_is_answered_with_their_version(server: Server, client) -> None:

@@ -195,7 +195,11 @@ def body(**changes: object) -> dict[str, object]:
         (body(input={"data": [0] * 1_000_001}), "more than 1000000 items"),
         (body(input={"data": json.loads("[" * 70 + "1" + "]" * 70)}), "nested more than 64 deep"),
         (body(input={"parameters": {"binary_data_size": 8}, "data": None}), "expected 8 bytes|are 8 bytes"),
-        (body(input={"parameters": {"shared_memory_region": "a"}}), "not supported"),
+        (
+            body(input={"parameters": {"shared_memory_region": "r", "shared_memory_byte_size": 8}, "data": None}),
+            "input 'x': parameter 'shared_memory_region' is not supported ('r')",
+        ),
+        (body(outputs=[{"name": "last", "parameters": {"classification": 2}}]), "output 'last': parameter 'classif"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
@@ -203,6 +207,16 @@ def test_a_wrong_request_is_a_400_that_says_what_was_expected(server: Server, se
     answer = server.post("/v2/models/chain/infer", sent)
     assert answer.status_code == 400
     assert any(each in answer.json()["error"] for each in words.split("|")), answer.text
+
+
+def test_shared_memory_is_refused_by_its_name(client) -> None:
+    with pytest.raises(tritonhttp.InferenceServerException, match="no shared memory here.*system.*/r/register") as told:
+        client.register_system_shared_memory("r", "/r", 8)
+    assert told.value.status() == "404"
+    given = tritonhttp.InferInput("x", [1, 2], "FP32")
+    given.set_shared_memory("r", 8)
+    with pytest.raises(tritonhttp.InferenceServerException, match=r"'shared_memory_region' is not supported \('r'\)"):
+        client.infer("chain", [given])
 
 
 def test_texts_are_not_lost_among_lists(server: Server) -> None:
@@ -230,6 +244,28 @@ def test_unknown_models_and_versions_are_404(server: Server) -> None:
 def test_generate_takes_and_gives_values_by_name(server: Server) -> None:
     answer = server.post("/v2/models/letters/generate", {"text": "ab", "id": "x", "parameters": {"priority": 1}})
     assert answer.json() == {"model_name": "letters", "model_version": "1", "id": "x", "codes": [98, 99]}
+
+
+@pytest.mark.parametrize("text", ["a", "ab"])
+def test_what_generate_gives_is_a_list_however_many_there_are(server: Server, text: str) -> None:
+    codes = [ord(letter) + 1 for letter in text]
+    assert server.post("/v2/models/letters/generate", {"text": text}).json()["codes"] == codes
+
+
+@pytest.mark.parametrize("name", ["max_steps", "max_tokens", "max_new_tokens"])
+def test_generate_takes_the_most_steps_by_any_name_that_clients_have_for_it(server: Server, name: str) -> None:
+    answer = server.post("/v2/models/limited/generate", {"first": 4, "parameters": {name: 1}})
+    assert answer.json()["n"] == [5], answer.text
+    twice = server.post("/v2/models/limited/generate", {"first": 4, "max_steps": 2, "parameters": {name: 1}})
+    assert twice.status_code == 400 and f"parameter {name!r}: the input 'max_steps'" in twice.json()["error"]
+
+
+@pytest.mark.parametrize("way", ["generate", "generate_stream", "infer"])
+def test_a_parameter_that_nobody_knows_is_refused_by_name(server: Server, way: str) -> None:
+    parameters = {"temperature": 0.5, "priority": 1}
+    sent = body(parameters=parameters) if way == "infer" else {"x": [[1, 2]], "parameters": parameters}
+    answer = server.post(f"/v2/models/chain/{way}", sent)
+    assert answer.status_code == 400 and "got ['temperature']" in answer.json()["error"]
 
 
 def test_generate_stream_sends_an_event_a_step(server: Server) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 
+import httpx
 import pytest
 
 from cellrt.errors import DefinitionError
@@ -19,9 +20,13 @@ def server():
         yield made
 
 
-def unload(server: Server, origin: str) -> int:
+def unload_answer(server: Server, origin: str) -> httpx.Response:
     headers = {"origin": origin, "content-type": "text/plain"}
-    return server.post("/v2/repository/models/nobody/unload", headers=headers).status_code
+    return server.post("/v2/repository/models/nobody/unload", headers=headers)
+
+
+def unload(server: Server, origin: str) -> int:
+    return unload_answer(server, origin).status_code
 
 
 @pytest.mark.parametrize("origin", [FOREIGN, "null", "http://127.0.0.1:1", ""])
@@ -59,3 +64,46 @@ def test_origins_are_several_and_are_taken_as_browsers_write_them() -> None:
     for wrong in ("https://a.example", ("https://a.example/page",), (5,)):
         with pytest.raises(DefinitionError, match="expected an origin, such as"):
             Settings(allowed_origins=wrong)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("path", "allow"),
+    [
+        ("/v2/health/ready", {"GET", "HEAD", "OPTIONS"}),
+        ("/v1/models/letters/infer", {"POST", "OPTIONS"}),
+        ("/v2/models/letters/infer", {"POST", "OPTIONS"}),
+    ],
+)
+def test_options_says_what_a_path_takes(server: Server, path: str, allow: set[str]) -> None:
+    answer = server.http.options(path)
+    assert (answer.status_code, answer.content) == (204, b"")
+    assert set(answer.headers["allow"].split(", ")) == allow
+    assert server.http.options("/nowhere").status_code == 404
+
+
+def test_a_browser_lets_a_page_of_an_allowed_origin_send_and_read(server: Server) -> None:
+    asked = {"origin": ALLOWED, "access-control-request-method": "POST"}
+    asked["access-control-request-headers"] = "authorization,content-type"
+    told = server.http.options("/v1/models/letters/infer", headers=asked)
+    assert told.status_code == 204 and told.headers["access-control-allow-origin"] == ALLOWED
+    assert "POST" in told.headers["access-control-allow-methods"]
+    assert told.headers["access-control-allow-headers"] == "authorization,content-type"
+    for text, status in (("a", 200), ("", 400)):
+        answer = server.post("/v1/models/letters/infer", {"request": text}, headers={"origin": ALLOWED})
+        assert answer.status_code == status and answer.headers["access-control-allow-origin"] == ALLOWED
+        assert answer.headers["vary"] == "Origin"
+
+
+def test_a_browser_lets_no_page_of_another_origin_send_or_read(server: Server) -> None:
+    asked = {"origin": FOREIGN, "access-control-request-method": "POST"}
+    for answer in (server.http.options("/v1/models/letters/infer", headers=asked), unload_answer(server, FOREIGN)):
+        assert not [name for name in answer.headers if name.startswith("access-control")]
+
+
+@pytest.mark.parametrize(
+    "path", ["/v2/health/live", "/v2/health/ready", "/v2/models/letters", "/metrics", "/docs", "/"]
+)
+def test_head_is_get_without_a_body(server: Server, path: str) -> None:
+    head, got = server.http.head(path), server.http.get(path)
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-type"] == got.headers["content-type"]

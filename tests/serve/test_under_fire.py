@@ -65,6 +65,7 @@ def test_nothing_but_health_and_empty_pages_is_open_without_a_key(small: Server,
         for path in ("/v2/models/chain", "/metrics", "/openapi.json", "/debug/timeline", session, "/nowhere"):
             answer = stranger.get(path)
             assert answer.status_code == 401 and answer.headers["www-authenticate"] == "Bearer"
+        assert stranger.options("/v2/models/chain").status_code == 204  # a browser asks before it sends its page's key
         assert stranger.get("/v2/health/live").status_code == 200
         assert stranger.get("/v2/health/ready").status_code == 200
 

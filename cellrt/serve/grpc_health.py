@@ -1,0 +1,57 @@
+"""gRPC's own health service (package ``grpc.health.v1``), which Kubernetes and load balancers ask."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+
+from cellrt.errors import EngineClosedError, UnknownModelError
+from cellrt.serve.door import Door
+from cellrt.serve.grpc_guard import Context, Message
+
+LIVENESS = "liveness"
+READINESS = ("", "readiness", "inference.GRPCInferenceService")
+"""Names of services to ask for: whether this front end answers, and whether every loaded model can be served."""
+LOOK_EVERY_S = 0.5
+"""How often one looks for whoever watches."""
+
+
+class HealthDoor(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """The handlers, by the names that the protocol has for them. ``door``: whose health is told."""
+
+    def __init__(self, door: Door) -> None:
+        self._door = door
+
+    async def Check(self, request: Message, context: Context) -> Message:  # noqa: N802
+        """Return the health of a service. Raise UnknownModelError for one that is not here."""
+        status = self._status(request.service)
+        if status == health_pb2.HealthCheckResponse.SERVICE_UNKNOWN:
+            known = [LIVENESS, *READINESS]
+            raise UnknownModelError(f"service: expected one of {known}, got {request.service!r:.80}")
+        return health_pb2.HealthCheckResponse(status=status)
+
+    async def Watch(self, request: Message, context: Context) -> None:  # noqa: N802
+        """Tell the health of a service, and again whenever it is another, until the server ends."""
+        told = None
+        with self._door.place_of_stream():
+            while True:
+                is_last = self._door.draining.is_set()
+                status = self._status(request.service)
+                if status != told:
+                    await context.write(health_pb2.HealthCheckResponse(status=status))
+                    told = status
+                if is_last:
+                    raise EngineClosedError("the server is about to end")
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(LOOK_EVERY_S):
+                        await self._door.draining.wait()
+
+    def _status(self, service: str) -> int:
+        if service == LIVENESS:
+            return int(health_pb2.HealthCheckResponse.SERVING)
+        if service not in READINESS:
+            return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
+        response = health_pb2.HealthCheckResponse
+        return int(response.SERVING if self._door.backend.is_ready else response.NOT_SERVING)
