@@ -15,7 +15,6 @@ import time
 import uuid
 from collections import OrderedDict
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,38 +25,15 @@ from cellrt.core.page_view import SessionPages, bring_pages, request_pages, sess
 from cellrt.core.processor import Processor
 from cellrt.core.session_state import sessions_at
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
-from cellrt.engine.options import check_numbers, check_period
 from cellrt.engine.records import Asked, SessionRecord
 from cellrt.engine.registry import Model
+from cellrt.engine.session_limits import SessionLimits
 from cellrt.engine.turns import Call
-from cellrt.errors import DefinitionError, DeviceError, OverloadError, RequestError, SessionError
+from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
 from cellrt.worker.arenas import Arenas
 
 EVICTED_TOGETHER = 64
-
-
-@dataclass(frozen=True)
-class SessionLimits:
-    """How many sessions an engine keeps, where, and for how long.
-
-    Attributes:
-        max_sessions: sessions that may be open at once; ``Engine.session`` raises OverloadError beyond.
-        max_resident: sessions that may have their state at a worker; the others' is in host memory. None: as many as
-            there are rows for.
-        idle_timeout_s: a session that was idle for so long is closed. None: never.
-    """
-
-    max_sessions: int = 16_384
-    max_resident: int | None = None
-    idle_timeout_s: float | None = 3600.0
-
-    def __post_init__(self) -> None:
-        """Raises DefinitionError for what is none of these."""
-        check_numbers(max_sessions=self.max_sessions)
-        if self.max_resident is not None and (type(self.max_resident) is not int or self.max_resident < 0):
-            raise DefinitionError(f"max_resident: expected an integer from 0 on, or None, got {self.max_resident!r}")
-        check_period("idle_timeout_s", self.idle_timeout_s)
 
 
 class Sessions:
