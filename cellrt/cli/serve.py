@@ -15,14 +15,19 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cellrt.cli.fields import fields_of, made_of, with_fields
 from cellrt.cli.shown import complaint, failing_well
 from cellrt.errors import DefinitionError
+from cellrt.serve.settings import EngineSettings
 
 if TYPE_CHECKING:
     from cellrt.serve.settings import Limits, Settings
 
 API_KEY, MODELS = "CELLRT_SERVE_API_KEY", "CELLRT_SERVE_MODELS"
 ORIGINS = ["CELLRT_SERVE_ALLOWED_ORIGIN", "CELLRT_SERVE_ALLOWED_ORIGINS"]
+ENGINE_FIELDS = fields_of(EngineSettings, without=("scheduler_order_by_arrival",))  # the policy says so
+TABLES = {field.table for field in ENGINE_FIELDS if field.table}
+"""Which a file may have."""
 SEVERAL = ("models", "api_key", "allowed_origin", "profile")
 """What may be given several times."""
 MAX_LIMIT = 1 << 48
@@ -52,12 +57,25 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
     context.obj = given.pop("limits", {})
     if not isinstance(context.obj, dict):
         raise typer.BadParameter(f"{path}: limits: expected a table, [limits]", param_hint="--config")
-    named = {name.replace("-", "_"): value for name, value in given.items()}
+    named = _without_tables(path, {name.replace("-", "_"): value for name, value in given.items()})
     if unknown := sorted(named.keys() - known):
         raise typer.BadParameter(f"{path}: unknown are {unknown}", param_hint="--config")
     read = {name: _as_typed(path, name, value) for name, value in named.items()}
     context.default_map = {**(context.default_map or {}), **read}
     return path
+
+
+def _without_tables(path: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """What a file says, with the entries of its tables by the names of their options."""
+    named = {}
+    for name, value in given.items():
+        if name not in TABLES:
+            named[name] = value
+        elif not isinstance(value, dict):
+            raise typer.BadParameter(f"{path}: {name}: expected a table, [{name}]", param_hint="--config")
+        else:
+            named |= {f"{name}_{within.replace('-', '_')}": each for within, each in value.items()}
+    return named
 
 
 def _as_typed(path: Path, name: str, value: object) -> object:
@@ -123,6 +141,7 @@ def _check_importable(settings: Settings) -> None:
         raise DefinitionError(f"--device cpu:process: expected models as module:attribute, not of files, got {files}")
 
 
+@with_fields(ENGINE_FIELDS, "engine")
 def serve(
     context: typer.Context,
     models: Annotated[
@@ -241,6 +260,7 @@ def serve(
             help="TOML file with these options by their names, and a table [limits] (see docs/server.md).",
         ),
     ] = None,
+    engine: Any = None,
 ) -> None:
     """Serve models over HTTP: the Open Inference Protocol at /v2, their own JSON at /v1, /docs, /metrics."""
     try:
@@ -278,6 +298,7 @@ def serve(
             compile=compile,
             max_batch=_max_batch(profile or [], len(models)),
             limits=_limits(context.obj or {}),
+            engine=made_of(EngineSettings, engine),
         )
         _check_importable(settings)
         if spans is not Spans.OFF and not timeline:

@@ -33,11 +33,14 @@ from cellrt.process.patience import Patient, WaitingRoom
 from cellrt.process.recorded import LENGTH
 from cellrt.process.source import ModelSource
 from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, Message, Wire
+from cellrt.worker.python_process import end_with, importing
 
 log = logging.getLogger("cellrt")
 CLOSE_S = 5.0
 LOOK_EVERY_S = 0.5
 """How often one looks whether there are workers, where that matters."""
+LEFT_S = 30.0
+"""How long the process may take to end after whoever started it."""
 LAST_WORDS_S = 0.5
 """How long each client that reads nothing is waited for at the end."""
 
@@ -256,8 +259,11 @@ def main() -> None:
     """The process: ``starting.COMMAND``, with a descriptor."""
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    is_there = threading.Event()
+    end_with(lifeline, lambda: LEFT_S if is_there.is_set() else 0.0)
     try:
-        address, options, models, ends_without_workers = pickle.loads(_read_all(lifeline))
+        with importing():
+            address, options, models, ends_without_workers = pickle.loads(_read_all(lifeline))
         listener = addresses.listen(address)
         doorkeeper = Doorkeeper(Engine(**options), listener, lifeline)
         doorkeeper.ends_without_workers = ends_without_workers
@@ -273,6 +279,7 @@ def main() -> None:
         doorkeeper.ring()
 
     signal.signal(signal.SIGTERM, stop)
+    is_there.set()
     _answer(lifeline, None)
     try:
         doorkeeper.run()

@@ -16,6 +16,7 @@ from cellrt.definition.cell import Cell
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process.imports import make_importable, said
+from cellrt.worker.python_process import importing
 
 OF_FILES = "_cellrt_model_"
 """How the names of modules begin that were loaded from files."""
@@ -48,12 +49,13 @@ class ModelSource:
     def load(self) -> Unfolder:
         """The model, in this process. Raises DefinitionError, whatever the import raised."""
         try:
-            found: Any = (
-                module_of_file(self._path) if self._path.endswith(".py") else importlib.import_module(self._path)
-            )
-            for part in self._name.split("."):
-                found = self._attribute(found, part)
-            model = found if isinstance(found, Unfolder | Cell) or not callable(found) else found()
+            with importing():
+                found: Any = (
+                    module_of_file(self._path) if self._path.endswith(".py") else importlib.import_module(self._path)
+                )
+                for part in self._name.split("."):
+                    found = self._attribute(found, part)
+                model = found if isinstance(found, Unfolder | Cell) or not callable(found) else found()
         except _NoAttributeError as error:
             raise DefinitionError(f"model {self.text!r}: {error}") from None
         except (Exception, SystemExit) as error:
@@ -114,7 +116,8 @@ def module_of_file(path: str) -> ModuleType:
         sys.modules[name] = module
         make_importable(str(Path(path).resolve().parent))
         try:
-            spec.loader.exec_module(module)
+            with importing():
+                spec.loader.exec_module(module)
         except BaseException:
             del sys.modules[name]
             raise

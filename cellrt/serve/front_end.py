@@ -1,4 +1,4 @@
-"""A front end: a process that parses, unfolds and answers, with a listening socket that it was given.
+"""A front end: a process that parses, unfolds and answers, with a listening socket that front ends share.
 
     python -c "import gc; gc.disable(); from cellrt.serve.front_end import main; main()" DESCRIPTOR NUMBER IS_SHARED
 
@@ -28,12 +28,12 @@ from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
 from cellrt.serve.connection import HttpProtocol, WebSocketProtocol
 from cellrt.serve.door import Door
+from cellrt.serve.listener import Listener
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
 
 SWITCH_S = 5e-4
 """How long this process's loop may keep the interpreter from the thread that hears the engine's answers."""
-BACKLOG = 2048
 MARGIN_S = 1.0
 """How much longer gRPC has to say what it cut off at the limit."""
 PING_EVERY_S = 20.0
@@ -43,11 +43,26 @@ LOOK_EVERY = 5
 
 
 class FrontEnd(uvicorn.Server):
-    """The server of one front end; it hears signals itself."""
+    """The server of one front end; it hears signals itself, and takes its connections by a ``Listener``."""
 
     def __init__(self, config: uvicorn.Config, door: Door) -> None:
         super().__init__(config)
         self._door = door
+        self._listeners: list[Listener] = []
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """As of its base; from then on connections are taken."""
+        await super().startup([])
+        self._listeners = [Listener(sock, self._make_protocol) for sock in sockets or ()]
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """As of its base; no more connections are taken."""
+        for listener in self._listeners:
+            await listener.close()
+        await super().shutdown(sockets)
+
+    def _make_protocol(self) -> asyncio.Protocol:
+        return HttpProtocol(self.config, self.server_state, self.lifespan.state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
@@ -106,7 +121,6 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
         ws=WebSocketProtocol,
         log_level="warning",
         access_log=False,
-        backlog=BACKLOG,
         timeout_graceful_shutdown=drain_s,
         timeout_keep_alive=settings.keep_alive_s,  # type: ignore[arg-type]
         ws_max_size=settings.limits.max_body_bytes,

@@ -1,7 +1,7 @@
 """The process that keeps a server: starts the engine's process and the front ends, replaces what dies, ends them all.
 
-It serves nothing itself, and imports no torch. Every front end has a listening socket of its own at the same port,
-which stays open here, so that connections wait for a front end's successor instead of being refused.
+It serves nothing itself, and imports no torch. All front ends share one listening socket, so that whoever is free takes
+the next connection. It stays open here, so that connections wait for a successor if there is no front end.
 """
 
 from __future__ import annotations
@@ -34,6 +34,8 @@ from cellrt.worker.python_process import environment, python
 log = logging.getLogger("cellrt")
 COMMAND = "import gc; gc.disable(); from cellrt.serve.front_end import main; main()"
 """Without the collector until all is imported, as in ``process.starting``."""
+BACKLOG = 2048
+"""Connections that may wait for a front end."""
 LOOK_EVERY_S = 0.05
 KILL_AFTER_S = 5.0
 """How long a front end may take beyond the limit to end; then it is killed."""
@@ -52,7 +54,7 @@ class Keeper:
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._say = say
         with ExitStack() as opened:
-            self._sockets = _listen(settings, opened)
+            self._socket = _listen(settings, opened)
             grpc_port = _reserve(settings.host, settings.grpc_port, opened)
             self._opened = opened.pop_all()
         self.settings = replace(settings, address=settings.address or new_address(), grpc_port=grpc_port)
@@ -69,7 +71,7 @@ class Keeper:
     @property
     def port(self) -> int:
         """Where HTTP is taken."""
-        return int(self._sockets[0].getsockname()[1])
+        return int(self._socket.getsockname()[1])
 
     def run(self) -> int:
         """Serves until it is told to end; returns the exit status. Raises DefinitionError if it cannot begin."""
@@ -120,14 +122,14 @@ class Keeper:
             self._is_awaited = False
 
     def _start_front_end(self, number: int) -> subprocess.Popen[bytes]:
-        sock = self._sockets[number]
+        descriptor = self._socket.fileno()
         is_shared = int(self.settings.front_ends > 1)
         variables = environment()
         if is_shared:
             variables["PROMETHEUS_MULTIPROC_DIR"] = self._folder
         process = subprocess.Popen(
-            python(COMMAND, (str(sock.fileno()), str(number), str(is_shared))),
-            pass_fds=[sock.fileno()],
+            python(COMMAND, (str(descriptor), str(number), str(is_shared))),
+            pass_fds=[descriptor],
             stdin=subprocess.PIPE,
             env=variables,
             start_new_session=True,  # a terminal's interrupt comes here alone
@@ -171,8 +173,7 @@ class Keeper:
 
         Nobody is to wait for a successor now: whoever connects is refused.
         """
-        for sock in self._sockets:
-            sock.close()
+        self._socket.close()
         self._say(f"ending: at most {self.settings.drain_s:g} s for what was begun")
         for process in self._front_ends:
             process.terminate()
@@ -228,22 +229,14 @@ def _claim(family: socket.AddressFamily, address: tuple[Any, ...], opened: ExitS
         sock.bind(address)
 
 
-def _listen(settings: Settings, opened: ExitStack) -> list[socket.socket]:
-    """A listening socket for each front end, all at one port. Raises DefinitionError."""
-    sockets: list[socket.socket] = []
-    port = settings.port
+def _listen(settings: Settings, opened: ExitStack) -> socket.socket:
+    """The socket that listens for all front ends. Raises DefinitionError if another program does, or nobody may."""
     try:
-        family, *_, address = socket.getaddrinfo(settings.host, port, type=socket.SOCK_STREAM)[0]
-        _claim(family, (address[0], port, *address[2:]), opened)
-        for _ in range(settings.front_ends):
-            sock = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
-            sockets.append(sock)
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            if settings.front_ends > 1:
-                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            sock.bind((address[0], port, *address[2:]))
-            sock.listen(2048)
-            port = sock.getsockname()[1]
+        family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
+        sock = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))
+        sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        sock.bind(address)
+        sock.listen(BACKLOG)
     except OSError as error:
         raise DefinitionError(f"cannot listen at {settings.host}:{settings.port}: {error}") from None
-    return sockets
+    return sock

@@ -17,6 +17,7 @@ def start_engine(settings: Settings) -> Started:
         "max_queue_rows": settings.max_queued_rows,
         "trace": settings.timeline or False,
         "compile": settings.compile,
+        **settings.engine.for_engine(),
     }
     limits = {"max_queue": settings.max_queued_per_model, "max_queue_rows": settings.max_queued_rows_per_model}
     models = [

@@ -1,13 +1,41 @@
-"""Another Python that this process starts: its imports look where ours do, and it ends when we do."""
+"""Another Python that this process starts: its imports look where ours do, and it ends when we do.
+
+It imports what users wrote. Were a process started by that import, the process would import it too, and start the next
+one, without end: none is started meanwhile.
+"""
 
 from __future__ import annotations
 
 import os
+import select
 import socket
 import subprocess
 import sys
+import threading
+import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+
+from cellrt.errors import DefinitionError
+
+IS_IMPORTING: ContextVar[bool] = ContextVar("IS_IMPORTING", default=False)
+"""Whether what users wrote is imported here: see ``importing``."""
+NO_GUARD = (
+    "a process was to be started while a model's module is imported, which that process would import too, and so on "
+    'without end: the module lacks a main guard; put what its program does under `if __name__ == "__main__":`'
+)
+
+
+@contextmanager
+def importing() -> Iterator[None]:
+    """Has every ``PythonProcess`` refused that is made within, by what is imported or unpickled there."""
+    token = IS_IMPORTING.set(True)
+    try:
+        yield
+    finally:
+        IS_IMPORTING.reset(token)
 
 
 def python(command: str, words: Iterable[str]) -> list[str]:
@@ -33,9 +61,13 @@ class PythonProcess:
 
     Attributes:
         lifeline: the other end of the socket.
+
+    Raises DefinitionError within ``importing``.
     """
 
     def __init__(self, command: str, words: Iterable[object] = (), fds: Sequence[int] = ()) -> None:
+        if IS_IMPORTING.get():
+            raise DefinitionError(NO_GUARD)
         self.lifeline, theirs = socket.socketpair()
         _LIFELINES.add(self.lifeline)
         with theirs:
@@ -55,6 +87,22 @@ class PythonProcess:
         except subprocess.TimeoutExpired:
             self.process.kill()
             return self.process.wait()
+
+
+def end_with(lifeline: socket.socket, left_s: Callable[[], float] = lambda: 0.0) -> None:
+    """Has this process end when the other end of its lifeline is gone, whatever else it does.
+
+    ``left_s``, asked then: how many seconds it has to end by itself, in good order.
+    """
+
+    def watch() -> None:
+        poll = select.poll()
+        poll.register(lifeline, select.POLLRDHUP)
+        poll.poll()
+        time.sleep(left_s())
+        os._exit(0)  # nobody asks any more
+
+    threading.Thread(target=watch, name="cellrt-lifeline", daemon=True).start()
 
 
 _LIFELINES: weakref.WeakSet[socket.socket] = weakref.WeakSet()

@@ -223,10 +223,10 @@ def test_a_port_that_others_share_is_not_shared_with_us(option: str) -> None:
     assert "cannot listen at" in output and "Traceback" not in output
 
 
-def test_of_servers_that_begin_at_one_moment_one_gets_the_port(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_servers_that_begin_at_one_moment_one_gets_the_port_for_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
-        settings = Settings(port=sock.getsockname()[1], front_ends=2)
+        settings = Settings(port=0, grpc_port=sock.getsockname()[1], front_ends=2)
     refused: list[DefinitionError] = []
     look = keeper._claim
 
@@ -240,6 +240,17 @@ def test_of_servers_that_begin_at_one_moment_one_gets_the_port(monkeypatch: pyte
     monkeypatch.setattr(keeper, "_claim", look_while_another_begins)
     keeper.Keeper(settings, lambda text: None)._clean_up()
     assert len(refused) == 1
+    keeper.Keeper(settings, lambda text: None)._clean_up()  # the port is free again
+
+
+def test_the_port_of_another_server_is_not_shared() -> None:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        settings = Settings(port=sock.getsockname()[1], front_ends=2)
+    kept = keeper.Keeper(settings, lambda text: None)
+    with pytest.raises(DefinitionError, match="cannot listen at"):
+        keeper.Keeper(settings, lambda text: None)
+    kept._clean_up()
     keeper.Keeper(settings, lambda text: None)._clean_up()  # the port is free again
 
 

@@ -23,18 +23,10 @@ from cellrt.worker.blame import Failure
 from tests.engine import apart_models
 from tests.engine.apart_models import DEADLY, EXAMPLE, WIDTH, WRONG, chain, model
 from tests.engine.helpers import assert_same, error_of
-from tests.waiting import until
+from tests.waiting import is_running, until
 
 WAIT_S = 60.0
 APART = ["cpu:process"]
-
-
-def is_running(pid: int) -> bool:
-    """Whether a process is there, and has not ended."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False
 
 
 def shared_files() -> int:

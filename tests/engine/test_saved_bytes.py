@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from cellrt.engine import sessions as engine_sessions
 from cellrt.engine.engine import Engine
 from cellrt.engine.session import Session
-from cellrt.engine.sessions import WHEN_FULL, SessionLimits
+from cellrt.engine.session_limits import WHEN_FULL, SessionLimits
 from cellrt.errors import DefinitionError, OverloadError, SessionError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder

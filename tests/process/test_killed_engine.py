@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 import time
-from pathlib import Path
 
 import pytest
 import torch
@@ -19,7 +18,7 @@ from cellrt.process.client import Client, connect
 from tests.engine.helpers import WAIT_S
 from tests.process import models
 from tests.process.helpers import held, holdings, start, steps
-from tests.waiting import until
+from tests.waiting import is_running, until
 
 AT_ONCE_S = 2.0
 """Long for what takes a millisecond, short beside any time limit."""
@@ -119,14 +118,7 @@ def test_the_engine_ends_with_whoever_started_it(tmp_path):
     starter.kill()
     starter.wait()
     starter.stdout.close()
-    until(lambda: not _is_running(int(pid)), "the engine's process ends")
+    until(lambda: not is_running(int(pid)), "the engine's process ends")
     with pytest.raises(CellrtError):
         client.submit("chain", torch.zeros(1, 2))
     client.close()
-
-
-def _is_running(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
-    except FileNotFoundError:
-        return False

@@ -170,3 +170,16 @@ def begun_websocket(server: Server, model: str, message: str, stack: ExitStack, 
 def asked(sock: Any, message: str) -> dict[str, Any]:
     sock.send(message)
     return json.loads(sock.recv(10))
+
+
+def children(server: Server, word: str) -> list[int]:
+    """Processes of a server whose command has a word in it."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*"):
+        try:
+            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
+            if parent == server.process.pid and word in (path / "cmdline").read_text():
+                found.append(int(path.name))
+        except (FileNotFoundError, ProcessLookupError):
+            continue
+    return found

@@ -16,7 +16,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.serve.helpers import WAIT_S, Server, asked, begun_websocket, start
+from tests.serve.helpers import WAIT_S, Server, asked, begun_websocket, children, start
 from tests.serve.models import DIE
 from tests.steps import HOLD
 from tests.waiting import until
@@ -242,19 +242,6 @@ def _is_kept(port: int, client_port: int) -> bool:
     return any(
         (own[-4:], other[-4:], state) == (f"{port:04X}", f"{client_port:04X}", "01") for own, other, state in entries
     )
-
-
-def children(server: Server, word: str) -> list[int]:
-    """Processes of a server whose command has a word in it."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*"):
-        try:
-            parent = int((path / "stat").read_text().rpartition(")")[2].split()[1])
-            if parent == server.process.pid and word in (path / "cmdline").read_text():
-                found.append(int(path.name))
-        except (FileNotFoundError, ProcessLookupError):
-            continue
-    return found
 
 
 def test_a_killed_engine_is_told_at_once_and_has_a_successor(small: Server) -> None:

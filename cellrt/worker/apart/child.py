@@ -10,7 +10,6 @@ import os
 import signal
 import socket
 import sys
-import threading
 from collections.abc import Sequence
 
 import numpy as np
@@ -26,6 +25,7 @@ from cellrt.worker.blame import Failure, describe_error
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.worker import run_timed
+from cellrt.worker.python_process import end_with, importing
 from cellrt.worker.torch_state import use_torch_threads
 
 
@@ -95,7 +95,8 @@ class Child:
         if self._known.get(type_id) != place.offset:
             self._executor.forget(type_id)
             self._types.pop(type_id, None)
-            self._types[type_id] = load_type(self._pool, place, self._arenas)
+            with importing():
+                self._types[type_id] = load_type(self._pool, place, self._arenas)
             self._known[type_id] = place.offset
         return self._types[type_id]
 
@@ -104,12 +105,6 @@ def main() -> None:
     """The process: ``python -c "..." LIFELINE`` and the arguments of ``Child``."""
     lifeline, *numbers = map(int, sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
-    threading.Thread(target=_end_with, args=(socket.socket(fileno=lifeline),), daemon=True).start()
+    end_with(socket.socket(fileno=lifeline))
     gc.freeze()  # else a collection of what cells keep would go through all that is imported, in the middle of a task
     Child(*numbers).run()
-
-
-def _end_with(lifeline: socket.socket) -> None:
-    """Ends the process at once when the socket ends: what it would write nobody reads."""
-    lifeline.recv(1)
-    os._exit(0)

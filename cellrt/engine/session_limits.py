@@ -1,0 +1,42 @@
+"""How many sessions an engine keeps, where, and for how long."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cellrt.engine.options import check_choice, check_numbers, check_period
+from cellrt.errors import DefinitionError
+
+CLOSE, REFUSE = WHEN_FULL = ("close", "refuse")
+
+
+@dataclass(frozen=True)
+class SessionLimits:
+    """How many sessions an engine keeps, where, and for how long.
+
+    Attributes:
+        max_sessions: sessions that may be open at once; ``Engine.session`` raises OverloadError beyond.
+        max_resident: sessions that may have their state at a worker; the others' is in host memory. None: as many as
+            there are rows for.
+        idle_timeout_s: a session that was idle for so long is closed. None: never.
+        max_saved_bytes: host memory that the states may take which are not at a worker, in bytes, beside the arenas.
+            None: a quarter of what is free when the engine is made.
+        when_full: what happens when there is no room for one more such state: "close" closes the sessions that were
+            idle longest, and their next requests get SessionError; "refuse" closes none, and those get OverloadError
+            for whom a state would have to give way, or who bring one.
+    """
+
+    max_sessions: int = 16_384
+    max_resident: int | None = None
+    idle_timeout_s: float | None = 3600.0
+    max_saved_bytes: int | None = None
+    when_full: str = CLOSE
+
+    def __post_init__(self) -> None:
+        """Raises DefinitionError for what is none of these."""
+        check_numbers(max_sessions=self.max_sessions)
+        check_numbers(max_saved_bytes=1 if self.max_saved_bytes is None else self.max_saved_bytes)
+        check_choice("when_full", self.when_full, WHEN_FULL)
+        if self.max_resident is not None and (type(self.max_resident) is not int or self.max_resident < 0):
+            raise DefinitionError(f"max_resident: expected an integer from 0 on, or None, got {self.max_resident!r}")
+        check_period("idle_timeout_s", self.idle_timeout_s)
