@@ -28,8 +28,8 @@ from cellrt.core.session_state import sessions_at
 from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.engine.records import Asked, SessionRecord
 from cellrt.engine.registry import Model
-from cellrt.engine.session_limits import REFUSE, SessionLimits
 from cellrt.engine.saved_states import SavedStates, size_of
+from cellrt.engine.session_limits import CLOSE, REFUSE, SessionLimits
 from cellrt.engine.turns import Call
 from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
 from cellrt.graph.results import StateLayout

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.session import Session
-from cellrt.engine.sessions import SessionLimits
+from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import CancelledError, CellError
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one

@@ -11,7 +11,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.engine.sessions import SessionLimits
+from cellrt.engine.session_limits import SessionLimits
 from tests.effort import examples
 from tests.engine.stacks import make_model
 from tests.engine.test_session_widths import Play, Talk
