@@ -312,7 +312,7 @@ def _computes_in_halves(cell: Computation, inputs: Sequence[CellInput]) -> bool:
         return True
     with _DtypesSeen() as seen:
         _outputs(cell, inputs)
-    return seen.has_halves
+    return bool(seen.has_halves)
 
 
 def _alone(cell: Computation, inputs: Sequence[CellInput], rows: Sequence[int]) -> list[torch.Tensor] | None:

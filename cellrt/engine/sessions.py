@@ -227,7 +227,7 @@ class Sessions:
         row_bytes = [self._arenas[HOST].bytes_of(layout.kind).shape[1] for layout in record.states]
         rows, pages = record.states[: record.num_rows], self._pages(record)
         grown = zip(record.states[len(rows) :], row_bytes[len(rows) :], pages)
-        return sum(row_bytes[: len(rows)]) + sum(its.length * size // one.page_size for one, size, its in grown)
+        return int(sum(row_bytes[: len(rows)]) + sum(its.length * size // one.page_size for one, size, its in grown))
 
     def _has_room_for(self, num_bytes: int, record: SessionRecord) -> bool:
         """Whether so many bytes of a session may be saved. Closes those that were idle longest to make room."""

@@ -177,9 +177,7 @@ def first_lines_of_error(said: str) -> str:
 
 def _fork() -> int:
     """``os.fork``; without the warning of forks beside threads: this one traces, in forks that start anew."""
-    if sys.version_info < (3, 12):
-        return os.fork()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # Python 3.12 warns
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
