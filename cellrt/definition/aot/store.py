@@ -53,7 +53,10 @@ def cache_folder() -> Path:
     """Where compiled code is kept."""
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellrt"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellrt"
+    except RuntimeError:  # somebody without a home, as in a container: it is a folder that cannot be made
+        return Path(os.devnull) / "cellrt"
 
 
 class Compiled(NamedTuple):
@@ -93,7 +96,8 @@ class LibraryStore:
         try:
             work = self._new_folder()
         except OSError as error:
-            yield from [NotCompiledError(Reason.NO_FOLDER, str(error))] * len(cells)
+            told = f"{error}; {CACHE_VARIABLE} names another one"
+            yield from [NotCompiledError(Reason.NO_FOLDER, told)] * len(cells)
             return
         with work as name:
             folders = [Path(name, str(number)) for number in range(len(cells))]
