@@ -17,8 +17,9 @@ QUIET_S = 4.0
 
 @contextmanager
 def announced(message: str, num_steps: int = 0, quiet_s: float = QUIET_S) -> Iterator[Callable[[], None]]:
-    """Tells of what runs inside if it takes longer than a few seconds, by a warning in the log; of work in steps by a
-    progress bar, if the standard error is a terminal. Gives what counts a step, from any thread.
+    """Tells of what runs inside if it takes longer than a few seconds, by a warning in the log, and of work in steps by
+    one more for each; or by a progress bar, if the standard error is a terminal. Gives what counts a step, from any
+    thread.
     """
     announcement = _Announcement(message, num_steps)
     timer = threading.Timer(quiet_s, announcement.show)

@@ -188,7 +188,7 @@ class Registrar:
         if self._device is not None:
             return dict.fromkeys((cell.identity for cell in cells), None)
         with announced(
-            f"cellrt compiles the cells of {model!r}, once for this machine, 10 to 60 seconds each", len(cells)
+            f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)
         ) as note_done:
             return self._compiler.forms_of(cells, note_done)
 
