@@ -40,6 +40,7 @@ from cellrt.definition.aot.tracing import (
 )
 from cellrt.definition.computation import Computation
 
+WARNS_OF_FORKS = sys.version_info >= (3, 12)
 MOST_IMPORTING_S = 10.0
 """No longer is another thread's import waited for: it may be that of a module that serves until the end."""
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Refused)\b(: |$)")
@@ -177,7 +178,7 @@ def first_lines_of_error(said: str) -> str:
 
 def _fork() -> int:
     """``os.fork``; without the warning of forks beside threads: this one traces, in forks that start anew."""
-    if sys.version_info < (3, 12):
+    if not WARNS_OF_FORKS:
         return os.fork()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
