@@ -310,7 +310,8 @@ def _computes_in_halves(cell: Computation, inputs: Sequence[CellInput]) -> bool:
     """Whether a cell of other rows computes in half precision inside, as under autocast or by torch's setting."""
     if torch.get_float32_matmul_precision() != "highest":
         return True
-    with _DtypesSeen() as seen:
+    seen = _DtypesSeen()
+    with seen:
         _outputs(cell, inputs)
     return bool(seen.has_halves)
 

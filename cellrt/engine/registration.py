@@ -192,7 +192,7 @@ class Registrar:
             for cell in cells:
                 cell.compiled_form  # noqa: B018 - those that modules bring are there before the compiler is waited for
         with announced(
-            f"cellrt compiles the cells of {model!r}, once for this machine, 10 to 60 seconds each", len(cells)
+            f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)
         ) as note_done:
             return self._compiler.forms_of(cells, note_done)
 
