@@ -51,7 +51,6 @@ class Need(NamedTuple):
 
     def lacking(self) -> str:
         """Says what is missing, and which option to raise to what."""
-        num_bytes = self.spec.num_bytes
         if self.spec.page_size:
             what = f"{self.worker:,} {self.spec}, a worker has {self.there:,}"
             option, most, wanted = "page_bytes", MAX_ARENA_PAGES, self.worker
@@ -63,7 +62,7 @@ class Need(NamedTuple):
             option, most, wanted = "arena_bytes", MAX_ARENA_ROWS, max(self.worker, -(-self.host // HOST_TIMES))
         if wanted > most:
             return f"{what}; an engine has at most {most:,}: make the request smaller"
-        return f"{what}; Engine({option}={wanted * num_bytes}) would have them, at {wanted * num_bytes / 1e6:,.1f} MB"
+        return f"{what}; that takes Engine({option}={wanted * self.spec.num_bytes}) or more"
 
 
 def needs_of(template: SizedTemplate, processor: Processor, kinds: Sequence[RowSpec], session: int = -1) -> list[Need]:
@@ -117,4 +116,4 @@ def _tables_lacking(template: SizedTemplate, processor: Processor) -> Iterator[s
     ):
         there = getattr(processor.limits, option)
         if wanted > there:
-            yield f"{wanted:,} {what}, the tables hold {there:,}; Engine(limits=cellrt.Limits({option}={wanted})) would"
+            yield f"{wanted:,} {what}, the tables hold {there:,}; that takes Limits({option}={wanted}) or more"

@@ -224,7 +224,7 @@ class Sessions:
 
     def _num_bytes(self, record: SessionRecord) -> int:
         """Bytes of an idle session's state in the arenas."""
-        row_bytes = [self._arenas[HOST].bytes_of(layout.kind).shape[1] for layout in record.states]
+        row_bytes: list[int] = [self._arenas[HOST].bytes_of(layout.kind).shape[1] for layout in record.states]
         rows, pages = record.states[: record.num_rows], self._pages(record)
         grown = zip(record.states[len(rows) :], row_bytes[len(rows) :], pages)
         return int(sum(row_bytes[: len(rows)]) + sum(its.length * size // one.page_size for one, size, its in grown))

@@ -338,8 +338,9 @@ class Recorder:
             rows = bits_of(spec, source)
         except RequestError as error:
             reason = str(error).replace(f"expected {spec}", f"expected {spec} for each step")
+            told, semicolon, hint = reason.partition(";")
             of_all = " for all steps" if isinstance(source, ARRAYS) else ""
-            raise RequestError(f"{self._where(cell, name)}: {reason}{of_all}") from None
+            raise RequestError(f"{self._where(cell, name)}: {told}{of_all}{semicolon}{hint}") from None
         if rows.shape[1:] != spec.shape:
             got = RowSpec(rows.shape[1:], spec.dtype)
             raise RequestError(f"{self._where(cell, name)}: expected {spec} for each step, got {got}")

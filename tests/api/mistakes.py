@@ -157,7 +157,7 @@ MISTAKES: dict[str, tuple[Write, str]] = {
     "an input without its name": (lambda graph: STEP(ROW), r"cell 'Recurrent': inputs go by name: x=, h="),
     "a wrong dtype for each step": (
         lambda graph: graph.chain(STEP, x=torch.zeros(3, SIZE, dtype=torch.float64)).last,
-        r"cell 'Recurrent', node 0, input 'x': expected float32\[4\] for each step, got float64\[3, 4\] for all steps",
+        r"node 0, input 'x': expected float32\[4\] for each step, got float64\[3, 4\] for all steps; use .float\(\)$",
     ),
     "a float that does not fit": (
         lambda graph: HALF(x=1e6),
@@ -323,7 +323,7 @@ MISTAKES: dict[str, tuple[Write, str]] = {
         lambda graph: graph.tree(
             [2, 2, -1], leaf=LEAF, inner=PAIR, leaf_inputs={"x": torch.ones(2, SIZE, dtype=torch.float64)}
         ),
-        r"input 'x': expected float32\[4\] a row, got float64\[2, 4\]$",
+        r"input 'x': expected float32\[4\] a row, got float64\[2, 4\]; use .float\(\)$",
     ),
     "a tree with other inner inputs": (
         lambda graph: graph.tree(

@@ -143,7 +143,9 @@ def test_tables_that_are_too_small_are_named_with_what_they_must_be():
     model = Unfolder("many", lambda graph, x: {"y": [add(x=row).y for row in x]}, torch.zeros(1, WIDTH))
     with small_engine(arena_bytes=1 << 22) as engine:
         engine.register(model, warm_up=False)
-        with pytest.raises(RequestTooLargeError, match=r"5,000 nodes, the tables hold 4,096; .*Limits\(max_nodes=5000"):
+        with pytest.raises(
+            RequestTooLargeError, match=r"5,000 nodes, the tables hold 4,096; .*Limits\(max_nodes=5000\)"
+        ):
             engine.submit("many", torch.ones(5000, WIDTH))
 
 
