@@ -78,14 +78,6 @@ def test_the_log_tells_again_how_far_it_is_and_how_long_the_rest_takes(log: pyte
         until(lambda: len([said for said in log.messages if line.fullmatch(said)]) > 1, "the log has it twice")
 
 
-def test_elsewhere_the_log_counts_steps(log: pytest.LogCaptureFixture) -> None:
-    with announced(SAID, num_steps=2, quiet_s=0) as advance:
-        until(lambda: log.messages == [SAID], "the log has it")
-        advance()
-        advance()
-    assert log.messages == [SAID, f"{SAID}: 1 of 2", f"{SAID}: 2 of 2"]
-
-
 def test_nothing_is_said_of_what_is_over_soon(monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture) -> None:
     terminal = terminal_in(monkeypatch)
     with announced(SAID, num_steps=1) as advance:

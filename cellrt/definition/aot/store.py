@@ -40,7 +40,6 @@ from cellrt.definition.aot.tracing import (
 )
 from cellrt.definition.computation import Computation
 
-WARNS_OF_FORKS = sys.version_info >= (3, 12)
 MOST_IMPORTING_S = 10.0
 """No longer is another thread's import waited for: it may be that of a module that serves until the end."""
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Refused)\b(: |$)")
@@ -54,7 +53,10 @@ def cache_folder() -> Path:
     """Where compiled code is kept."""
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellrt"
+    try:
+        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellrt"
+    except RuntimeError:  # somebody without a home, as in a container: it is a folder that cannot be made
+        return Path(os.devnull) / "cellrt"
 
 
 class Compiled(NamedTuple):
@@ -94,7 +96,8 @@ class LibraryStore:
         try:
             work = self._new_folder()
         except OSError as error:
-            yield from [NotCompiledError(Reason.NO_FOLDER, str(error))] * len(cells)
+            told = f"{error}; {CACHE_VARIABLE} names another one"
+            yield from [NotCompiledError(Reason.NO_FOLDER, told)] * len(cells)
             return
         with work as name:
             folders = [Path(name, str(number)) for number in range(len(cells))]
@@ -178,9 +181,7 @@ def first_lines_of_error(said: str) -> str:
 
 def _fork() -> int:
     """``os.fork``; without the warning of forks beside threads: this one traces, in forks that start anew."""
-    if not WARNS_OF_FORKS:
-        return os.fork()
-    with warnings.catch_warnings():
+    with warnings.catch_warnings():  # Python 3.12 warns
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
