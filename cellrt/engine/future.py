@@ -33,7 +33,7 @@ class Results(Protocol):
         """Those of one of them; asked for once."""
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
-        """Those of some of them, whose memory may be one; each asked for once."""
+        """Those of some of them, each in memory of its own; each asked for once."""
 
 
 Outcome = Result | BaseException | Results

@@ -105,9 +105,9 @@ class Futures(Sequence[RequestFuture]):
     def results(self, timeout: float | None = None) -> list[Result]:
         """The results of all, in order; waits for them at most ``timeout`` seconds.
 
-        Half of what asking each future costs: results of requests that ended together may share one memory, which stays
-        as long as one of them does (``clone`` one to keep it alone). Raises the error of the first that has one, or
-        TimeoutError; the others' results are still to be had from their futures.
+        A good part less than asking each future costs: tensors of requests that ended together are made together. Each
+        has memory of its own. Raises the error of the first that has one, or TimeoutError; the others' results are
+        still to be had from their futures.
         """
         end_s = None if timeout is None else time.monotonic() + timeout
         try:

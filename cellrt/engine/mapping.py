@@ -14,6 +14,7 @@ from queue import SimpleQueue
 from typing import Any, NamedTuple
 
 from cellrt.engine.announce import progress_bar
+from cellrt.engine.copies import LISTS, NOT_PLAIN, plain_copy
 from cellrt.engine.future import RequestFuture, Telling
 from cellrt.errors import CellrtError, DeadlineError, RequestError
 
@@ -134,13 +135,17 @@ class _Taken(NamedTuple):
     is_slow: bool
 
 
-def _take(source: Iterator[Any], count: int) -> _Taken:
-    """Takes at most so many items, fewer from a slow source."""
+def _take(source: Iterator[Any], count: int, is_list: bool) -> _Taken:
+    """Takes at most so many items, fewer from a slow source, as they are when they are given: a source that is no list
+    may change them when it is asked for the next."""
     items: list[Any] = []
     latest_s = time.perf_counter() + PATIENCE_S
     try:
         for item in islice(source, count):
-            items.append(item)
+            own = item if is_list else plain_copy(item)
+            items.append(item if own is NOT_PLAIN else own)
+            if own is NOT_PLAIN:  # it is submitted before the source is asked again
+                return _Taken(items, False, None, False)
             if time.perf_counter() > latest_s:
                 return _Taken(items, False, None, True)
     except Exception as error:
@@ -152,7 +157,7 @@ def mapped(submit: Submit, requests: Iterable[Any], options: MapOptions) -> Iter
     """See ``Serving.map``."""
     ended: SimpleQueue[int] = SimpleQueue()
     flight, source = Flight(options, ended.put), iter(requests)
-    taken = _Taken([], False, None, False)
+    taken, is_list = _Taken([], False, None, False), isinstance(requests, LISTS)
 
     def ready() -> int | None:
         while not ended.empty():
@@ -165,7 +170,7 @@ def mapped(submit: Submit, requests: Iterable[Any], options: MapOptions) -> Iter
                 # Of a slow source the next item is asked for when nothing is left that could be given meanwhile.
                 number = ready() if taken.is_slow and flight else None
                 while number is None and not taken.is_last and flight.room:
-                    taken = _take(source, flight.room)
+                    taken = _take(source, flight.room, is_list)
                     flight.add(_one_by_one_if_refused(submit, taken.items))
                     if taken.is_slow:
                         break
@@ -187,23 +192,30 @@ def mapped(submit: Submit, requests: Iterable[Any], options: MapOptions) -> Iter
 
 
 class _Pump:
-    """Takes items out of a source as far as there is room for them, in a task of its own."""
+    """Takes items out of a source as far as there is room for them, in a task of its own.
 
-    def __init__(self, source: AsyncIterator[Any], flight: Flight, news: asyncio.Event) -> None:
+    What the source gives is copied, as of ``mapped``; it is not asked for more before what cannot be is submitted.
+    """
+
+    def __init__(self, source: AsyncIterator[Any], is_list: bool, flight: Flight, news: asyncio.Event) -> None:
         self.given: deque[Any] = deque()
         self.is_last = False
         self.error: BaseException | None = None
-        self._source, self._flight, self._news, self._has_room = source, flight, news, asyncio.Event()
+        self._may_go_on = True
+        """Whether the source may go on: what it gave is copied or submitted."""
+        self._source, self._is_list = source, is_list
+        self._flight, self._news, self._has_room = flight, news, asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     async def take(self) -> list[Any]:
         """What was given and can be submitted together; waits a moment for more if that is little."""
-        if len(self.given) < self._flight.room and not self.is_last:
+        if len(self.given) < self._flight.room and self._may_go_on and not self.is_last:
             await asyncio.sleep(PATIENCE_S)
         return [self.given.popleft() for _ in range(min(len(self.given), self._flight.room))]
 
     def note_room(self) -> None:
-        """More may be taken."""
+        """More may be taken: what ``take`` returned is submitted."""
+        self._may_go_on = self._may_go_on or not self.given
         self._has_room.set()
 
     async def close(self) -> None:
@@ -215,10 +227,13 @@ class _Pump:
         latest_s = time.perf_counter() + PATIENCE_S
         try:
             while True:
-                while len(self.given) >= self._flight.room:
+                while len(self.given) >= self._flight.room or not self._may_go_on:
                     self._has_room.clear()
                     await self._has_room.wait()
-                self.given.append(await anext(self._source))
+                item = await anext(self._source)
+                own = item if self._is_list else plain_copy(item)
+                self._may_go_on = own is not NOT_PLAIN
+                self.given.append(own if self._may_go_on else item)
                 self._news.set()
                 if time.perf_counter() > latest_s:  # a plain iterable never lets the loop go on by itself
                     await asyncio.sleep(0)
@@ -246,7 +261,7 @@ async def mapped_async(
             loop.call_soon_threadsafe(take_in, number)
 
     flight = Flight(options, note)
-    pump = _Pump(_as_async(requests), flight, news)
+    pump = _Pump(_as_async(requests), isinstance(requests, LISTS), flight, news)
     with _bar(options, requests) as advance:
         try:
             while True:

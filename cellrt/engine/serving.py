@@ -8,6 +8,7 @@ from typing import Any, Self
 
 from cellrt.definition.declaration import check_priority
 from cellrt.engine.collector import Collector
+from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, listed, plain_copy
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.futures import Futures
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
@@ -109,11 +110,11 @@ class Serving(ABC):
 
         Args:
             model, deadline, priority, wait: as of ``submit``.
-            requests: what the model's unfolder takes, each.
+            requests: what the model's unfolder takes, each. What a generator gives is copied before it goes on.
             sessions: the session of each request (see ``session``), all different: many clients' next steps at once.
         """
         _check_iterable("requests", requests, Iterable)
-        together = list(requests)
+        together = listed(requests)
         if sessions is None:
             return Futures.of(self._submit(model, together, deadline, priority, wait))
         if not isinstance(sessions, Iterable):
@@ -124,28 +125,33 @@ class Serving(ABC):
             raise RequestError(f"sessions: expected one for each of {len(together)} requests, got {len(its)}")
         return Futures.of(self._submit_in(model, its, together, deadline, priority, wait))
 
-    async def infer(
+    def infer(
         self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
-    ) -> Result:
+    ) -> Coroutine[Any, Any, Result]:
         """Submits a request and awaits its results; cancelling the task cancels the request.
 
-        What coroutines of a loop ask between two of its rounds is unfolded and handed in together, at their end.
+        What coroutines of a loop ask between two of its rounds is unfolded and handed in together, at their end. So
+        the request is copied by the call, before anything is awaited; one with objects of other kinds than tensors,
+        arrays, numbers, texts, lists, tuples and dicts is submitted by the call.
 
         ``wait``: as of ``submit``; other tasks go on meanwhile, and those that wait for one model go in their order.
+        Errors are raised when it is awaited; with ``wait`` the call raises RequestError if it cannot copy the request.
         """
-        if type(model) is not str:  # which is told there
-            return await as_awaitable(self.submit(model, request, deadline=deadline, priority=priority))
-        if not wait:
-            return await self._infer(model, request, None, deadline, priority)
-        return await as_awaitable((await self._submit_when_room(model, [request], deadline, priority))[0])
+        if wait:
+            return self._infer_when_room(model, deep_copy(request), deadline, priority)
+        own = plain_copy(request) if type(model) is str else NOT_PLAIN  # what is no name is told of there
+        if own is NOT_PLAIN:
+            return begun(lambda: self.submit(model, request, deadline=deadline, priority=priority))
+        return self._infer(model, own, None, deadline, priority)
 
-    def _infer(
-        self, model: str, request: Any, session: Any, deadline: float | None, priority: int
-    ) -> Coroutine[Any, Any, Result]:
+    async def _infer(self, model: str, request: Any, session: Any, deadline: float | None, priority: int) -> Result:
         """The results of a request, of a session or (None) of none, that goes with others of its loop."""
         check_priority_of_request(priority)
         deadline = None if deadline is None else check_seconds("deadline", deadline)
-        return self._collector.infer(self._submit_collected, model, request, session, deadline, priority)
+        return await self._collector.infer(self._submit_collected, model, request, session, deadline, priority)
+
+    async def _infer_when_room(self, model: str, request: Any, deadline: float | None, priority: int) -> Result:
+        return await as_awaitable((await self._submit_when_room(model, [request], deadline, priority))[0])
 
     def _submit_collected(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Protocol, Self, TypeVar
 
@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from cellrt.definition.bits import as_bits
 from cellrt.definition.spec import RowSpec, describe
+from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.records import SessionRecord
@@ -75,12 +76,18 @@ class Session:
         self._engine._collector.flush()
         return self._submission.submit_in([self._record], [request], deadline, priority, wait)[0]
 
-    async def infer(
+    def infer(
         self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
-    ) -> Result:
+    ) -> Coroutine[Any, Any, Result]:
         """As ``Engine.infer``."""
-        if not wait:
-            return await self._engine._infer(self.model, request, self, deadline, priority)
+        if wait:
+            return self._infer_when_room(deep_copy(request), deadline, priority)
+        own = plain_copy(request)
+        if own is NOT_PLAIN:
+            return begun(lambda: self.submit(request, deadline=deadline, priority=priority))
+        return self._engine._infer(self.model, own, self, deadline, priority)
+
+    async def _infer_when_room(self, request: Any, deadline: float | None, priority: int) -> Result:
         self._engine._collector.flush()
         record, submit = self._record, self._submission.submit_when_room
         return await as_awaitable((await submit(self.model, [request], deadline, priority, record))[0])

@@ -65,7 +65,7 @@ class Together:
         return made
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
-        """The results of some requests; asked for once. Those that lie one behind the other share their memory."""
+        """The results of some requests, each in memory of its own; asked for once."""
         first, count = numbers[0], len(numbers)
         if count == 1 or numbers[-1] != first + count - 1 or list(numbers) != list(range(first, first + count)):
             return [self.of(number) for number in numbers]
@@ -97,19 +97,17 @@ def _shape_of(shape: tuple[int, ...], row_bytes: int, num_bytes: int) -> tuple[i
 
 
 def _tensors(part: Part, first: int, count: int) -> Sequence[torch.Tensor]:
-    """A result of requests that lie one behind the other, in memory that they share."""
+    """A result of requests that lie one behind the other: made together, which is cheaper, in memory of their own."""
     _, memory, own, begins, dtype, shape, row_bytes = part
     if own:
         its = [_taken(own, number) for number in range(first, first + count)]
         return [tensor_of(one, dtype, _shape_of(shape, row_bytes, len(one))) for one in its]
     whole = bytearray(memory[begins[first] : begins[first + count]])
-    tensors: Sequence[torch.Tensor]
     if isinstance(begins, range) or shape[:1] != (-1,):
-        tensors = tensor_of(whole, dtype, (count, *_shape_of(shape, row_bytes, len(whole) // count))).unbind()
-    else:
-        sizes = [(begins[first + k + 1] - begins[first + k]) // row_bytes for k in range(count)]
-        tensors = tensor_of(whole, dtype, _shape_of(shape, row_bytes, len(whole))).split(sizes)
-    return tensors
+        each = _shape_of(shape, row_bytes, len(whole) // count)
+        return torch.unbind_copy(tensor_of(whole, dtype, (count, *each)))
+    sizes = [(begins[first + k + 1] - begins[first + k]) // row_bytes for k in range(count)]
+    return torch.split_with_sizes_copy(tensor_of(whole, dtype, _shape_of(shape, row_bytes, len(whole))), sizes)
 
 
 class Reader:

@@ -105,19 +105,20 @@ def read_outcomes(
 
 
 def unpacked(outcome: Packed) -> Result:
-    """Tensors by name that share one memory."""
+    """Tensors by name, each in memory of its own."""
     memory, places, template, formats = outcome
-    at, results = 0, Result()
+    at, results, is_alone = 0, Result(), len(places) == 1
     for index, rows in places:
         layout = template.results[index]
         format = formats[layout.kind]
-        results[layout.name] = _tensor(memory, format, rows, at)
-        at += padded(abs(rows) * format.num_bytes)
+        size = abs(rows) * format.num_bytes
+        results[layout.name] = _tensor(memory if is_alone else memory[at : at + size], format, rows)
+        at += padded(size)
     return results
 
 
-def _tensor(memory: bytearray, format: RowFormat, rows: int, begin: int) -> torch.Tensor:
-    """Rows of a kind that begin there, ``[rows, *shape]``, or for -1 ``[*shape]``."""
+def _tensor(memory: bytearray, format: RowFormat, rows: int) -> torch.Tensor:
+    """Rows of a kind, ``[rows, *shape]``, or for -1 ``[*shape]``."""
     spec = format.spec
     shape = spec.shape if rows < 0 else (rows, *spec.shape)
-    return tensor_of(memory, spec.dtype, shape, begin)
+    return tensor_of(memory, spec.dtype, shape)

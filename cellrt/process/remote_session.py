@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
 from typing import Any, Self
 
 from cellrt.engine.awaited import Awaited
+from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.session import own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
@@ -62,10 +63,16 @@ class RemoteSession:
         """As ``Client.submit``; a session that has ended gives SessionError."""
         return self._submit(self._binding, [request], [self._number], deadline, priority, wait, None)[0]
 
-    async def infer(
+    def infer(
         self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
-    ) -> Result:
+    ) -> Coroutine[Any, Any, Result]:
         """As ``Client.infer``."""
+        own = deep_copy(request) if wait else plain_copy(request)
+        if own is NOT_PLAIN:
+            return begun(lambda: self.submit(request, deadline=deadline, priority=priority))
+        return self._infer(own, deadline, priority, wait)
+
+    async def _infer(self, request: Any, deadline: float | None, priority: int, wait: bool) -> Result:
         if not wait:
             return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
         self._link.refuse_in_callback()

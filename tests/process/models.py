@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -56,6 +60,35 @@ def grown(graph: Graph, x: Tensor) -> dict[str, object]:
 @unfold("half", example=torch.zeros(3, dtype=torch.bfloat16))
 def half(graph: Graph, x: Tensor) -> dict[str, object]:
     return {"y": HALF(x=x).y, "twice": [HALF(x=x).y, HALF(x=graph.constant(torch.ones(3, dtype=torch.bfloat16))).y]}
+
+
+@dataclass
+class Packet:
+    """A request of its client's own kind."""
+
+    x: Any
+
+
+SEEN: list[Callable[[Any], object]] = []
+"""Told of each request that ``anything`` unfolds."""
+
+
+def rows_in(request: Any) -> Any:
+    """The rows of a request, however they are wrapped."""
+    while isinstance(request, Packet | dict | tuple):
+        request = request.x if isinstance(request, Packet) else request["x" if isinstance(request, dict) else 0]
+    return request
+
+
+@unfold("anything", example=torch.zeros(2, WIDTH))
+def anything(graph: Graph, request: Any) -> dict[str, object]:
+    for tell in SEEN:
+        tell(request)
+    return {"every": graph.chain(STEP, keep=True, x=rows_in(request)).h}
+
+
+known = Unfolder("known", anything.function, anything.example, key=lambda request: len(rows_in(request)))
+"""As ``anything``, with a key."""
 
 
 def other_chain() -> Unfolder:
