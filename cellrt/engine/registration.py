@@ -187,9 +187,7 @@ class Registrar:
         """The compiled forms of cells by identity; on a device they have none."""
         if self._device is not None:
             return dict.fromkeys((cell.identity for cell in cells), None)
-        with announced(
-            f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)
-        ) as note_done:
+        with announced(f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)) as note_done:
             return self._compiler.forms_of(cells, note_done)
 
     def _try_new(self, cells: list[Cell]) -> None:
