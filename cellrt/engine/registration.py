@@ -191,9 +191,7 @@ class Registrar:
         with compilation_told(f"the cells of {model!r}"):
             for cell in cells:
                 cell.compiled_form  # noqa: B018 - those that modules bring are there before the compiler is waited for
-        with announced(
-            f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)
-        ) as note_done:
+        with announced(f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)) as note_done:
             return self._compiler.forms_of(cells, note_done)
 
     def _try_new(self, cells: list[Cell]) -> None:

@@ -40,6 +40,7 @@ from cellrt.definition.aot.tracing import (
 )
 from cellrt.definition.computation import Computation
 
+CLOSED = "its engine was closed meanwhile"
 MOST_IMPORTING_S = 10.0
 """No longer is another thread's import waited for: it may be that of a module that serves until the end."""
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Refused)\b(: |$)")
@@ -104,6 +105,9 @@ class LibraryStore:
             for folder in folders:
                 folder.mkdir()
             wait_for_imports()
+            if self._is_closed:
+                yield from [NotCompiledError(Reason.NOT_COMPILED, CLOSED)] * len(cells)
+                return
             owner = os.getpid()
             process = _fork()
             if process == 0:
@@ -166,7 +170,7 @@ class LibraryStore:
         if said.exists() and (raised := first_lines_of_error(said.read_text(errors="replace"))):
             return raised
         if self._is_closed:
-            return "its engine was closed meanwhile"
+            return CLOSED
         return status.read_text() if status.exists() else "the process that had it compiled was ended"
 
 
