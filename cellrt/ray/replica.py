@@ -27,7 +27,7 @@ from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.door import Door, told
-from cellrt.serve.http_native import Frame, as_json, read_frame
+from cellrt.serve.http_native import Frame, read_frame
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
 from cellrt.serve.starting import start_engine
@@ -110,7 +110,7 @@ class Replica:
             frame: Frame = read_frame(described, message)
             how = oip.Parameters(frame.deadline_s, int(frame.priority), sequence)
             answer = await self._door.infer(described, frame.request, how, asyncio.Event().wait)
-            return {"results": as_json(answer.results)}
+            return {"results": oip.as_json(answer.results)}
         except CellrtError as error:
             return told(error)
 
