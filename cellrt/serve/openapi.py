@@ -45,13 +45,12 @@ def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest]
     components = msgspec.json.schema_components(messages, ref_template="#/components/schemas/{name}")[1]
     schemas: Schema = {**components, "Error": _ERROR, "Ready": _READY, "Parameters": _PARAMETERS}
-    common = _common_paths()
-    paths = dict(common)
+    paths: Schema = {}  # in this order they are shown: a model's own doors first
     for model in models:
-        paths |= _paths_of(model, schemas)
+        paths |= _tagged(_paths_of(model, schemas), model.name)
     if models:
-        paths |= _paths_of_versions(models)
-    paths |= common  # of a model called stats, /v2/models/stats is not the metadata
+        paths |= _tagged(_paths_of_versions(models), "versions")
+    paths |= _tagged(_common_paths(), "server")  # of a model called stats, /v2/models/stats is not the metadata
     made: Schema = {
         "openapi": "3.1.0",
         "info": {"title": "cellrt", "version": cellrt.__version__, "description": DESCRIPTION},
@@ -62,6 +61,11 @@ def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
         made["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         made["security"] = [{"key": []}]
     return made
+
+
+def _tagged(paths: Schema, tag: str) -> Schema:
+    """Return the paths with a tag, by which pages put them together."""
+    return {path: {way: {"tags": [tag], **what} for way, what in ways.items()} for path, ways in paths.items()}
 
 
 def _common_paths() -> Schema:
@@ -140,13 +144,13 @@ def _protocol_paths(base: str, what: str, generate: Schema, parameters: Sequence
     given: Any = {"parameters": parameters}
     errors = ("404", "500", "503")
     return {
+        f"{base}/generate": _post(f"Runs {what} on values by name.", generate, made, **given),
+        f"{base}/generate_stream": _post("As generate, an event a step.", generate, made, streams="only", **given),
+        f"{base}/infer": _post(f"Runs {what} on tensors.", tensors, made, may_be_binary=True, **given),
         base: _get(f"Inputs and outputs of {what}.", *errors, **given),
         f"{base}/ready": _get_ready(f"Whether {what} takes requests.", "404", "500", **given),
         f"{base}/config": _get(f"The same of {what}, as Triton's configuration.", *errors, **given),
         f"{base}/stats": _get(f"Counts of {what}.", *errors, **given),
-        f"{base}/infer": _post(f"Runs {what} on tensors.", tensors, made, may_be_binary=True, **given),
-        f"{base}/generate": _post(f"Runs {what} on values by name.", generate, made, **given),
-        f"{base}/generate_stream": _post("As generate, an event a step.", generate, made, streams="only", **given),
     }
 
 
