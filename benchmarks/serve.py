@@ -1,5 +1,8 @@
 """Servers over HTTP: one LSTM behind cellrt serve, Triton, LitServe, mosec and Ray Serve, and the engine in process.
 
+"cellrt serve" has the ready-made LSTM, its embedding folded in; "own cell" an ``nn.LSTMCell`` in a plain module, which
+the server compiles. LitServe, mosec and Ray Serve run ``nn.LSTM`` on a packed sequence, in batches of at most 64.
+
 Requests have 5 to 100 steps (tokens; hidden 256), as JSON in each server's own protocol, sent by ``wrk`` (``apt install
 wrk``) on the same cores. Each server is started, its answers are compared with torch's, and it is ended before the next
 one starts: some take processor time while they are idle. Peers that are not installed are left out: ``pip install
@@ -34,8 +37,8 @@ from benchmarks.options import Options
 from benchmarks.record import Recorder
 
 PARTS = ("rate", "tiny")
-MODEL = "benchmarks.http_model:classify"
-OURS, IN_PROCESS = "cellrt serve", "cellrt, in process"
+MODEL, OWN_MODEL = "benchmarks.http_model:classify", "benchmarks.http_model:classify_own"
+OURS, OURS_OWN, IN_PROCESS = "cellrt serve", "cellrt serve, own cell", "cellrt, in process"
 NUM_REQUESTS, NUM_CHECKED = 512, 64
 CLIENTS, GOAL_CLIENTS = (1, 16, 64, 256), 64
 UNITS = {"rate": "requests/s", "p50": "ms", "p99": "ms", "mean rows of a task": "rows"}
@@ -51,11 +54,11 @@ def requests_of(longest: int) -> list[list[int]]:
     return [random.integers(0, VOCABULARY, length).tolist() for length in lengths]
 
 
-def ours(front_ends: int = 1) -> Server:
+def ours(front_ends: int = 1, model: str = MODEL) -> Server:
     """``cellrt serve`` with one worker."""
     return Server(
         path="/v1/models/classify/infer",
-        prepared=partial(_prepared, front_ends),
+        prepared=partial(_prepared, front_ends, model),
         missing=lambda: None,
         body=lambda tokens: {"request": list(tokens)},
         answered=lambda answer: int(answer["results"]["class"]),
@@ -64,11 +67,12 @@ def ours(front_ends: int = 1) -> Server:
 
 
 @contextmanager
-def _prepared(front_ends: int, port: int) -> Iterator[Command]:
-    # Nothing compiles beside what is measured, and the engine in process runs the same forms.
-    options = {"--port": port, "--device": "cpu:1", "--front-ends": front_ends, "--timeline": 0, "--compile": "off"}
+def _prepared(front_ends: int, model: str, port: int) -> Iterator[Command]:
+    # Nothing compiles beside what is measured; ready-made cells bring their forms.
+    compiles = "wait" if model == OWN_MODEL else "off"
+    options = {"--port": port, "--device": "cpu:1", "--front-ends": front_ends, "--timeline": 0, "--compile": compiles}
     words = [word for option, value in options.items() for word in (option, str(value))]
-    yield [sys.executable, "-m", "cellrt", "serve", MODEL, *words], os.environ
+    yield [sys.executable, "-m", "cellrt", "serve", model, *words], os.environ
 
 
 def _tasks_and_rows(address: str) -> tuple[int, int]:
@@ -101,7 +105,7 @@ def run(recorder: Recorder, options: Options) -> None:
         raise SystemExit("this benchmark sends with wrk; on Debian and Ubuntu: apt install wrk")
     if options.has("rate"):
         clients, seconds, rounds = ((1, GOAL_CLIENTS), 3.0, 1) if options.quick else (CLIENTS, 3.0, 5)
-        servers = {OURS: ours(), **_installed()}
+        servers = {OURS: ours(), OURS_OWN: ours(model=OWN_MODEL), **_installed()}
         record_rounds(recorder, list(_rounds(servers, clients, seconds, rounds)))
     if options.has("tiny"):
         requests = requests_of(1)
@@ -170,12 +174,12 @@ def record_rounds(recorder: Recorder, rounds: Sequence[Figures]) -> None:
         rates = {
             name: value for (name, count, metric), value in each.items() if (count, metric) == (GOAL_CLIENTS, "rate")
         }
-        own, alone = rates.pop(OURS), rates.pop(IN_PROCESS)
-        ratios[f"{OURS}: rate, of {IN_PROCESS}"].append(own / alone)
-        if rates:
-            ratios[f"{OURS}: rate, of the best other's"].append(own / max(rates.values()))
+        alone, our_rates = rates.pop(IN_PROCESS), {name: rates.pop(name) for name in (OURS, OURS_OWN) if name in rates}
+        ratios[f"{OURS}: rate, of {IN_PROCESS}"].append(our_rates[OURS] / alone)
+        for own, rate in our_rates.items() if rates else ():
+            ratios[f"{own}: rate, of the best other's"].append(rate / max(rates.values()))
             lowest = min(each[name, GOAL_CLIENTS, "p99"] for name in rates)
-            ratios[f"{OURS}: p99, of the lowest other's"].append(each[OURS, GOAL_CLIENTS, "p99"] / lowest)
+            ratios[f"{own}: p99, of the lowest other's"].append(each[own, GOAL_CLIENTS, "p99"] / lowest)
     for metric, values in ratios.items():
         _add(recorder, f"{GOAL_CLIENTS} clients", metric, values)
 
