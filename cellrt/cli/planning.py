@@ -93,7 +93,7 @@ def _show_report(report: Report) -> None:
     shown = console()
     shown.print(table)
     shown.print(
-        f"The example has {report.nodes} nodes; unfolding takes {report.unfold_us:.0f} us, serving it alone "
+        f"The example has {report.nodes} node(s); unfolding takes {report.unfold_us:.0f} us, serving it alone "
         f"{report.lone_ms:.2f} ms; results {report.results}",
         highlight=False,
     )

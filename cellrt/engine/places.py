@@ -33,6 +33,8 @@ class QueueLimit(NamedTuple):
 
 
 NO_LIMIT = QueueLimit()
+OPTIONS = {"requests": "max_queue", "rows": "max_queue_rows"}
+"""Of an engine, or of a model: what sets the limit of each."""
 
 
 class Places:
@@ -80,14 +82,15 @@ class Places:
         for what, wanted, there, limit in zip(Size._fields, size, unfinished, self.limit):
             if limit is not None and there + wanted > limit:
                 more = f"; {wanted} more came" if wanted > 1 else ""
-                hint = "(see submit(wait=True) and max_queue)"
+                hint = f"(see submit(wait=True) and {OPTIONS[what]})"
                 raise OverloadError(f"{there} {what} are unfinished, {self.owner} takes {limit}{more} {hint}")
 
     def check_ever(self, size: Size) -> None:
         """Raises RequestTooLargeError if so many will never fit."""
         for what, wanted, limit in zip(Size._fields, size, self.limit):
             if limit is not None and wanted > limit:
-                raise RequestTooLargeError(f"{wanted} {what} at once; {self.owner} takes {limit}: hand in fewer")
+                mend = f"hand in fewer, or make {OPTIONS[what]} {wanted} or more"
+                raise RequestTooLargeError(f"{wanted} {what} at once; {self.owner} takes {limit}: {mend}")
 
     def take(self, size: Size) -> None:
         """Counts requests that are about to be handed in; under the gate."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,6 +15,7 @@ from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes, NumRows
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.make import memory_of
 from tests.engine.helpers import WAIT_S, close_and_check, error_of, small_engine
 from tests.engine.paged_models import WIDTH
 from tests.engine.test_resident_memory import resident_bytes
@@ -153,3 +155,14 @@ def test_more_than_any_engine_has_is_told_as_such():
     model = appending(1, keep=False)
     with small_engine(page_bytes=1) as engine, pytest.raises(DefinitionError, match="an engine has at most 65,536"):
         engine.register(Unfolder("append", model.function, 70_000), warm_up=False)
+
+
+def test_workers_that_share_a_device_share_its_free_memory(monkeypatch):
+    def device(name: str) -> SimpleNamespace:
+        return SimpleNamespace(torch_device=torch.device(name))
+
+    free = {"cuda:0": 8 * GB, "cuda:1": 5 * GB}
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda place: (free[str(place)], 80 * GB))
+    asked = [memory_of([device(name) for name in names]) for names in (["cuda:0"] * 2, ["cuda:0", "cuda:1"])]
+    assert [ask() for ask in asked] == [4 * GB, 5 * GB]
+    assert memory_of([None, None]) is None and memory_of([device("cpu")]) is None
