@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -241,6 +242,20 @@ def test_without_a_place_it_goes_on_in_memory_with_one_warning_that_says_what_to
     assert (done.returncode, done.stdout) == (0, "3 3.5\n"), done.stderr
     assert done.stderr.count("RuntimeWarning") == 1 and "set NUMBA_CACHE_DIR to a folder" in done.stderr
     assert not (tmp_path / "~").exists()
+
+
+def test_the_core_is_imported_where_nothing_can_be_written(tmp_path: Path):
+    home = Path(kept_code.__file__).parents[1]
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(home / "core", tmp_path / "cellrt" / "core", ignore=ignored)
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(home / name, tmp_path / "cellrt" / name)
+    environment = {**no_place(tmp_path / "cellrt" / "core"), "PYTHONPATH": str(tmp_path)}
+    program = "from cellrt.core import entries, run_task, warm_up; print(entries.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(str(tmp_path))
 
 
 def test_what_lies_where_nothing_can_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
