@@ -94,9 +94,10 @@ def kept_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.code"))
 
 
-def test_what_was_kept_is_found_by_whoever_comes_next_at_another_line_too(tmp_path: Path):
-    assert load(tmp_path, ONE).run(1) == 2
-    moved = load(tmp_path, ONE.replace("\n\n\n@", '\n\n"""Of one."""\n\n\n# Adds.\n@'))
+def test_what_was_kept_is_found_by_whoever_comes_next_with_another_docstring_at_another_line(tmp_path: Path):
+    told = ONE.replace("    return", '    """Add one."""\n    return')
+    assert load(tmp_path, told).run(1) == 2
+    moved = load(tmp_path, told.replace("\n\n\n@", "\n\n\n# Adds.\n@").replace("Add one.", "Return one more."))
     assert moved.run(1) == 2 and hits(moved.run) == 1
 
 
