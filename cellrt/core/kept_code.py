@@ -163,7 +163,7 @@ def content_of(function: Any, outer: tuple[object, ...] = ()) -> str:
 def _parts_of(function: Any, outer: tuple[object, ...]) -> Iterator[str]:
     yield str(function.__module__)
     yield function.__qualname__
-    yield _told_of_code(function.__code__, outer)
+    yield _told_of_code(function.__code__, function.__doc__, outer)
     yield _stamp_of(function)
     for held in (function.__defaults__, *(function.__kwdefaults__ or {}).items()):
         yield _told(held, outer)
@@ -174,13 +174,12 @@ def _parts_of(function: Any, outer: tuple[object, ...]) -> Iterator[str]:
             raise NotToldError from None  # nothing is in it yet
 
 
-def _told_of_code(code: CodeType, outer: tuple[object, ...]) -> str:
-    consts = [
-        _told_of_code(each, outer) if isinstance(each, CodeType) else _told(each, outer) for each in code.co_consts
-    ]
+def _told_of_code(code: CodeType, docstring: str | None, outer: tuple[object, ...]) -> str:
+    """Return what tells code from any other. Its docstring does not, which is the first of its constants."""
+    skipped = docstring is not None and code.co_consts[:1] == (docstring,)
+    consts = [_told(each, outer) for each in code.co_consts[skipped:]]
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount, code.co_flags)
-    table = code.co_exceptiontable.hex()
-    return f"{code.co_code.hex()} {table} {names} {consts}"
+    return f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {names} {consts}"
 
 
 def _told(value: Any, outer: tuple[object, ...]) -> str:
@@ -189,9 +188,7 @@ def _told(value: Any, outer: tuple[object, ...]) -> str:
     if value is None or value is ... or isinstance(value, bool | int | float | complex | str | bytes | np.dtype):
         return f"{kind} {value!r}"
     if isinstance(value, CodeType):
-        return f"{kind} {_told_of_code(value, outer)}"
-    if isinstance(value, CodeType):
-        return f"{kind} {_told_of_code(value, outer)}"
+        return f"{kind} {_told_of_code(value, None, outer)}"
     if isinstance(value, tuple | frozenset):
         inner = [_told(each, outer) for each in value]
         return f"{kind} {sorted(inner) if isinstance(value, frozenset) else inner}"

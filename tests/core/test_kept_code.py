@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -93,9 +94,10 @@ def kept_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.code"))
 
 
-def test_what_was_kept_is_found_by_whoever_comes_next_at_another_line_too(tmp_path: Path):
-    assert load(tmp_path, ONE).run(1) == 2
-    moved = load(tmp_path, ONE.replace("\n\n\n@", '\n\n"""Of one."""\n\n\n# Adds.\n@'))
+def test_what_was_kept_is_found_by_whoever_comes_next_with_another_docstring_at_another_line(tmp_path: Path):
+    told = ONE.replace("    return", '    """Add one."""\n    return')
+    assert load(tmp_path, told).run(1) == 2
+    moved = load(tmp_path, told.replace("\n\n\n@", "\n\n\n# Adds.\n@").replace("Add one.", "Return one more."))
     assert moved.run(1) == 2 and hits(moved.run) == 1
 
 
@@ -241,6 +243,20 @@ def test_without_a_place_it_goes_on_in_memory_with_one_warning_that_says_what_to
     assert (done.returncode, done.stdout) == (0, "3 3.5\n"), done.stderr
     assert done.stderr.count("RuntimeWarning") == 1 and "set NUMBA_CACHE_DIR to a folder" in done.stderr
     assert not (tmp_path / "~").exists()
+
+
+def test_the_core_is_imported_where_nothing_can_be_written(tmp_path: Path):
+    home = Path(kept_code.__file__).parents[1]
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(home / "core", tmp_path / "cellrt" / "core", ignore=ignored)
+    for name in ("__init__.py", "errors.py"):
+        shutil.copy(home / name, tmp_path / "cellrt" / name)
+    environment = {**no_place(tmp_path / "cellrt" / "core"), "PYTHONPATH": str(tmp_path)}
+    program = "from cellrt.core import entries, run_task, warm_up; print(entries.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path
+    )
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith(str(tmp_path))
 
 
 def test_what_lies_where_nothing_can_be_written_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
