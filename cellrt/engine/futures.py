@@ -200,7 +200,7 @@ class Outcomes:
         lock.acquire()
         with self._told_of_end(lock.release):
             if self._num_left:  # who ends the last after this look finds the lock in the list
-                lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+                lock.acquire(timeout=-1 if timeout is None else min(max(float(timeout), 0.0), threading.TIMEOUT_MAX))
         if self._num_left:
             raise TimeoutError(f"the requests have not all ended within {timeout} s")
 

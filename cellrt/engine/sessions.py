@@ -32,6 +32,7 @@ from cellrt.engine.registry import Model
 from cellrt.engine.turns import Call
 from cellrt.errors import DefinitionError, DeviceError, OverloadError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
+from cellrt.numbers import as_integer
 from cellrt.worker.arenas import Arenas
 
 EVICTED_TOGETHER = 64
@@ -54,10 +55,12 @@ class SessionLimits:
 
     def __post_init__(self) -> None:
         """Raises DefinitionError for what is none of these."""
-        check_numbers(max_sessions=self.max_sessions)
-        if self.max_resident is not None and (type(self.max_resident) is not int or self.max_resident < 0):
+        (most,), resident = check_numbers(max_sessions=self.max_sessions), as_integer(self.max_resident)
+        if self.max_resident is not None and (resident is None or resident < 0):
             raise DefinitionError(f"max_resident: expected an integer from 0 on, or None, got {self.max_resident!r}")
-        check_period("idle_timeout_s", self.idle_timeout_s)
+        idle_s = check_period("idle_timeout_s", self.idle_timeout_s)
+        for name, value in (("max_sessions", most), ("max_resident", resident), ("idle_timeout_s", idle_s)):
+            object.__setattr__(self, name, value)
 
 
 class Sessions:
