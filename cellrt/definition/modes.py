@@ -6,6 +6,7 @@ import random
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -42,8 +43,8 @@ def undrawn() -> Iterator[None]:
             random.setstate(of_python)
 
 
-def _are_same(one: tuple[object, ...], other: tuple[object, ...]) -> bool:
-    return all(np.array_equal(its, theirs) for its, theirs in zip(one, other))  # type: ignore[arg-type]
+def _are_same(one: Any, other: Any) -> bool:
+    return all(np.array_equal(its, theirs) for its, theirs in zip(one, other))
 
 
 def use_torch_threads(count: int) -> None:

@@ -25,6 +25,7 @@ from cellrt.engine.future import (
     as_awaitable,
     finish_together,
 )
+from cellrt.engine.interrupts import interruptible
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.engine.together import Together
 from cellrt.errors import CellrtError
@@ -102,6 +103,7 @@ class Futures(Sequence[RequestFuture]):
             raise
         return self._taken()  # waits for nothing: the engine may be yet to hear what the client has cancelled
 
+    @interruptible
     def results(self, timeout: float | None = None) -> list[Result]:
         """The results of all, in order; waits for them at most ``timeout`` seconds.
 

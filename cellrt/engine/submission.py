@@ -13,6 +13,7 @@ from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
+from cellrt.engine.interrupts import interruptible
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import LONGEST_S
 from cellrt.engine.places import Places, Size, check_places
@@ -66,6 +67,7 @@ class Submission:
             raise UnknownModelError(f"model {name!r} is not registered; registered are {sorted(self._models)}")
         return model
 
+    @interruptible
     def submit(
         self,
         name: str,
@@ -133,6 +135,7 @@ class Submission:
             self.refuse_if_closed()
             check_places([(self._manager.places, size), (model.places, size)])
 
+    @interruptible
     def submit_in(
         self,
         sessions: Sequence[SessionRecord],

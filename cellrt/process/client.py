@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
+from cellrt.engine.interrupts import interruptible
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import state_bytes
 from cellrt.engine.stream import Channel
@@ -214,6 +215,7 @@ class Client(Serving):
         """Raises RequestError in a future's callback; for futures."""
         self._link.refuse_in_callback()
 
+    @interruptible
     def _submit(
         self,
         model: str,
@@ -228,6 +230,7 @@ class Client(Serving):
             lambda binding: self._submit_for(binding, requests, (), deadline, priority, wait, channel),
         )
 
+    @interruptible
     def _submit_in(
         self,
         model: str,
@@ -253,6 +256,7 @@ class Client(Serving):
             self._await_places(accepted, futures)
         return futures
 
+    @interruptible
     def _submit_for(
         self,
         binding: Binding,

@@ -274,11 +274,6 @@ def differences(before: Mapping[str, object], after: Mapping[str, object]) -> di
     return {name: (before[name], after[name]) for name in before if before[name] != after[name]}
 
 
-@pytest.fixture(autouse=True)
-def nothing_left_over(thawed):
-    """The collector is watched: nothing is frozen."""
-
-
 @pytest.mark.parametrize("name", [*ACTS, "one that draws"])
 def test_all_is_left_as_it_was(name):
     act = ACTS.get(name, definition_of_one_that_draws)
