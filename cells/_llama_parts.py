@@ -90,7 +90,7 @@ def layer_form(layers: LlamaLayers, sizes: LlamaSizes, inputs: Rows, outputs: Ro
         return None
     weights, kept = layers.weights.of(layers)
     numbers = np.array([1, heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, heads.size])
-    page, nothing = torch.empty(1, *stored.shape), torch.empty(0)
+    page, nothing = (torch.empty(*shape, dtype=torch.float32, device="cpu") for shape in ((1, *stored.shape), (0,)))
     pages = Pages(page[:, 0], page[:, 1], nothing, nothing)
     scale = heads.size**-0.5 if heads.scale is None else heads.scale
     settings = settings_of(heads.heads, pages, Mask(True, sizes.window), scale)

@@ -189,7 +189,7 @@ class LlamaStep:
             return None
         pages, tables, lengths, offsets, _, positions, is_read, _ = kv
         rows, (nodes, width), page_size = token.shape[0], tables.shape, words.page[2]
-        made = torch.empty_like(token), torch.empty(rows), torch.empty(rows, dtype=torch.bool)
+        made = torch.empty_like(token), pages.new_empty(rows), pages.new_empty(rows, dtype=torch.bool)
         turns, keys = words.turns(width * page_size - 1), pages.data_ptr()
         outputs = [value.data_ptr() for value in made]
         step = [token.data_ptr(), rows, is_read.data_ptr(), turns.data_ptr(), keys, *outputs, words.model_at]
@@ -204,7 +204,7 @@ class LlamaStep:
         stored = inputs["kv"].stored
         if stored.dtype is not torch.float32:
             return None
-        words = self._words_of(model, torch.empty(1, *stored.shape))
+        words = self._words_of(model, torch.empty(1, *stored.shape, dtype=stored.dtype, device="cpu"))
         if words is None:
             return None
         turns = words.turns(MOST_POSITIONS - 1)
@@ -232,7 +232,7 @@ class LlamaStep:
         words = np.array([*where, FLOAT_BYTES * pages.stride(1), FLOAT_BYTES * pages.stride(2)])
         numbers = sizes.layers, heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, heads.size
         scale = heads.size**-0.5 if heads.scale is None else heads.scale
-        nowhere = torch.empty(0)
+        nowhere = pages.new_empty(0)
         first = Pages(pages[:1, 0, 0], pages[:1, 0, 1], nowhere, nowhere)
         settings = settings_of(heads.heads, first, Mask(True, sizes.window), scale)
         layer: Any = model.layers[0]

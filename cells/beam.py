@@ -130,11 +130,11 @@ class BeamStep(nn.Module):
 
     def start_token(self, token: int) -> Tensor:
         """The ``token`` row of the first step: ``[beams]``."""
-        return torch.full((self.beams,), token)
+        return torch.full((self.beams,), token, dtype=torch.int64, device="cpu")
 
     def start_score(self) -> Tensor:
         """The ``score`` row of the first step, when there is one hypothesis only: ``[beams]``."""
-        return torch.tensor([0.0] + [-torch.inf] * (self.beams - 1))
+        return torch.tensor([0.0] + [-torch.inf] * (self.beams - 1), dtype=torch.float32, device="cpu")
 
     def forward(
         self, token: Tensor, score: Tensor, length: Tensor, tokens: Tensor, *others: Tensor | RaggedRows | PagedRows
@@ -174,7 +174,7 @@ class BeamStep(nn.Module):
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         highest, choices = best_of(logits, self.beams)
         chances = (highest - highest[:, :1] + likeliest(logits)[1][:, None]).float().unflatten(0, (-1, self.beams))
-        only = torch.full((self.beams,), -torch.inf, device=logits.device)
+        only = torch.full((self.beams,), -torch.inf, dtype=torch.float32, device=logits.device)
         only[0] = 0.0
         choices = choices.unflatten(0, (-1, self.beams)).masked_fill(has_ended[..., None], self.end_token)
         return torch.where(has_ended[..., None], only, chances), choices
@@ -235,7 +235,7 @@ def _penalty(length: Tensor, most: int, exponent: float) -> Tensor:
 
     From a table: the bits of torch's powers depend on where in a batch they stand.
     """
-    return torch.tensor(_penalties(most, exponent), device=length.device)[length]
+    return torch.tensor(_penalties(most, exponent), dtype=torch.float32, device=length.device)[length]
 
 
 @functools.cache

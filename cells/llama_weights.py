@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from cellrt import DefinitionError
+from cellrt.cells._made_apart import made_apart
 from cellrt.cells.llama import Llama, LlamaSizes
 
 NAMES = {
@@ -108,8 +109,9 @@ def _load(state: Mapping[str, Tensor], sizes: LlamaSizes, whose: int) -> Llama:
         if theirs not in state:
             raise DefinitionError(f"Llama: expected a weight {theirs}, which is not there")
         found[name] = state[theirs].detach()
-    made = Llama(sizes).to(found["embedding.weight"].dtype)
-    made.load_state_dict(found)
+    with made_apart():
+        made = Llama(sizes).to(found["embedding.weight"].dtype)
+        made.load_state_dict(found)
     return made.eval()
 
 

@@ -21,6 +21,7 @@ from torch.nn.functional import linear
 from cellrt import DefinitionError, RowSpec
 from cellrt.cells._fused import can_fuse, can_sample, choose_rows, sample_rows, vectors
 from cellrt.cells._host import STOP, TOKEN, choose_best
+from cellrt.cells._made_apart import made_apart
 from cellrt.cells._recurrence import project_best
 from cellrt.cells._weights import (
     Derived,
@@ -102,6 +103,7 @@ class Projection(_Linear):
         super().__init__(hidden_size, num_tokens, bias)
 
     @classmethod
+    @made_apart()
     def from_torch(cls, module: nn.Linear) -> Self:
         """The weights of a torch layer."""
         made = cls(module.in_features, module.out_features, module.bias is not None)
@@ -138,6 +140,7 @@ class ProjectionArgmax(_Linear):
         self.end_token = end_token
 
     @classmethod
+    @made_apart()
     def from_torch(cls, module: nn.Linear, end_token: int = NEVER) -> Self:
         """The weights of a torch layer."""
         made = cls(module.in_features, module.out_features, end_token, module.bias is not None)
@@ -157,7 +160,7 @@ class ProjectionArgmax(_Linear):
         weight, bias = self.packed()
         rows = h.shape[0]
         check_shape("h", h, (rows, weight.depth))
-        h, token = h.contiguous(), torch.empty(rows, dtype=torch.int64)
+        h, token = h.contiguous(), h.new_empty(rows, dtype=torch.int64)
         project_best(
             h.data_ptr(),
             rows,

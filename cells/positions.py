@@ -130,7 +130,7 @@ class RotaryPositions(nn.Module):
 
     def _make_turns(self, count: int) -> Tensor:
         count, half = -(-count // TURNS_AT_ONCE) * TURNS_AT_ONCE, len(self.frequencies)
-        turns = torch.empty(count, 2, half)
+        turns = torch.empty(count, 2, half, dtype=torch.float32, device="cpu")
         fill_turns(self.frequencies.data_ptr(), half, self.amplitude, count, turns.data_ptr())
         return turns
 
@@ -139,7 +139,8 @@ class RotaryPositions(nn.Module):
 
 
 def _turn_compiled(x: Tensor, positions: Tensor, turns: Tensor) -> Tensor:
-    x, out = x.contiguous(), torch.empty(x.shape)
+    x = x.contiguous()
+    out = torch.empty_like(x)
     rows, heads, size = x.shape
     turn_rows(x.data_ptr(), positions.data_ptr(), rows, heads, size // 2, turns.data_ptr(), out.data_ptr())
     return out

@@ -21,7 +21,8 @@ class RMSNorm(nn.RMSNorm):
         """``[..., size]`` -> the same."""
         if self.weight is None or self.eps is None or not is_fusable(x, self.weight):
             return super().forward(x)
-        x, out = x.contiguous(), torch.empty(x.shape)
+        x = x.contiguous()
+        out = torch.empty_like(x)
         width = x.shape[-1]
         rows = x.numel() // width
         norm_rows(x.data_ptr(), self.weight.data_ptr(), rows, width, self.eps, out.data_ptr())
@@ -32,7 +33,8 @@ def gate_with_silu(gate: Tensor, up: Tensor) -> Tensor:
     """``silu(gate) * up``, ``[rows, size]`` each: what is inside SwiGLU (Shazeer 2020)."""
     if not is_fusable(gate, up):
         return silu(gate) * up
-    gate, up, out = gate.contiguous(), up.contiguous(), torch.empty(gate.shape)
+    gate, up = gate.contiguous(), up.contiguous()
+    out = torch.empty_like(gate)
     gate_rows(gate.data_ptr(), up.data_ptr(), *gate.shape, out.data_ptr())
     return out
 
@@ -45,6 +47,6 @@ def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
         # Not torch's logsumexp, which asks whether there are rows, and so cannot be traced without knowing.
         return token, -(wide - best[:, None]).exp().sum(1).log()
     logits = logits.contiguous()
-    tokens, logprobs = torch.empty(len(logits), dtype=torch.int64), torch.empty(len(logits))
+    tokens, logprobs = logits.new_empty(len(logits), dtype=torch.int64), logits.new_empty(len(logits))
     choose_likeliest(logits.data_ptr(), *logits.shape, tokens.data_ptr(), logprobs.data_ptr())
     return tokens, logprobs

@@ -19,6 +19,7 @@ from torch.nn.functional import gelu, normalize
 import cellrt
 from cellrt import Cell, PagedRows, cell, grows, span, token
 from cellrt import pages as read_pages
+from cellrt.cells._made_apart import made_apart
 from cellrt.cells.attention import Linear
 from cellrt.cells.language_models import NextToken, pages_of_layers
 from cellrt.cells.paged_attention import Pages, Spans, TracedLayer, append_pages
@@ -197,8 +198,9 @@ def encoder_decoder_cells(
         page_size: tokens of a page.
         max_batch, max_batch_rows: the most requests and tokens of a task; no source may be longer.
     """
-    own = Linear(head.in_features, head.out_features, head.bias is not None)
-    own.load_state_dict(head.state_dict())
+    with made_apart():
+        own = Linear(head.in_features, head.out_features, head.bias is not None).to(head.weight.dtype)
+        own.load_state_dict(head.state_dict())
     heads = decoder.sizes.attention
     row = decoder.sizes.layers, 2, heads.num_kv_heads, heads.size
     growing, read = (make(*row, page_size=page_size, page_dim=2) for make in (grows, read_pages))

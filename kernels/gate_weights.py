@@ -142,7 +142,7 @@ def pack_gates(
 
 def sum_of_biases(weight: Tensor, *biases: Tensor | None) -> Tensor:
     """The sum in float32 of those biases that are not None, one number for each row of ``weight``."""
-    total = torch.zeros(len(weight), device=weight.device)
+    total = torch.zeros(len(weight), dtype=torch.float32, device=weight.device)
     for bias in biases:
         if bias is not None:
             total = total + bias.detach().float()

@@ -90,7 +90,7 @@ class TreeCells:
     def zero_rows(self, cell: Cell, names: Sequence[str], count: int) -> dict[str, torch.Tensor]:
         """Zeros for these inputs."""
         specs = {name: cell.inputs[name] for name in names}
-        return {name: torch.zeros((count, *spec.shape), dtype=spec.dtype) for name, spec in specs.items()}
+        return {name: torch.zeros((count, *spec.shape), dtype=spec.dtype, device="cpu") for name, spec in specs.items()}
 
     def only_leaf_input(self) -> tuple[str, RowSpec]:
         """The one input of the leaf cell. Raises DefinitionError if there is another number of them."""

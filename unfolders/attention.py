@@ -9,6 +9,7 @@ from cellrt import Cell, DefinitionError, Graph, GrowingState, RequestError, Unf
 from cellrt.cells.beam import BeamEnd
 from cellrt.cells.transformer_beams import transformer_beam_step
 from cellrt.cells.transformer_stack import EncoderDecoder
+from cellrt.numbers import as_integer
 
 EXAMPLE = {"source": [0, 0], "max_steps": 1}
 
@@ -119,8 +120,9 @@ def _read(graph: Graph, encoder: Cell, request: Any, max_steps: int) -> tuple[Gr
     steps = given.get("max_steps", max_steps)
     if given.keys() - {"source", "max_steps"} or "source" not in given or not len(given["source"]):
         raise RequestError("expected a source of at least one token, and max_steps at most")
-    if not isinstance(steps, int) or not 1 <= steps <= max_steps:
+    most = as_integer(steps)
+    if most is None or not 1 <= most <= max_steps:
         raise RequestError(f"expected max_steps from 1 to {max_steps}, got {steps!r}")
     memory = graph.pages(encoder)
     graph.chain(encoder, token=given["source"], memory=memory)
-    return memory, steps
+    return memory, most

@@ -7,6 +7,7 @@ from typing import Any
 
 from cellrt import Cell, DefinitionError, Graph, Loop, LoopBody, LoopOfCells, Output, RequestError, State, Unfolder
 from cellrt.cells import LayeredModel
+from cellrt.numbers import as_integer
 from cellrt.unfolders.generation import check_prompt
 
 Write = Callable[[Graph, Any, int, bool], Loop | LoopOfCells]
@@ -47,9 +48,10 @@ def complete(
             raise RequestError(f"expected prompt and max_tokens in the request, got {sorted(unknown)} too")
         check_prompt(given.get("prompt"))
         steps = given.get("max_tokens", max_tokens)
-        if not isinstance(steps, int) or not 1 <= steps <= max_tokens:
+        most = as_integer(steps)
+        if most is None or not 1 <= most <= max_tokens:
             raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")
-        loop = write(graph, given["prompt"], steps, keep)
+        loop = write(graph, given["prompt"], most, keep)
         return {result: getattr(loop, result) for result in results}
 
     return Unfolder(name, unfold, {"prompt": [0, 0], "max_tokens": 1}, cells)

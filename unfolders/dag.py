@@ -240,7 +240,7 @@ def _example(cells: Mapping[str, Cell]) -> nx.DiGraph:
     fixed = {key: spec for key, spec in cell.inputs.items() if not spec.ragged and key not in cell.carry}
     if "cell" in fixed:
         raise DefinitionError(f"cell {cell.name!r}, input 'cell': an attribute of that name says which cell a node is")
-    zeros = {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in fixed.items()}
+    zeros = {key: torch.zeros(spec.shape, dtype=spec.dtype, device="cpu") for key, spec in fixed.items()}
     graph = nx.DiGraph()
     graph.add_node(name, cell=name, **zeros)
     return graph

@@ -9,6 +9,7 @@ import torch
 
 from cellrt import Cell, DefinitionError, Graph, RequestError, Unfolder
 from cellrt.cells import Bridge
+from cellrt.numbers import as_integer
 from cellrt.unfolders._encoder import Encoder, Layers, reader_of, take
 
 SOURCE, MAX_STEPS = "source", "max_steps"
@@ -71,7 +72,7 @@ def encoder_decoder(
         return len(request[SOURCE]), type(limit), limit, *request
 
     example = {SOURCE: encoding.stack.example(), MAX_STEPS: max_steps}
-    example |= {key: torch.zeros(spec.shape, dtype=spec.dtype) for key, spec in others.items()}
+    example |= {key: torch.zeros(spec.shape, dtype=spec.dtype, device="cpu") for key, spec in others.items()}
     return Unfolder(name, unfold, example, (*encoding.cells, decoder), key)
 
 
@@ -102,12 +103,14 @@ def check_decoder(
 
 def check_max_steps(name: str, max_steps: object) -> None:
     """Raises DefinitionError unless a sequence may have a step."""
-    if not isinstance(max_steps, int) or max_steps < 1:
+    most = as_integer(max_steps)
+    if most is None or most < 1:
         raise DefinitionError(f"model {name!r}: expected max_steps as an int of at least 1, got {max_steps!r}")
 
 
 def step_limit(limit: object, most: int) -> int:
     """The most steps of a request's decoder. Raises RequestError if it asks for too many."""
-    if not isinstance(limit, int) or not 1 <= limit <= most:
+    number = as_integer(limit)
+    if number is None or not 1 <= number <= most:
         raise RequestError(f"max_steps: expected an int from 1 to {most}, got {limit!r}")
-    return limit
+    return number

@@ -116,7 +116,7 @@ def _encoding(name: str, prompt: Layers, decoder: Cell, bridge: Cell | Bridge | 
 def _example(decoder: Cell, encoding: Encoder | None) -> dict[str, Any]:
     from_encoder = () if encoding is None else encoding.states
     given = {
-        name: torch.zeros((2, *spec.shape) if spec.ragged else spec.shape, dtype=spec.dtype)
+        name: torch.zeros((2, *spec.shape) if spec.ragged else spec.shape, dtype=spec.dtype, device="cpu")
         for name, spec in decoder.inputs.items()
         if encoding is None or name not in (*decoder.carry, *from_encoder)
     }

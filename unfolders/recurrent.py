@@ -163,7 +163,7 @@ class Stack:
     def example(self, steps: int = 2) -> torch.Tensor:
         """Zeros that the stack can run over."""
         (spec,) = self.layers[0].reads
-        return torch.zeros(steps, *spec.shape, dtype=spec.dtype)
+        return torch.zeros(steps, *spec.shape, dtype=spec.dtype, device="cpu")
 
 
 def from_torch(

@@ -48,7 +48,7 @@ def tree(name: str, *, leaf: Cell, inner: Cell, output: Cell | None = None, ever
         parents, rows = _flatten(request, graph.max_nodes)
         return cells.build(graph, parents, {input_name: _stack(rows, spec)}, {})
 
-    example = (torch.zeros(spec.shape, dtype=spec.dtype),) * cells.num_children
+    example = (torch.zeros(spec.shape, dtype=spec.dtype, device="cpu"),) * cells.num_children
     return unfold(name, example=example)(function)
 
 
@@ -209,7 +209,7 @@ def _stack(rows: Sequence[object] | NDArray[np.int64], spec: RowSpec) -> torch.T
     tensors: list[torch.Tensor] = []
     for k, row in enumerate(rows):
         try:
-            tensor = torch.as_tensor(row)
+            tensor = row if isinstance(row, torch.Tensor) else _tensor_of(row)
         except (TypeError, ValueError, RuntimeError):
             hint = _HINTS.get(type(row).__name__, "")
             raise RequestError(
@@ -222,13 +222,20 @@ def _stack(rows: Sequence[object] | NDArray[np.int64], spec: RowSpec) -> torch.T
     return torch.stack(tensors)
 
 
+def _tensor_of(row: Any) -> torch.Tensor:
+    """An array or a list as a tensor, a list's numbers as float32; whatever torch's defaults are."""
+    made = torch.as_tensor(row, device="cpu")
+    return made.float() if made.is_floating_point() and not isinstance(row, np.ndarray | np.generic) else made
+
+
 def _as_parents(values: Any) -> NDArray[np.int32]:
     """Parents as an array; ``Graph.tree`` checks what is in it."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
         array = np.empty(0)
-    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu":
+    has_bool = isinstance(values, list | tuple) and any(isinstance(value, bool | np.bool_) for value in values)
+    if array.ndim != 1 or not array.size or array.dtype.kind not in "iu" or has_bool:
         raise RequestError(f"expected parents as integers [nodes], at least one, got {values!r:.80}")
     if array.max() >= array.size or array.min() < -1:
         raise RequestError(f"expected parents from -1 to {array.size - 1}, found {array.min()} to {array.max()}")

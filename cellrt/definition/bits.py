@@ -38,4 +38,4 @@ def as_bits(tensor: torch.Tensor) -> NDArray[Any]:
     try:
         return tensor.numpy()
     except RuntimeError:  # a view of a complex tensor's conjugate, which NumPy cannot express
-        return tensor.resolve_neg().numpy()
+        return tensor.resolve_conj().resolve_neg().numpy()

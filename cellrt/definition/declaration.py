@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 from cellrt.definition.spec import RowSpec, as_spec
 from cellrt.errors import DefinitionError
+from cellrt.numbers import as_integer
 
 DEFAULT_MAX_BATCH = 512
 LARGEST_BATCH = 65_536
@@ -109,8 +110,11 @@ def check_sizes(
     if max_batch_rows is not None and not has_spans:
         raise DefinitionError(f"cell {name!r}: max_batch_rows is for cells with spans or pages; others have max_batch")
     for value in (*sizes, *given, min_batch):
-        if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= LARGEST_BATCH:
+        number = as_integer(value)
+        if number is None or not 1 <= number <= LARGEST_BATCH:
             raise DefinitionError(f"cell {name!r}: expected batch sizes from 1 to {LARGEST_BATCH}, got {value!r}")
+    sizes, min_batch = tuple(map(int, sizes)), int(min_batch)
+    max_batch, max_batch_rows = (None if value is None else int(value) for value in (max_batch, max_batch_rows))
     sizes = tuple(sorted(set(sizes)))
     if sizes and max_batch not in (None, sizes[-1]):
         raise DefinitionError(
@@ -129,13 +133,14 @@ def check_priority(name: str, priority: object) -> int | None:
     """A cell's priority, or None for the default."""
     if priority is None:
         return None
-    if not isinstance(priority, int) or isinstance(priority, bool):
+    number = as_integer(priority)
+    if number is None:
         raise DefinitionError(f"cell {name!r}: expected an integer as priority, got {priority!r}")
-    if not -LARGEST_PRIORITY <= priority <= LARGEST_PRIORITY:
+    if not -LARGEST_PRIORITY <= number <= LARGEST_PRIORITY:
         raise DefinitionError(
             f"cell {name!r}: expected a priority from {-LARGEST_PRIORITY} to {LARGEST_PRIORITY}, got {priority}"
         )
-    return priority
+    return number
 
 
 def check_row_wise(name: str, row_wise: object) -> bool:

@@ -10,6 +10,7 @@ import torch
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.errors import DefinitionError
+from cellrt.numbers import as_integer
 
 MAX_PAGE_SIZE = 4096
 """Rows of a page."""
@@ -127,11 +128,12 @@ def grows(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, 
 
 def _extents(kind: str, shape: tuple[object, ...]) -> tuple[int, ...]:
     """The extents of a row, as they were given to a function of that name."""
-    for extent in shape:
-        if type(extent) is not int or extent < 1:
+    extents = [as_integer(extent) for extent in shape]
+    for extent, number in zip(shape, extents):
+        if number is None or number < 1:
             hint = f"; a dtype goes by its name: dtype={extent}" if isinstance(extent, torch.dtype) else ""
             raise DefinitionError(f"{kind}: expected extents of a row as integers of at least 1, got {extent!r}{hint}")
-    return shape  # type: ignore[return-value]
+    return tuple(number for number in extents if number is not None)
 
 
 def span(*, whole: bool = False) -> RowSpec:
@@ -156,9 +158,9 @@ def as_spec(name: str, value: object) -> RowSpec:
     if isinstance(value, RowSpec):
         spec = value
     elif isinstance(value, tuple | list):
-        spec = RowSpec(tuple(value))
-    elif type(value) is int:
-        spec = RowSpec((value,))
+        spec = RowSpec(tuple([extent if (number := as_integer(extent)) is None else number for extent in value]))
+    elif (number := as_integer(value)) is not None:
+        spec = RowSpec((number,))
     if spec is None or any(type(extent) is not int for extent in spec.shape) or type(spec.ragged) is not bool:
         hint = f"; a dtype goes as cellrt.rows(..., dtype={value})" if isinstance(value, torch.dtype) else ""
         raise DefinitionError(

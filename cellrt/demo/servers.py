@@ -55,7 +55,7 @@ class CellServer:
 
     def __init__(self, workers: int, max_waiting: int) -> None:
         settings = SchedulerSettings(join_budget_s=JOIN_BUDGET_S)
-        self._engine = Engine(workers, settings=settings, max_queue=max_waiting, trace=True, compile="off")
+        self._engine = Engine(workers, settings=settings, max_queue=max_waiting, freeze=True, trace=True, compile="off")
         self._engine.register(make_g2p(max_batch=MAX_BATCH))
         self._num_tasks = self._num_requests = 0
         self.last_timeline = Timeline([], [])

@@ -20,7 +20,7 @@ from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.occupancy import ready_nodes, rows_by_place, session_bytes_by_place
-from cellrt.engine.options import check_instance, check_numbers, check_workers
+from cellrt.engine.options import check_instance, check_number_or_none, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
@@ -82,7 +82,8 @@ class Engine(Serving):
             once for a machine, in a process of its own that ends with this one, and needs a C++ compiler.
             ``statistics`` says which form runs, and why one is eager.
         freeze: after each registration collect garbage and freeze what is left (``gc.freeze``), so that no collection
-            stops all threads while serving. It holds for the whole process, until the last such engine is closed.
+            stops all threads while serving. It holds for the whole process, until the last such engine is closed, and
+            so is off unless asked for; processes of cellrt's own do it (``EngineProcess``, ``cellrt serve``).
         trace: keep a timeline (see ``timeline``); costs memory for every task. A number: of the last so many tasks and
             requests.
         debug: check every invariant whenever nothing runs (slow).
@@ -105,20 +106,18 @@ class Engine(Serving):
         queue_depth: int | None = None,
         device_options: DeviceOptions | None = None,
         compile: CompileMode | None = None,
-        freeze: bool = True,
+        freeze: bool = False,
         trace: bool | int = False,
         debug: bool = False,
     ) -> None:
-        check_workers(workers)
-        check_numbers(
-            threads_per_worker=threads_per_worker,
-            arena_bytes=1 if arena_bytes is None else arena_bytes,
-            page_bytes=1 if page_bytes is None else page_bytes,
-            max_queue=max_queue,
-            max_queue_rows=1 if max_queue_rows is None else max_queue_rows,
-            max_nodes=max_nodes,
-            queue_depth=1 if queue_depth is None else queue_depth,
+        workers = check_workers(workers)
+        threads_per_worker, max_queue, max_nodes = check_numbers(
+            threads_per_worker=threads_per_worker, max_queue=max_queue, max_nodes=max_nodes
         )
+        arena_bytes = check_number_or_none("arena_bytes", arena_bytes)
+        page_bytes = check_number_or_none("page_bytes", page_bytes)
+        max_queue_rows = check_number_or_none("max_queue_rows", max_queue_rows)
+        queue_depth = check_number_or_none("queue_depth", queue_depth)
         check_instance("policy", policy, BatchMakerPolicy)
         check_instance("settings", settings, SchedulerSettings)
         check_instance("limits", limits, Limits)
@@ -198,14 +197,14 @@ class Engine(Serving):
         """
         if not isinstance(model, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(model).__name__}")
-        check_registration(priorities, warm_up, max_queue, max_queue_rows, max_batch, replace)
-        limit = QueueLimit(max_queue, max_queue_rows)
+        how = check_registration(priorities, warm_up, max_queue, max_queue_rows, max_batch, replace)
+        limit = QueueLimit(how.max_queue, how.max_queue_rows)
         self._manager.refuse_in_callback()  # before the lock: whoever holds it waits for a turn
         with self._register_lock:
             known = self._models.get(model.name)
             if known is not None and not replace:
                 raise DefinitionError(f"a model {model.name!r} is registered already (see replace=True)")
-            made = self._registrar.prepare(model, priorities or {}, warm_up, limit, max_batch or {})
+            made = self._registrar.prepare(model, how.priorities, warm_up, limit, how.max_batch)
             with self._manager.turns.gate:
                 self._models[model.name] = made
             if known is not None:
@@ -324,9 +323,7 @@ class Engine(Serving):
         future's callback. The end of a ``with`` waits so without limit: for a cell that hangs use ``close(timeout)``.
         """
         self._collector.flush()
-        if timeout is not None:
-            check_timeout(timeout)
-        return self._manager.drain(timeout)
+        return self._manager.drain(None if timeout is None else check_timeout(timeout))
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice.
@@ -337,7 +334,7 @@ class Engine(Serving):
         if self._manager.turns.is_parents:
             return
         self._manager.refuse_in_callback()
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
         with self._manager.turns.gate:
             self._manager.is_closing = True
         self._compiler.close()
@@ -413,5 +410,4 @@ def _abandon(manager: Manager, compiler: CellCompiler) -> None:
 def _trace_of(wanted: bool | int) -> Trace | None:
     if isinstance(wanted, bool):
         return Trace() if wanted else None
-    check_numbers(trace=wanted)
-    return Trace(wanted)
+    return Trace(*check_numbers(trace=wanted))

@@ -192,7 +192,7 @@ class RequestFuture(Future[Result]):
         sleepers.append(lock)
         try:
             if self._state not in OVER:  # who ends it after this look finds the lock in the list
-                lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+                lock.acquire(timeout=-1 if timeout is None else min(max(float(timeout), 0.0), threading.TIMEOUT_MAX))
         finally:
             sleepers.remove(lock)
         if self._state not in OVER:

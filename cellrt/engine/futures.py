@@ -25,6 +25,7 @@ from cellrt.engine.future import (
     as_awaitable,
     finish_together,
 )
+from cellrt.engine.interrupts import interruptible
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.engine.together import Together
 from cellrt.errors import CellrtError
@@ -102,6 +103,7 @@ class Futures(Sequence[RequestFuture]):
             raise
         return self._taken()  # waits for nothing: the engine may be yet to hear what the client has cancelled
 
+    @interruptible
     def results(self, timeout: float | None = None) -> list[Result]:
         """The results of all, in order; waits for them at most ``timeout`` seconds.
 
@@ -200,7 +202,7 @@ class Outcomes:
         lock.acquire()
         with self._told_of_end(lock.release):
             if self._num_left:  # who ends the last after this look finds the lock in the list
-                lock.acquire(timeout=-1 if timeout is None else min(max(timeout, 0.0), threading.TIMEOUT_MAX))
+                lock.acquire(timeout=-1 if timeout is None else min(max(float(timeout), 0.0), threading.TIMEOUT_MAX))
         if self._num_left:
             raise TimeoutError(f"the requests have not all ended within {timeout} s")
 

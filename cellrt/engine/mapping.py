@@ -17,6 +17,7 @@ from cellrt.engine.announce import progress_bar
 from cellrt.engine.copies import LISTS, NOT_PLAIN, plain_copy
 from cellrt.engine.future import RequestFuture, Telling
 from cellrt.errors import CellrtError, DeadlineError, RequestError
+from cellrt.numbers import as_integer
 
 IN_FLIGHT = 1024
 """Requests in flight unless somebody says otherwise."""
@@ -40,9 +41,10 @@ class MapOptions:
     progress: bool | str
 
     def __post_init__(self) -> None:
-        given = self.max_in_flight
-        if not isinstance(given, int) or isinstance(given, bool) or given < 1:
-            raise RequestError(f"max_in_flight: expected a positive integer, got {given!r}")
+        most = as_integer(self.max_in_flight)
+        if most is None or most < 1:
+            raise RequestError(f"max_in_flight: expected a positive integer, got {self.max_in_flight!r}")
+        object.__setattr__(self, "max_in_flight", most)
 
 
 class Flight:

@@ -5,25 +5,36 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from cellrt.errors import DefinitionError
+from cellrt.numbers import as_integer, as_real
 
 LONGEST_S = 1e9
 """The longest time that may be given."""
 
 
-def check_numbers(**values: object) -> None:
-    """Raises DefinitionError unless all options are positive integers."""
+def check_numbers(**values: object) -> tuple[int, ...]:
+    """Options as ints, in order. Raises DefinitionError unless all are positive integers."""
+    numbers: list[int] = []
     for name, value in values.items():
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+        number = as_integer(value)
+        if number is None or number < 1:
             raise DefinitionError(f"{name}: expected a positive integer, got {value!r}")
+        numbers.append(number)
+    return tuple(numbers)
 
 
-def check_period(name: str, value: object) -> None:
-    """Raises DefinitionError unless an option is a number of seconds above 0, or None."""
-    is_number = isinstance(value, int | float) and not isinstance(value, bool)
-    if value is not None and not (is_number and 0 < value <= LONGEST_S):  # type: ignore[operator]
+def check_number_or_none(name: str, value: object) -> int | None:
+    """An option as an int, or None. Raises DefinitionError for anything else."""
+    return None if value is None else check_numbers(**{name: value})[0]
+
+
+def check_period(name: str, value: object) -> float | None:
+    """An option that is a number of seconds above 0, or None. Raises DefinitionError for anything else."""
+    seconds = as_real(value)
+    if value is not None and not (seconds is not None and 0 < seconds <= LONGEST_S):
         raise DefinitionError(
             f"{name}: expected seconds, more than 0 and at most {LONGEST_S:g}, or None, got {value!r:.80}"
         )
+    return seconds
 
 
 def check_instance(name: str, value: object, expected: type) -> None:
@@ -38,15 +49,15 @@ def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
         raise DefinitionError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
-def check_workers(workers: object) -> None:
-    """Raises DefinitionError unless it is None, a number of CPU workers or a list of devices."""
+def check_workers(workers: object) -> int | Sequence[str] | None:
+    """A number of CPU workers, a list of devices, or None. Raises DefinitionError for anything else."""
     if workers is None:
-        return
+        return None
     if isinstance(workers, Sequence) and not isinstance(workers, str):
         if workers and all(isinstance(name, str) for name in workers):
-            return
-    elif isinstance(workers, int) and not isinstance(workers, bool) and workers > 0:
-        return
+            return workers
+    elif (number := as_integer(workers)) is not None and number > 0:
+        return number
     raise DefinitionError(
         f"workers: expected a positive number of CPU workers, or a list of devices such as ['cuda:0'], got {workers!r}"
     )

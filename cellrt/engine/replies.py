@@ -168,9 +168,8 @@ class Replies:
         layouts = request.plan(0).results
         stepped = {result.name: results[result.name] for result in layouts if not result.is_single}
         for step in range(request.num_streamed, max(map(len, stepped.values()), default=0)):
-            request.channel.put(
-                _Made({name: value[step].clone() for name, value in stepped.items() if step < len(value)}), 0
-            )
+            item = {name: value[step].clone() for name, value in stepped.items() if step < len(value)}
+            request.channel.put(_Made(item), 0)
         single = {result.name: results[result.name] for result in layouts if result.is_single}
         if single:
             request.channel.put(_Made(single), 0)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, AsyncIterator, Coroutine, Iterable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 from cellrt.definition.declaration import check_priority
 from cellrt.engine.collector import Collector
@@ -12,11 +12,12 @@ from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, listed, plain_copy
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.futures import Futures
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
-from cellrt.engine.options import check_numbers
+from cellrt.engine.options import check_number_or_none, check_numbers
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import check_priority as check_priority_of_request
 from cellrt.engine.submission import check_seconds
 from cellrt.errors import DefinitionError, RequestError
+from cellrt.numbers import as_real
 
 CLOSE_S = 30.0
 
@@ -146,7 +147,7 @@ class Serving(ABC):
 
     async def _infer(self, model: str, request: Any, session: Any, deadline: float | None, priority: int) -> Result:
         """The results of a request, of a session or (None) of none, that goes with others of its loop."""
-        check_priority_of_request(priority)
+        priority = check_priority_of_request(priority)
         deadline = None if deadline is None else check_seconds("deadline", deadline)
         return await self._collector.infer(self._submit_collected, model, request, session, deadline, priority)
 
@@ -258,26 +259,38 @@ def _check_iterable(what: str, requests: object, kind: Any) -> None:
         raise RequestError(f"{what}: expected an iterable of requests, got {type(requests).__name__}")
 
 
-def check_timeout(timeout: object) -> None:
-    """Raises RequestError unless it is 0 or a number of seconds above."""
-    if timeout != 0 or isinstance(timeout, bool):
-        check_seconds("timeout", timeout)
+def check_timeout(timeout: object) -> float:
+    """A time of a client's. Raises RequestError unless it is 0 or a number of seconds above."""
+    return 0.0 if as_real(timeout) == 0 else check_seconds("timeout", timeout)
+
+
+class Registration(NamedTuple):
+    """Options of ``register`` that have numbers in them."""
+
+    priorities: dict[str, int]
+    max_queue: int | None
+    max_queue_rows: int | None
+    max_batch: dict[str, int]
 
 
 def check_registration(
     priorities: object, warm_up: object, max_queue: object, max_queue_rows: object, max_batch: object, replace: object
-) -> None:
-    """Raises DefinitionError unless these are options of ``register``."""
+) -> Registration:
+    """Options of ``register``. Raises DefinitionError unless they are that."""
     for name, value in (("warm_up", warm_up), ("replace", replace)):
         if not isinstance(value, bool):
             raise DefinitionError(f"{name}: expected True or False, got {value!r:.80}")
-    limits = {"max_queue": max_queue, "max_queue_rows": max_queue_rows}
-    check_numbers(**{name: limit for name, limit in limits.items() if limit is not None})
-    for cell, rows in _by_cell("max_batch", max_batch):
-        check_numbers(**{f"max_batch of {cell!r}": rows})
-    for cell, priority in _by_cell("priorities", priorities):
-        if check_priority(cell, priority) is None:
+    limits = check_number_or_none("max_queue", max_queue), check_number_or_none("max_queue_rows", max_queue_rows)
+    most = {
+        cell: check_numbers(**{f"max_batch of {cell!r}": rows})[0] for cell, rows in _by_cell("max_batch", max_batch)
+    }
+    chosen: dict[str, int] = {}
+    for cell, given in _by_cell("priorities", priorities):
+        priority = check_priority(cell, given)
+        if priority is None:
             raise DefinitionError(f"priorities: expected an integer for {cell!r}, got None")
+        chosen[cell] = priority
+    return Registration(chosen, *limits, most)
 
 
 def _by_cell(name: str, given: object) -> Iterable[tuple[str, object]]:

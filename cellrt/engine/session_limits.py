@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cellrt.engine.options import check_choice, check_numbers, check_period
+from cellrt.engine.options import check_choice, check_number_or_none, check_numbers, check_period
 from cellrt.errors import DefinitionError
+from cellrt.numbers import as_integer
 
 CLOSE, REFUSE = WHEN_FULL = ("close", "refuse")
 
@@ -34,9 +35,12 @@ class SessionLimits:
 
     def __post_init__(self) -> None:
         """Raises DefinitionError for what is none of these."""
-        check_numbers(max_sessions=self.max_sessions)
-        check_numbers(max_saved_bytes=1 if self.max_saved_bytes is None else self.max_saved_bytes)
+        (most,), resident = check_numbers(max_sessions=self.max_sessions), as_integer(self.max_resident)
+        saved = check_number_or_none("max_saved_bytes", self.max_saved_bytes)
         check_choice("when_full", self.when_full, WHEN_FULL)
-        if self.max_resident is not None and (type(self.max_resident) is not int or self.max_resident < 0):
+        if self.max_resident is not None and (resident is None or resident < 0):
             raise DefinitionError(f"max_resident: expected an integer from 0 on, or None, got {self.max_resident!r}")
-        check_period("idle_timeout_s", self.idle_timeout_s)
+        idle_s = check_period("idle_timeout_s", self.idle_timeout_s)
+        taken = {"max_sessions": most, "max_resident": resident, "idle_timeout_s": idle_s, "max_saved_bytes": saved}
+        for name, value in taken.items():
+            object.__setattr__(self, name, value)

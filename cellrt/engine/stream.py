@@ -13,6 +13,7 @@ from typing import Self
 from cellrt.engine.future import RequestFuture, Result, Results, Telling
 from cellrt.engine.mailbox import Mailbox, mailbox_of
 from cellrt.errors import OverloadError, RequestError
+from cellrt.numbers import as_integer
 
 
 class Channel:
@@ -23,14 +24,15 @@ class Channel:
 
     def __init__(self, max_unread: int | None = None) -> None:
         """Raises RequestError unless ``max_unread`` is a positive integer or None."""
-        if max_unread is not None and (type(max_unread) is not int or max_unread < 1):
+        most = as_integer(max_unread)
+        if max_unread is not None and (most is None or most < 1):
             raise RequestError(f"max_unread: expected a positive integer, got {max_unread!r:.80}")
         self.items: SimpleQueue[tuple[Results, int] | None] = SimpleQueue()
         self.waiting: deque[tuple[Mailbox, asyncio.Future[None]]] = deque()
         """Who waits in an event loop; a thread waits for the items."""
         self.give_up: Callable[[], object] = lambda: None
         """Ends the request."""
-        self.max_unread = max_unread
+        self.max_unread = most
         self.is_overfull = False
 
     def put(self, results: Results, number: int) -> None:

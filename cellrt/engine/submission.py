@@ -13,6 +13,7 @@ from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
+from cellrt.engine.interrupts import interruptible
 from cellrt.engine.manager import Manager
 from cellrt.engine.options import LONGEST_S
 from cellrt.engine.places import Places, Size, check_places
@@ -29,6 +30,7 @@ from cellrt.errors import (
 )
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
+from cellrt.numbers import as_integer, as_real
 
 Asked: TypeAlias = tuple[Model, Sequence[Planned]]
 """Requests of a model, by their graphs."""
@@ -65,6 +67,7 @@ class Submission:
             raise UnknownModelError(f"model {name!r} is not registered; registered are {sorted(self._models)}")
         return model
 
+    @interruptible
     def submit(
         self,
         name: str,
@@ -132,6 +135,7 @@ class Submission:
             self.refuse_if_closed()
             check_places([(self._manager.places, size), (model.places, size)])
 
+    @interruptible
     def submit_in(
         self,
         sessions: Sequence[SessionRecord],
@@ -231,7 +235,7 @@ class Submission:
         ends: Sequence[Callable[[Arrival], Ends]] | None = None,
     ) -> Sequence[RequestFuture]:
         """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
-        check_priority(priority)
+        priority = check_priority(priority)
         now_ns, manager = time.perf_counter_ns() if now_ns is None else now_ns, self._manager
         deadline_ns = None if deadline is None else now_ns + int(1e9 * check_seconds("deadline", deadline))
         self.refuse_if_closed()
@@ -330,15 +334,17 @@ def _check_states(parts: Sequence[Planned], sessions: Sequence[SessionRecord]) -
             raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")
 
 
-def check_priority(given: object) -> None:
-    """Raises RequestError unless it is a request's priority."""
-    if not isinstance(given, int) or not 0 <= given < NUM_PRIORITIES:
+def check_priority(given: object) -> int:
+    """A request's priority. Raises RequestError for anything else."""
+    priority = as_integer(given)
+    if priority is None or not 0 <= priority < NUM_PRIORITIES:
         raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {given!r}")
+    return priority
 
 
 def check_seconds(what: str, given: object) -> float:
     """A time of a client's. Raises RequestError unless it is a number of seconds above 0."""
-    with suppress(TypeError, ValueError, OverflowError):
-        if not isinstance(given, bool | str | bytes | bytearray) and 0 < (seconds := float(given)) <= LONGEST_S:  # type: ignore[arg-type]
-            return seconds
+    seconds = as_real(given)
+    if seconds is not None and 0 < seconds <= LONGEST_S:
+        return seconds
     raise RequestError(f"{what}: expected seconds from now, more than 0 and at most {LONGEST_S:g}, got {given!r:.80}")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -22,6 +22,9 @@ SMALL_BYTES = 1 << 14
 STEP_BYTES = 64
 """As ``SMALL_BYTES``, of one step of a stream, which may wait for its reader while others read on."""
 NOTHING = memoryview(b"")
+UNBIND: Any = torch.unbind_copy
+SPLIT: Any = torch.split_with_sizes_copy
+"""Torch's types say that these return nothing."""
 
 
 class Part(NamedTuple):
@@ -105,9 +108,11 @@ def _tensors(part: Part, first: int, count: int) -> Sequence[torch.Tensor]:
     whole = bytearray(memory[begins[first] : begins[first + count]])
     if isinstance(begins, range) or shape[:1] != (-1,):
         each = _shape_of(shape, row_bytes, len(whole) // count)
-        return torch.unbind_copy(tensor_of(whole, dtype, (count, *each)))
+        made: Sequence[torch.Tensor] = UNBIND(tensor_of(whole, dtype, (count, *each)))
+        return made
     sizes = [(begins[first + k + 1] - begins[first + k]) // row_bytes for k in range(count)]
-    return torch.split_with_sizes_copy(tensor_of(whole, dtype, _shape_of(shape, row_bytes, len(whole))), sizes)
+    made = SPLIT(tensor_of(whole, dtype, _shape_of(shape, row_bytes, len(whole))), sizes)
+    return made
 
 
 class Reader:

@@ -36,6 +36,7 @@ from cellrt.graph.symbols import (
     Steps,
     Tree,
 )
+from cellrt.numbers import as_integer
 
 
 class Graph(Recorder):
@@ -295,16 +296,17 @@ class Graph(Recorder):
                 raise RequestError("loop of a list of cells: it takes as many steps as it has, and no keep and carry")
             return loop_of_layers(self, cell, until, inputs)
         where = f"loop of cell {cell.name!r}" if isinstance(cell, Cell) else f"loop of {cell!r}"
-        if not isinstance(max_steps, int) or isinstance(max_steps, bool) or not 1 <= max_steps < 1 << 20:
+        most = as_integer(max_steps)
+        if most is None or not 1 <= most < 1 << 20:
             raise RequestError(f"{where}: expected max_steps as an int from 1 to {(1 << 20) - 1}, got {max_steps!r}")
         if isinstance(cell, Cell):
-            return loop_of_one(self, cell, max_steps, until, keep, carry, inputs)
+            return loop_of_one(self, cell, most, until, keep, carry, inputs)
         if not callable(cell) or keep or carry is not None:
             raise RequestError(
                 f"{where}: expected a cell, a list of cells, or a function that says one step, without keep and carry "
                 "(see graph.state and graph.keep)"
             )
-        return loop_of_cells(self, cell, max_steps, until, inputs)
+        return loop_of_cells(self, cell, most, until, inputs)
 
     def tree(
         self,

@@ -59,7 +59,10 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
             ) from None
     wanted = NUMPY_DTYPES.get(spec.dtype)
     try:
-        array = np.asarray(source)
+        try:
+            array = np.asarray(source)
+        except RuntimeError:
+            array = np.asarray(_readable(source))
     except (TypeError, ValueError, RuntimeError) as error:
         raise RequestError(f"expected {spec}, got {describe_source(source)}: {error}") from None
     if wanted is None:  # bfloat16, which NumPy does not have: what would do for float32 is rounded
@@ -147,6 +150,15 @@ def _ndim(value: object) -> int:
         return np.ndim(value)  # type: ignore[arg-type]
     except ValueError:  # rows of unequal lengths
         return -1
+    except RuntimeError:  # tensors in lists that NumPy cannot read
+        return np.ndim(_readable(value))  # type: ignore[arg-type]
+
+
+def _readable(source: object) -> object:
+    """Lists with each tensor in them as one that NumPy can read: not a view that is still to be negated, say."""
+    if isinstance(source, torch.Tensor):
+        return source.detach().cpu().resolve_conj().resolve_neg()
+    return [_readable(item) for item in source] if isinstance(source, LISTS) else source
 
 
 def _is_wider(wanted: torch.dtype, given: torch.dtype) -> bool:
@@ -194,9 +206,12 @@ def as_integers(values: object, expected: str, least: int) -> NDArray[Any]:
         isinstance(values, list) and values and type(values[0]) is int and len(values) >= least
     ):  # the usual, in half the time
         with suppress(TypeError, OverflowError):
-            return np.frombuffer(array("i", values), np.int32)
+            if bool not in set(map(type, values)):
+                return np.frombuffer(array("i", values), np.int32)
     try:
         numbers = np.asarray(values)
+        if isinstance(values, LISTS) and any(isinstance(value, bool | np.bool_) for value in values):
+            numbers = np.empty((0, 0))  # among integers NumPy takes them for some
     except (TypeError, ValueError, RuntimeError):
         numbers = np.empty((0, 0))
     if numbers.ndim != 1 or numbers.size < least or (numbers.size and numbers.dtype.kind not in "iu"):

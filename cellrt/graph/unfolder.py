@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cellrt.definition.cell import CURRENT_GRAPH, Cell
-from cellrt.errors import DefinitionError, RequestError
+from cellrt.errors import DefinitionError, RequestError, interrupt_in
 from cellrt.graph.binding import Binding
 from cellrt.graph.graph import Graph
 from cellrt.graph.results import Recorded
@@ -51,6 +51,8 @@ class Unfolder:
         except RequestError as error:
             raise type(error)(f"model {self.name!r}: {error}") from error
         except (Exception, SystemExit) as error:
+            if isinstance(error, SystemError) and (interrupt := interrupt_in(error)) is not None:
+                raise interrupt from None
             raise RequestError(
                 f"model {self.name!r}: the unfolder raised {type(error).__name__}: {error}; the request: "
                 f"{describe_source(request)}"

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
+from cellrt.engine.interrupts import interruptible
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import state_bytes
 from cellrt.engine.stream import Channel
@@ -31,10 +32,10 @@ CONNECT_S = 30.0
 T = TypeVar("T")
 
 
-def connect(address: str, *, timeout: float = CONNECT_S, freeze: bool = True) -> Client:
+def connect(address: str, *, timeout: float = CONNECT_S, freeze: bool = False) -> Client:
     """A client of the engine whose process listens there: see ``EngineProcess.address``.
 
-    ``freeze``: as of ``Engine``, whenever this process has imported a model, until its last such client is closed.
+    ``freeze``: as of ``Engine``, for this process, whenever it has imported a model, until its last such client closes.
 
     Raises DeviceError if none does within ``timeout`` seconds, DefinitionError if it is no address.
     """
@@ -53,9 +54,9 @@ class Client(Serving):
     cancelled, and sessions that it opened without an id are closed.
     """
 
-    def __init__(self, address: str, *, timeout: float = CONNECT_S, freeze: bool = True) -> None:
+    def __init__(self, address: str, *, timeout: float = CONNECT_S, freeze: bool = False) -> None:
         self.address = addresses.check_address(address)
-        wire, told = welcomed(addresses.connect(address, check_seconds("timeout", timeout)), timeout)
+        wire, told = welcomed(addresses.connect(address, (timeout := check_seconds("timeout", timeout))), timeout)
         self._has_timeline = bool(told["has_timeline"])
         self._link = Link(wire)
         self._bindings = Bindings()
@@ -97,16 +98,13 @@ class Client(Serving):
         client imports it when it first submits: only then is it said if it cannot.
         """
         source = source_of(model)
-        check_registration(priorities, warm_up, max_queue, max_queue_rows, max_batch, replace)
+        how = check_registration(priorities, warm_up, max_queue, max_queue_rows, max_batch, replace)
         self._link.call(
             "register",
             source=source.text,
-            priorities=dict(priorities or {}),
             warm_up=warm_up,
-            max_queue=max_queue,
-            max_queue_rows=max_queue_rows,
-            max_batch=dict(max_batch or {}),
             replace=replace,
+            **how._asdict(),
         )
 
     def unregister(self, model: str) -> None:
@@ -195,9 +193,7 @@ class Client(Serving):
             return self._link.drain(0)
         self._link.refuse_in_callback()
         self._collector.flush()
-        if timeout is not None:
-            check_timeout(timeout)
-        return self._link.drain(timeout)
+        return self._link.drain(None if timeout is None else check_timeout(timeout))
 
     def close(self, timeout: float = CLOSE_S) -> None:
         """Leaves: requests that are not done end with EngineClosedError. The engine goes on. May be called twice.
@@ -207,7 +203,7 @@ class Client(Serving):
         if self._link.is_parents:
             return
         self._link.refuse_in_callback()
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
         self._link.close(EngineClosedError("the client is closed"), timeout)
         HEAP.release(id(self))
 
@@ -219,6 +215,7 @@ class Client(Serving):
         """Raises RequestError in a future's callback; for futures."""
         self._link.refuse_in_callback()
 
+    @interruptible
     def _submit(
         self,
         model: str,
@@ -233,6 +230,7 @@ class Client(Serving):
             lambda binding: self._submit_for(binding, requests, (), deadline, priority, wait, channel),
         )
 
+    @interruptible
     def _submit_in(
         self,
         model: str,
@@ -244,7 +242,7 @@ class Client(Serving):
     ) -> Sequence[RequestFuture]:
         self.binding(model)
         known = parts_of(sessions, self._link, model)
-        self._check(deadline, priority)
+        priority = self._check(deadline, priority)
         if not known:
             return []
         asked: list[tuple[Binding, Alike]] = []
@@ -258,6 +256,7 @@ class Client(Serving):
             self._await_places(accepted, futures)
         return futures
 
+    @interruptible
     def _submit_for(
         self,
         binding: Binding,
@@ -300,18 +299,18 @@ class Client(Serving):
         accepted: Awaited | None,
     ) -> Sequence[RequestFuture]:
         """Unfolds requests and hands them in; does not wait for places."""
-        self._check(deadline, priority)
+        priority = self._check(deadline, priority)
         if not requests:
             return []
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
         return self._link.submit(self, asked, deadline, priority, channel, sessions, accepted)
 
-    def _check(self, deadline: float | None, priority: int) -> None:
-        """Raises what ended the connection, and RequestError for what is no priority or deadline."""
+    def _check(self, deadline: float | None, priority: int) -> int:
+        """The priority. Raises what ended the connection, and RequestError for what is no priority or deadline."""
         self._link.refuse_if_lost()
-        check_priority(priority)
         if deadline is not None:
             check_seconds("deadline", deadline)
+        return check_priority(priority)
 
     def _await_places(self, accepted: Awaited, futures: Sequence[RequestFuture]) -> None:
         """Waits until requests have places; if they do not get them, raises why."""

@@ -21,7 +21,8 @@ class EngineProcess(Client):
     Args:
         workers: as of ``Engine``.
         address: where clients connect: "@name", or the path of a socket; default a name that nobody has.
-        options: as of ``Engine``; ``freeze`` is for this process, too (see ``connect``).
+        options: as of ``Engine``. Its process freezes what lives there unless ``freeze`` is False, and this one only
+            if it is True (see ``connect``).
 
     Raises DefinitionError if the engine cannot be made of these, or the address is taken.
     """
@@ -35,7 +36,7 @@ class EngineProcess(Client):
         self._started = Started(where, {"workers": workers, **options})
         self._started.wait()
         try:
-            super().__init__(where, freeze=options.get("freeze", True))
+            super().__init__(where, freeze=options.get("freeze", False))
         except BaseException:
             self._started.end()
             raise
@@ -53,7 +54,7 @@ class EngineProcess(Client):
         if self._link.is_parents:
             return
         self._link.refuse_in_callback()
-        check_timeout(timeout)
+        timeout = check_timeout(timeout)
         self._link.expect_end(EngineClosedError("the engine is closed"))
         self._started.end_within(timeout)
         super().close()

@@ -265,7 +265,7 @@ def main() -> None:
         with importing():
             address, options, models, ends_without_workers = pickle.loads(_read_all(lifeline))
         listener = addresses.listen(address)
-        doorkeeper = Doorkeeper(Engine(**options), listener, lifeline)
+        doorkeeper = Doorkeeper(Engine(**{"freeze": True, **options}), listener, lifeline)
         doorkeeper.ends_without_workers = ends_without_workers
         for source, how in models:
             doorkeeper.calls.register(ModelSource(source), how)

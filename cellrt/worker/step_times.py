@@ -10,7 +10,7 @@ import torch
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
-from cellrt.definition.modes import torch_threads
+from cellrt.definition.modes import torch_threads, workers_modes
 from cellrt.worker.build_forms import build_forms
 from cellrt.worker.choose_form import choose_form, choose_runs, fastest
 from cellrt.worker.device.device import Device
@@ -66,6 +66,7 @@ def _sizes(cell: Cell, *more: int) -> list[int]:
     return [rows for rows in fitting if not cell.batch_sizes or rows in cell.batch_sizes]
 
 
+@workers_modes()
 @torch.inference_mode()
 def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
     samples = []

@@ -12,16 +12,11 @@ from torch.overrides import _get_current_function_mode, _pop_mode
 from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils._python_dispatch import _pop_mode as _pop_dispatch_mode
 
+from cellrt.definition.modes import use_torch_threads
+
 Result = TypeVar("Result")
 HOST_THREADS = 1
 """Of whoever calls compiled functions for a device: torch makes other functions for another number."""
-
-
-def use_torch_threads(count: int) -> None:
-    """Sets the number for the calling thread, for good; threads that begin later get it too, unless they set theirs."""
-    # At its first operation a thread takes over the number that any thread set last; asking for it is an operation.
-    torch.get_num_threads()
-    torch.set_num_threads(count)
 
 
 def on_a_new_thread(run: Callable[[], Result]) -> Result:

@@ -305,7 +305,7 @@ def sample(
             **sizes,
         )
         return
-    most = torch.empty(num_rows, parts, device=values.device)
+    most = torch.empty(num_rows, parts, dtype=torch.float32, device=values.device)
     most_kernel[(num_rows, parts)](*given, sampling.temperature, most, **sizes)
     sizes["PARTS"] = triton.next_power_of_2(parts)
     kept: Tensor | None = None

@@ -12,7 +12,7 @@ import torch
 from cellrt.engine import engine as engine_module
 from cellrt.engine import frozen as frozen_module
 from cellrt.engine.frozen import WORTH_A_PAUSE_BYTES, WORTH_A_PAUSE_MODELS, FrozenHeap, memory_in_use
-from tests.engine.helpers import close_and_check, small_engine
+from tests.engine.helpers import SMALL, close_and_check, small_engine
 from tests.engine.models import chain_model, make_cells
 
 PLAIN, *_ = make_cells()
@@ -94,7 +94,7 @@ def test_what_the_program_froze_itself_stays_frozen():
     assert gc.get_freeze_count()
 
 
-def test_the_switch():
-    engine = serving(freeze=False)
-    assert not gc.get_freeze_count()
-    close_and_check(engine)
+def test_unless_asked_for_nothing_is_frozen():
+    with engine_module.Engine(1, limits=SMALL, arena_bytes=1 << 16) as engine:
+        engine.register(CHAIN, warm_up=False)
+        assert not gc.get_freeze_count()

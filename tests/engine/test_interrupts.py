@@ -15,6 +15,7 @@ import torch
 
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture
+from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, chain_model, make_cells
@@ -116,3 +117,35 @@ def test_a_future_that_is_interrupted_while_it_is_cancelled_ends_once():
         assert future.done()
         place += 1
     close_and_check(engine)
+
+
+@pytest.fixture
+def engine():
+    made = small_engine()
+    for model in (CHAIN, KEPT):
+        made.register(model, warm_up=False)
+    yield made
+    close_and_check(made)
+
+
+def of_a_c_function(*_: object, **__: object) -> object:
+    """As Python tells that a C function went on after a signal's handler had raised in it."""
+    raise SystemError("<built-in function made> returned a result with an exception set") from KeyboardInterrupt()
+
+
+@pytest.mark.parametrize("call", [submit_one, submit_many, submit_in_a_session])
+def test_an_interrupt_that_comes_as_a_system_error_reaches_the_client_as_it_is(engine, monkeypatch, call):
+    for owner, name in ((engine._submission, "_enqueue"), (Graph, "chain")):
+        with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(owner, name, of_a_c_function)
+            call(engine)
+    assert engine.drain(WAIT_S)
+
+
+def test_a_system_error_of_another_kind_stays_what_it_is(engine, monkeypatch):
+    def broken(*_: object) -> object:
+        raise SystemError("bad argument to internal function")
+
+    monkeypatch.setattr(engine._submission, "_enqueue", broken)
+    with pytest.raises(SystemError, match="bad argument"):
+        submit_one(engine)

@@ -28,7 +28,7 @@ def use(client: cellrt.Client) -> None:
 
 
 def test_from_the_first_model_to_the_end_of_the_last_client(served):
-    first, second = cellrt.connect(served.address), cellrt.connect(served.address)
+    first, second = (cellrt.connect(served.address, freeze=True) for _ in range(2))
     assert not gc.get_freeze_count()
     use(first)
     frozen = gc.get_freeze_count()
@@ -42,7 +42,7 @@ def test_from_the_first_model_to_the_end_of_the_last_client(served):
 
 
 def test_a_client_that_is_dropped_holds_nothing(served):
-    client = cellrt.connect(served.address)
+    client = cellrt.connect(served.address, freeze=True)
     use(client)
     dropped = weakref.ref(client)
     del client
@@ -51,14 +51,14 @@ def test_a_client_that_is_dropped_holds_nothing(served):
 
 
 def test_a_model_that_is_known_freezes_nothing_anew(served):
-    with cellrt.connect(served.address) as client:
+    with cellrt.connect(served.address, freeze=True) as client:
         use(client)
         gc.unfreeze()
         use(client)
         assert not gc.get_freeze_count()
 
 
-def test_the_switch(served):
-    with cellrt.connect(served.address, freeze=False) as client:
+def test_unless_asked_for_nothing_is_frozen(served):
+    with cellrt.connect(served.address) as client:
         use(client)
         assert not gc.get_freeze_count()

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.task_layout import TaskView
+from cellrt.definition.modes import use_torch_threads
 from cellrt.errors import CellError
 from cellrt.worker.apart.arenas import MappedArenas
 from cellrt.worker.apart.cells import load_type
@@ -26,7 +27,6 @@ from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.worker import run_timed
 from cellrt.worker.python_process import end_with, importing
-from cellrt.worker.torch_state import use_torch_threads
 
 
 class Child:

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.task_layout import H_GOES_ON
+from cellrt.definition.modes import use_torch_threads
 from cellrt.worker.base import Done, Worker
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
-from cellrt.worker.torch_state import use_torch_threads
 
 TURN_EVERY_NS = 300_000
 """Tasks that were given together and take less are run without a turn between them."""

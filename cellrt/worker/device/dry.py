@@ -14,10 +14,11 @@ from queue import SimpleQueue
 
 import torch
 
+from cellrt.definition.modes import use_torch_threads
 from cellrt.worker.device.capturable import Capturable
 from cellrt.worker.device.device import Captured, Device, Work, nothing
 from cellrt.worker.service_thread import ServiceThread
-from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
+from cellrt.worker.torch_state import HOST_THREADS
 
 SYNCHRONIZE_S = 60.0
 

@@ -16,11 +16,12 @@ import time
 from collections import deque
 from collections.abc import Callable
 
+from cellrt.definition.modes import use_torch_threads
 from cellrt.worker.base import Done, Launch, Worker
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.in_flight import InFlight
-from cellrt.worker.torch_state import HOST_THREADS, use_torch_threads
+from cellrt.worker.torch_state import HOST_THREADS
 
 SPIN_S = 100e-6
 """How long the thread looks at the counter without sleeping, once nothing else is to be done."""

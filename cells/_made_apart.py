@@ -1,0 +1,51 @@
+"""Modules that are made to be given weights: they draw nothing that is others', and lie on no default device.
+
+``LSTMCell(16, 32)`` draws its weights from torch's generator, as any module does. ``LSTMCell.from_torch(...)`` copies
+all of them: it draws nothing from that, and makes nothing on a default device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+from torch.overrides import TorchFunctionMode
+
+DRAWS = frozenset(
+    (
+        *(torch.rand, torch.randn, torch.randint, torch.normal, torch.Tensor.uniform_, torch.Tensor.normal_),
+        *(nn.init.uniform_, nn.init.normal_, nn.init.trunc_normal_, nn.init.xavier_uniform_, nn.init.xavier_normal_),
+        *(nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.orthogonal_),
+    )
+)
+"""What modules call for their first weights."""
+
+
+class _DrawingApart(TorchFunctionMode):
+    """While it lasts, this thread draws from a generator of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._generator = torch.Generator()
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = dict(kwargs or {})
+        if func in DRAWS:
+            given["generator"] = self._generator
+        return func(*args, **given)
+
+
+@contextmanager
+def made_apart() -> Iterator[None]:
+    """Modules that are made inside lie on the CPU and draw nothing from torch's generator."""
+    with torch.device("cpu"), _DrawingApart():
+        yield
