@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from cellrt.engine.future import RequestFuture
     from cellrt.engine.futures import Futures
     from cellrt.engine.session import Session
-    from cellrt.engine.sessions import SessionLimits
+    from cellrt.engine.session_limits import SessionLimits
     from cellrt.engine.stream import Stream
     from cellrt.errors import (
         CancelledError,
@@ -89,7 +89,7 @@ _HOMES = {
         "Tree",
     ),
     "engine.session": ("Session",),
-    "engine.sessions": ("SessionLimits",),
+    "engine.session_limits": ("SessionLimits",),
     "process.client": ("Client", "connect"),
     "process.engine_process": ("EngineProcess",),
     "process.remote_session": ("RemoteSession",),

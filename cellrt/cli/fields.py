@@ -47,7 +47,7 @@ class Field(NamedTuple):
         elif self.type is float:
             bounds = {"min": 0.0, "max": LONGEST_S}
         told = typer.Option(*names, help=self.help, rich_help_panel="The engine", **bounds)
-        annotation = Annotated[self.type | None, told]
+        annotation = Annotated[self.type | None, told]  # type: ignore[name-defined]
         return inspect.Parameter(self.option, inspect.Parameter.KEYWORD_ONLY, default=None, annotation=annotation)
 
 
@@ -104,7 +104,7 @@ def with_fields(fields: list[Field], name: str) -> Callable[[Callable[..., None]
             of_fields = {field.option: given.pop(field.option) for field in fields}
             command(**given, **{name: of_fields})
 
-        del run.__wrapped__  # type: ignore[attr-defined]
+        del run.__wrapped__
         made = [field.parameter() for field in fields]
         run.__signature__ = own.replace(  # type: ignore[attr-defined]
             parameters=[each.replace(kind=inspect.Parameter.KEYWORD_ONLY) for each in parameters] + made

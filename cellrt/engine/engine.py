@@ -26,7 +26,7 @@ from cellrt.engine.registration import ArenaBytes, Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import Session, records_of
-from cellrt.engine.sessions import SessionLimits
+from cellrt.engine.session_limits import SessionLimits
 from cellrt.engine.statistics import forms_told
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import Submission

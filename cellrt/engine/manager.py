@@ -18,7 +18,8 @@ from cellrt.engine.records import Arrival, Bulk, SessionRecord
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.replies import Replies
 from cellrt.engine.requests import Requests
-from cellrt.engine.sessions import SessionLimits, Sessions
+from cellrt.engine.session_limits import SessionLimits
+from cellrt.engine.sessions import Sessions
 from cellrt.engine.statistics import Statistics
 from cellrt.engine.trace import Trace
 from cellrt.engine.turns import Call, Turns

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from cellrt.cells import LSTMCell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
-from cellrt.engine.sessions import SessionLimits
+from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import CellError, RequestError, SessionError
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one

@@ -16,7 +16,7 @@ from cellrt.cells import GRUCell, LSTMCell
 from cellrt.core.settings import Limits
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
-from cellrt.engine.sessions import SessionLimits
+from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import (
     DefinitionError,
     OverloadError,

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.validate import broken_rules
-from cellrt.engine.sessions import SessionLimits
+from cellrt.engine.session_limits import SessionLimits
 from cellrt.graph.reference import run_one_by_one
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine

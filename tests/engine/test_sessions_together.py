@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from cellrt.definition.define import cell
 from cellrt.engine.futures import Futures
 from cellrt.engine.session import Session
-from cellrt.engine.sessions import SessionLimits
+from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import CancelledError, CellError, RequestError, RequestTooLargeError, SessionError, UnknownModelError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
