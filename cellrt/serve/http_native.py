@@ -18,7 +18,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.errors import CellrtError, EngineClosedError, RequestError, http_status
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve import oip
@@ -313,7 +313,7 @@ class _SocketSession:
                 frame = read_frame(self._described, content)
                 given = frame.request
                 with self._door.counted(self._described.name):
-                    answer = asyncio.wrap_future(self._begin(session, frame))
+                    answer = as_awaitable(self._begin(session, frame))
             except CellrtError as error:
                 answer = error
             self._answers.put_nowait(_Answer(begin_s, type(content) is bytes, self._described, given, answer))
