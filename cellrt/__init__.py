@@ -89,7 +89,7 @@ _HOMES = {
         "Tree",
     ),
     "engine.session": ("Session",),
-    "engine.sessions": ("SessionLimits",),
+    "engine.session_limits": ("SessionLimits",),
     "process.client": ("Client", "connect"),
     "process.engine_process": ("EngineProcess",),
     "process.remote_session": ("RemoteSession",),

@@ -6,13 +6,14 @@ Belongs to the holder of the turn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter_ns
 
 from cellrt.core.page_view import note_copies, take_copies
 from cellrt.core.processor import Processor
 from cellrt.core.suspension import STUCK
 from cellrt.worker.base import Done, Launch, Worker
+from cellrt.worker.cell_type import CellType
 
 MAX_DEATHS = 3
 """A worker that dies so often, without having completed a task since, is not replaced again."""
@@ -72,8 +73,8 @@ class Crew:
         """Tasks that were completed, with the location of their worker."""
         for location, worker in enumerate(self._workers, 1):
             if worker.has_finished():
-                self._deaths.pop(location, None)
                 for done in worker.poll():
+                    self._deaths.pop(location, None)
                     yield location, done
 
     def find_dead(self) -> list[int]:
@@ -90,7 +91,7 @@ class Crew:
     def bury(self, location: int) -> tuple[BaseException | None, list[Launch] | None]:
         """Replaces a dead worker if that can be; returns what killed it, and the tasks that it died in.
 
-        What it had not begun its successor runs. None instead of tasks: there is no successor.
+        What it had not begun another worker runs, or its successor. None instead of tasks: there is no successor.
         """
         dead = self._workers[location - 1]
         self._deaths[location] = self._deaths.get(location, 0) + 1
@@ -103,10 +104,32 @@ class Crew:
         logging.getLogger("cellrt").error("worker %d died and is replaced: %r", location, dead.error)
         self._workers[location - 1] = made = self._make(location)
         begun, waiting = dead.take_unfinished()
-        for launch in waiting:
-            made.launch(*launch)
+        if waiting and (has_ended := self._have_done_elsewhere(location, waiting)) is not None:
+            made.begin_after(has_ended)
+        else:
+            for launch in waiting:
+                made.launch(*launch)
         made.start()
         return dead.error, begun
+
+    def _have_done_elsewhere(self, location: int, launches: Sequence[Launch]) -> Callable[[], bool] | None:
+        """Gives tasks of a location to the worker of another that has least to do: see ``Worker.stand_in``."""
+        others = [k for k in range(1, len(self._workers) + 1) if k != location and k not in self._lost]
+        for other in sorted(others, key=lambda k: self._workers[k - 1].num_outstanding):
+            if (has_ended := self._workers[other - 1].stand_in(location, launches)) is not None:
+                return has_ended
+        return None
+
+    def teach(self, location: int, types: Iterable[CellType]) -> Callable[[], bool]:
+        """Has a worker learn types; returns what says whether nobody need wait for that any more; in a turn."""
+        worker = self._workers[location - 1]
+        if location not in self._lost:
+            worker.learn(types)
+        return lambda: worker.has_learned() or worker is not self._workers[location - 1] or location in self._lost
+
+    def is_there(self) -> bool:
+        """Whether a worker can run tasks by now."""
+        return any(worker.is_there for k, worker in enumerate(self._workers, 1) if k not in self._lost)
 
     def launch(self, on_launch: Callable[[int], None]) -> None:
         """Gives tasks to every worker that can take some, whoever is idle first; ``on_launch`` is told of each task."""

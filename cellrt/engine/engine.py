@@ -151,6 +151,7 @@ class Engine(Serving):
             threads_per_worker,
             manager.turns.call,
             lambda model: manager.retire(model, None),
+            manager.teach,
         )
         turns = manager.turns
         calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds

@@ -33,6 +33,8 @@ T = TypeVar("T")
 
 A_TURN_S = 1.0
 """How long somebody who would not wait waits for a turn."""
+LEARNING_S, LEARNED_EVERY_S = 120.0, 0.01
+"""How long a registration waits for each worker to load its cells, at most, and how often it looks."""
 SLACK_NS = 1_000_000
 """So much later a session may expire."""
 MANY_ARRIVALS = 64
@@ -108,6 +110,21 @@ class Manager:
     def has_workers(self) -> bool:
         """Whether a worker is left."""
         return self._crew.has_workers
+
+    @property
+    def has_workers_there(self) -> bool:
+        """Whether a worker can run tasks by now; its process may be about to come."""
+        return self._crew.is_there()
+
+    def teach(self, types: Sequence[int]) -> None:
+        """Has the workers load what tasks of new types need, one after the other, so that the others go on; waits for
+        it. Raises EngineClosedError."""
+        made = [self._registry.types[type_id] for type_id in types]
+        for location in range(1, len(self.workers) + 1):
+            has_learned = self.turns.call(partial(self._crew.teach, location, made))
+            end_s = time.monotonic() + LEARNING_S
+            while not has_learned() and self.turns.stopped is None and time.monotonic() < end_s:
+                time.sleep(LEARNED_EVERY_S)
 
     def step(self) -> None:
         """One turn: take in what happened, then keep the workers busy."""

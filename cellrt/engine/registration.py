@@ -57,6 +57,7 @@ class Registrar:
         num_threads: torch threads of a CPU worker.
         run_in_turn: calls a function when nobody else changes the engine's state.
         give_up: frees what a model has that nobody found yet.
+        teach: has the workers load what tasks of types need, and waits for it.
 
     Attributes:
         on_renewed: called with the name of a model whose place one with other forms has taken.
@@ -74,10 +75,12 @@ class Registrar:
         num_threads: int,
         run_in_turn: Callable[[Callable[[], Any]], Any],
         give_up: Callable[[Model], None],
+        teach: Callable[[list[int]], None],
     ) -> None:
         self._registry, self._processor, self._arenas, self._sizes = registry, processor, arenas, sizes
         self._shared, self._compiler = shared, compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
+        self._teach = teach
         self._told: set[str] = set()
         """Cells of which it was told that they forget their state."""
         self._tried: set[str] = set()
@@ -125,6 +128,8 @@ class Registrar:
             model.plan_of(typed)
             defaults = default_priorities(typed.program, {types[cell.identity]: cell for cell in discovery.cells})
             self._run_in_turn(lambda: self._set_priorities(new, types, priorities, defaults))
+            if warm_up:
+                self._teach([types[cell.identity] for cell in discovery.cells])
         except RequestTooLargeError as error:
             self._give_up(model)
             raise DefinitionError(f"the example request does not fit: {error}") from error

@@ -209,7 +209,7 @@ class Calls:
         return {**self._engine.statistics(), "clients": self._count_clients()}, b""
 
     def _has_workers(self, guest: Guest, _: bytes) -> Answer:
-        return self._engine.has_workers(), b""
+        return self._engine.has_workers() and self._engine._manager.has_workers_there, b""
 
     def _timeline(self, guest: Guest, _: bytes, request: str | None, count: int) -> Answer:
         """The last requests and their tasks, or one request with its, as ``view.chrome_trace`` has them."""

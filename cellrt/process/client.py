@@ -177,7 +177,10 @@ class Client(Serving):
         return self._has_timeline
 
     def has_workers(self) -> bool:
-        """Whether the engine has a worker that lives; without one it takes no requests. False in a forked process."""
+        """Whether the engine has a worker that can run tasks; of ``cpu:process``, one whose process has come.
+
+        False in a forked process.
+        """
         return not self._link.is_parents and bool(self._link.call("has_workers").value)
 
     def check(self) -> None:

@@ -27,6 +27,7 @@ from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answ
 from cellrt.serve.door import told
 from cellrt.serve.guard import Gate
 from cellrt.serve.http import error_response, json_response
+from cellrt.serve.http_native import RawOutput, packed
 from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
 from cellrt.serve.settings import Settings
@@ -124,7 +125,10 @@ class Front:
                 text = message.get("text")
                 answer = await self._frame(key, message.get("bytes") or b"" if text is None else text)
                 async with asyncio.timeout(self._limits.write_timeout_s):
-                    await socket.send_text(encode({"number": number, **answer}).decode())
+                    if (outputs := answer.get("outputs")) is not None:
+                        await socket.send_bytes(packed(number, [RawOutput(*output) for output in outputs]))
+                    else:
+                        await socket.send_text(encode({"number": number, **answer}).decode())
                 number += 1
 
     async def _frame(

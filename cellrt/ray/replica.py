@@ -27,7 +27,7 @@ from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.door import Door, told
-from cellrt.serve.http_native import Frame, read_frame
+from cellrt.serve.http_native import Frame, as_raw, read_frame
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
 from cellrt.serve.starting import start_engine
@@ -92,8 +92,9 @@ class Replica:
     async def frame(self, key: str, message: str | bytes | None, *, is_start: bool, is_end: bool) -> dict[str, Any]:
         """What a websocket's message comes to, in the session of that key if its model keeps state.
 
-        ``message``: None: nothing is asked; the session may begin or end. What is wrong comes as ``error`` and
-        ``type``, and ``is_begun`` is false if nothing was done because the replica has no engine now, or leaves.
+        ``message``: of a binary one results come as ``outputs``; None: nothing is asked; the session may begin or end.
+        What is wrong comes as ``error`` and ``type``, and ``is_begun`` is false if nothing was done because the replica
+        has no engine now, or leaves.
         """
         if not self._takes_requests:
             return {"is_begun": False, **told(NO_ENGINE)}
@@ -110,6 +111,8 @@ class Replica:
             frame: Frame = read_frame(described, message)
             how = oip.Parameters(frame.deadline_s, int(frame.priority), sequence)
             answer = await self._door.infer(described, frame.request, how, asyncio.Event().wait)
+            if isinstance(message, bytes):
+                return {"outputs": [tuple(output) for output in as_raw(answer.results)]}
             return {"results": oip.as_json(answer.results)}
         except CellrtError as error:
             return told(error)

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import struct
 import time
 import uuid
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 from itertools import count
@@ -17,10 +18,11 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cellrt.engine.future import RequestFuture, Result
+from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.errors import CellrtError, EngineClosedError, RequestError, http_status
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve import oip
+from cellrt.serve.arrays import NAMES, to_bytes
 from cellrt.serve.described import Described
 from cellrt.serve.door import Door, blamed, told
 from cellrt.serve.forms import TensorForm
@@ -38,6 +40,7 @@ UPGRADE = {"upgrade": "websocket", "connection": "upgrade"}
 """What the answer says to a request that asks for no websocket where there is one; RFC 9110 wants both."""
 LONGEST_PATH = 200
 """So much of a path that takes nothing but a websocket an error says."""
+HEAD_LENGTH = struct.Struct("<I")
 MESSAGE_BYTES = 512
 """What a websocket's message takes beside its content, roughly, as long as it waits."""
 
@@ -67,6 +70,30 @@ class Frame(msgspec.Struct, forbid_unknown_fields=True):
 
 _decoder = msgspec.json.Decoder(NativeRequest)
 _frames = msgspec.json.Decoder(Frame)
+
+
+class RawOutput(NamedTuple):
+    """An output as a binary message has it: its name, type and shape, and its rows, raw and little-endian."""
+
+    name: str
+    datatype: str
+    shape: list[int]
+    content: bytes
+
+
+def as_raw(results: Result) -> list[RawOutput]:
+    """Results for a binary message."""
+    return [
+        RawOutput(name, NAMES[tensor.dtype], list(tensor.shape), to_bytes(tensor)) for name, tensor in results.items()
+    ]
+
+
+def packed(number: int, outputs: Sequence[RawOutput]) -> bytes:
+    """A binary answer: the length of a head in 4 bytes, the head in JSON, and the contents of the outputs one after the
+    other."""
+    described = [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape, _ in outputs]
+    head = oip.encode({"number": number, "outputs": described})
+    return b"".join([HEAD_LENGTH.pack(len(head)), head, *[content for *_, content in outputs]])
 
 
 def read_frame(described: Described, message: str | bytes) -> Frame:
@@ -154,7 +181,7 @@ class NativeDoor:
                 described = await self._backend.model(socket.path_params["model"])
                 await _SocketSession(self._door, described, socket).run()
             except CellrtError as error:
-                await _say(socket, oip.encode(told(error)), self._limits.write_timeout_s)
+                await _say(socket, oip.encode(told(error)).decode(), self._limits.write_timeout_s)
                 code = SERVICE_RESTART if http_status(error) == HTTPStatus.SERVICE_UNAVAILABLE else POLICY_VIOLATION
                 await socket.close(code, type(error).__name__)
 
@@ -168,9 +195,11 @@ class _Taken(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """What a message comes to: when it came, its model and request, and the answer or why there is none."""
+    """What a message comes to: when it came, whether it was binary, its model and request, and the answer or why there
+    is none."""
 
     begin_s: float
+    is_binary: bool
     described: Described
     given: Any
     answer: asyncio.Future[Result] | CellrtError
@@ -241,7 +270,8 @@ class _SocketSession:
         """Tells of each message that is not answered that the server does not wait for it."""
         said = told(EngineClosedError(CUT_OFF))
         for number in range(self._num_answered, self._num_taken):
-            await _say(self._socket, oip.encode({"number": number, **said}), self._limits.write_timeout_s)
+            text = oip.encode({"number": number, **said}).decode()
+            await _say(self._socket, text, self._limits.write_timeout_s)
 
     async def _read(self) -> None:
         """Takes in what comes."""
@@ -278,10 +308,10 @@ class _SocketSession:
                 frame = read_frame(self._described, content)
                 given = frame.request
                 with self._door.counted(self._described.name):
-                    answer = asyncio.wrap_future(self._begin(session, frame))
+                    answer = as_awaitable(self._begin(session, frame))
             except CellrtError as error:
                 answer = error
-            self._answers.put_nowait(_Answer(begin_s, self._described, given, answer))
+            self._answers.put_nowait(_Answer(begin_s, type(content) is bytes, self._described, given, answer))
             self._messages.task_done()
 
     def _begin(self, session: RemoteSession | None, frame: Frame) -> RequestFuture:
@@ -295,16 +325,20 @@ class _SocketSession:
     async def _write(self) -> None:
         """Answers in order."""
         for number in count():
-            begin_s, described, given, answer = await self._answers.get()
+            begin_s, is_binary, described, given, answer = await self._answers.get()
             status = HTTPStatus.OK.value
             try:
                 if isinstance(answer, CellrtError):
                     raise answer
                 with blamed(described, given):
-                    message: dict[str, Any] = {"number": number, "results": oip.as_json(await answer)}
+                    results = await answer
+                if is_binary:
+                    message: str | bytes = packed(number, as_raw(results))
+                else:
+                    message = oip.encode({"number": number, "results": oip.as_json(results)}).decode()
             except CellrtError as error:
-                message, status = {"number": number, **told(error)}, http_status(error)
-            await _say(self._socket, oip.encode(message), self._limits.write_timeout_s)
+                message, status = oip.encode({"number": number, **told(error)}).decode(), http_status(error)
+            await _say(self._socket, message, self._limits.write_timeout_s)
             self._num_answered += 1
             self._note(number, described.name, status, time.perf_counter() - begin_s)
             self._places.release()
@@ -337,10 +371,10 @@ def _sequence_of(query: Mapping[str, str]) -> oip.InSequence:
     return oip.InSequence(id, flags["start"] == "true", flags["end"] == "true")
 
 
-async def _say(socket: WebSocket, message: bytes, timeout_s: float) -> None:
-    """Raises WebSocketDisconnect, TimeoutError."""
+async def _say(socket: WebSocket, message: str | bytes, timeout_s: float) -> None:
+    """Sends a text or binary message. Raises WebSocketDisconnect, TimeoutError."""
     async with asyncio.timeout(timeout_s):
         try:
-            await socket.send_text(message.decode())
+            await socket.send({"type": "websocket.send", "text" if type(message) is str else "bytes": message})
         except RuntimeError:  # it was closed meanwhile, as one that answers no pings
             raise WebSocketDisconnect(1006) from None

@@ -101,7 +101,7 @@ class Settings:
         host, port: where HTTP is taken; port 0: any that is free.
         grpc_port: where gRPC is taken, by all front ends; None: nowhere.
         front_ends: processes that parse and answer.
-        workers: number of CPU workers, or devices; None: one CPU worker a core.
+        workers: number of CPU workers, or devices; None: a CPU worker for each core that the front ends leave.
         max_queued_requests: requests of all models that may be unfinished.
         max_queued_per_model: requests of one model that may be; None: as many as of all.
         max_queued_rows, max_queued_rows_per_model: the same of the rows of all their nodes; None: any number.

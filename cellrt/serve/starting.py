@@ -6,13 +6,23 @@ from itertools import zip_longest
 
 from cellrt.process.starting import Started
 from cellrt.serve.settings import Settings
+from cellrt.worker.cores import num_cores
+
+MOST_WORKERS = 30
+"""Of an engine, on CPUs."""
+
+
+def workers_of(settings: Settings) -> int | list[str]:
+    """What its engine takes: by default a CPU worker for each core that the front ends leave."""
+    if settings.workers is None:
+        return max(1, min(MOST_WORKERS, num_cores() - settings.front_ends))
+    return list(settings.workers) if isinstance(settings.workers, tuple) else settings.workers
 
 
 def start_engine(settings: Settings) -> Started:
     """Starts it, and does not wait for it; it ends by itself when its last worker has died. Raises DeviceError."""
-    workers = list(settings.workers) if isinstance(settings.workers, tuple) else settings.workers
     options = {
-        "workers": workers,
+        "workers": workers_of(settings),
         "max_queue": settings.max_queued_requests,
         "max_queue_rows": settings.max_queued_rows,
         "trace": settings.timeline or False,

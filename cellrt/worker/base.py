@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -108,6 +108,29 @@ class Worker(ABC):
     def is_alive(self) -> bool:
         """Whether the thread runs and no task killed it."""
         return self.error is None and not self._has_ended
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it can run tasks by now."""
+        return True
+
+    def learn(self, types: Iterable[CellType]) -> None:  # noqa: B027 - most have nothing to load
+        """Has the worker load what tasks of new types need, before the first comes; in a turn."""
+
+    def has_learned(self) -> bool:
+        """Whether all that it was to learn is loaded."""
+        return True
+
+    def stand_in(self, location: int, launches: Sequence[Launch]) -> Callable[[], bool] | None:
+        """Takes tasks of another location, whose worker has died; in a turn.
+
+        Returns what says, in a turn, whether they have ended, by completion or with this worker; None: it takes none.
+        """
+        return None
+
+    def begin_after(self, has_ended: Callable[[], bool]) -> None:
+        """Has the worker take no tasks until those have ended that another has taken in its place; in a turn."""
+        raise NotImplementedError
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
         """Puts a task in the queue; called by the holder of the turn."""

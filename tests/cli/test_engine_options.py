@@ -127,3 +127,14 @@ def test_the_engines_process_gets_each(tmp_path: Path, monkeypatch: pytest.Monke
     finally:
         started.end()
     assert flat(json.loads(path.read_text())) == {**given, "policy": POLICIES[given["policy"]]}
+
+
+@pytest.mark.parametrize(("cores", "front_ends", "workers"), [(2, 1, 1), (8, 2, 6), (1, 1, 1), (64, 1, 30)])
+def test_by_default_workers_leave_cores_to_front_ends(
+    monkeypatch: pytest.MonkeyPatch, cores: int, front_ends: int, workers: int
+) -> None:
+    from cellrt.serve import starting
+
+    monkeypatch.setattr(starting, "num_cores", lambda: cores)
+    assert starting.workers_of(Settings(front_ends=front_ends)) == workers
+    assert starting.workers_of(Settings(front_ends=front_ends, workers=3)) == 3

@@ -20,6 +20,7 @@ from cellrt.worker.apart.pool import SharedPool
 from cellrt.worker.apart.ring import FAILURE_BYTES, Slot
 from cellrt.worker.apart.worker import ProcessWorker
 from cellrt.worker.blame import Failure
+from cellrt.worker.python_process import PythonProcess
 from tests.engine import apart_models
 from tests.engine.apart_models import DEADLY, EXAMPLE, WIDTH, WRONG, chain, model
 from tests.engine.helpers import assert_same, error_of
@@ -90,6 +91,41 @@ def test_an_idle_process_that_is_killed_is_replaced_before_the_next_request(engi
     until(lambda: process_of(engine) not in (0, dead), "another process has come")
     for future in engine.submit_many("chain", [EXAMPLE] * 8):
         future.result(WAIT_S)
+
+
+def test_a_registered_model_is_loaded_by_every_process():
+    with cellrt.Engine(2 * APART, debug=True) as engine:
+        engine.register(chain)
+        for worker in engine._manager.workers:
+            assert worker.is_there and worker.has_learned() and worker.num_outstanding == 0
+            assert worker.poll() == [], "what was loaded is no task"
+
+
+def test_a_successor_is_not_waited_for_beside_a_free_worker(engine, monkeypatch, tmp_path):
+    """The first worker dies with a task that it has not begun; its successor is long in coming."""
+    first, second = engine._manager.workers
+    os.kill(first.process_id, signal.SIGSTOP)
+    try:
+        held = [engine.submit("chain", EXAMPLE) for _ in range(40)]
+        until(lambda: first.num_outstanding, "the first has a task that it has not begun", 10)
+        monkeypatch.setattr(PythonProcess, "__init__", comes_with(tmp_path / "come", PythonProcess.__init__))
+    finally:
+        os.kill(first.process_id, signal.SIGKILL)
+    expected = run_one_by_one(chain, EXAMPLE)
+    for future in [*held, *engine.submit_many("chain", [EXAMPLE] * 20)]:
+        assert_same(future.result(WAIT_S), expected)
+    successor = engine._manager.workers[0]
+    assert successor is not first and not successor.is_there and second.is_alive()
+    (tmp_path / "come").touch()
+    until(lambda: successor.num_outstanding == 0, "the successor has come, and loaded its cells")
+    for future in engine.submit_many("chain", [EXAMPLE] * 20):
+        assert_same(future.result(WAIT_S), expected)
+
+
+def comes_with(file, begin):
+    """Makes processes that begin when a file is there."""
+    waits = f"import os, time\nwhile not os.path.exists({str(file)!r}): time.sleep(0.01)\n"
+    return lambda self, command, *given: begin(self, waits + command, *given)
 
 
 @pytest.mark.slow

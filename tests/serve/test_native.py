@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 
 import pytest
@@ -131,6 +132,19 @@ def connect(server: Server, path: str):
     return websocket.connect(f"ws://{server.address}{path}", proxy=None)
 
 
+def unpacked(message: bytes) -> tuple[int, dict[str, tuple[list[int], list[float]]]]:
+    """A binary answer: its number, and the shape and numbers of each output, which are FP32."""
+    (size,) = struct.unpack_from("<I", message)
+    head, place, found = json.loads(message[4 : 4 + size]), 4 + size, {}
+    for output in head["outputs"]:
+        assert output["datatype"] == "FP32"
+        count = math.prod(output["shape"])
+        found[output["name"]] = output["shape"], list(struct.unpack_from(f"<{count}f", message, place))
+        place += 4 * count
+    assert place == len(message)
+    return head["number"], found
+
+
 def test_a_websocket_is_a_session(server: Server) -> None:
     with connect(server, "/v1/models/kept/session") as socket:
         for rows in ([[8, 8]], [[8, 8], [8, 8]]):
@@ -138,7 +152,11 @@ def test_a_websocket_is_a_session(server: Server) -> None:
         assert json.loads(socket.recv(10)) == {"number": 0, "results": {"h": [[8, 8]]}}
         assert json.loads(socket.recv(10)) == {"number": 1, "results": {"h": [[12, 12], [14, 14]]}}
         socket.send(struct.pack("<2f", 1, 1))  # audio, say, as it is
-        assert json.loads(socket.recv(10)) == {"number": 2, "results": {"h": [[8, 8]]}}
+        assert unpacked(socket.recv(10)) == (2, {"h": ([1, 2], [8, 8])})
+        socket.send(b"123")
+        assert json.loads(socket.recv(10))["error"] == "expected rows of 8 bytes, got 3 bytes"
+        socket.send(json.dumps({"request": [[8, 8]]}))
+        assert json.loads(socket.recv(10)) == {"number": 4, "results": {"h": [[12, 12]]}}
     until(lambda: server.statistics()["sessions"]["open"] == 0, "the session ends with the connection")
 
 

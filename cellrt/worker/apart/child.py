@@ -6,6 +6,7 @@ It ends with whoever started it: when the socket between them ends, be it by tha
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import signal
 import socket
@@ -21,12 +22,14 @@ from cellrt.errors import CellError
 from cellrt.worker.apart.arenas import MappedArenas
 from cellrt.worker.apart.cells import load_type
 from cellrt.worker.apart.pool import Place, mapped
-from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Result, Slot, TaskRing
+from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Record, Result, Slot, TaskRing
 from cellrt.worker.blame import Failure, describe_error
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.worker import run_timed
 from cellrt.worker.python_process import end_with, importing
+
+log = logging.getLogger("cellrt")
 
 
 class Child:
@@ -44,17 +47,19 @@ class Child:
     ) -> None:
         self._pool, self._own_pool, self._bell, self._back = pool, own_pool, bell, back
         self._num_threads = num_threads
+        use_torch_threads(num_threads)
         self._ring = TaskRing(mapped(own_pool, Place(0, RING_BYTES)))
         self._arenas: Sequence[MappedArenas] = [MappedArenas(pool) for _ in range(num_locations)]
         self._types: dict[int, CellType] = {}
         self._known: dict[int, int] = {}
         """Where the pool describes each type that is known."""
         self._slots: dict[int, Slot] = {}
-        self._executor = Executor(location, list(self._arenas), self._types)
+        self._executors: dict[int, Executor] = {}
+        """By the location for which they run tasks: their own, and those of workers whose successors are not there."""
+        self._executor(location).load()
 
     def run(self) -> None:
         """Runs tasks for ever."""
-        use_torch_threads(self._num_threads)
         ring = self._ring
         ring.count(READY)
         os.eventfd_write(self._back, 1)
@@ -69,6 +74,8 @@ class Child:
 
     def _run(self, number: int) -> Result:
         record = self._ring.read(number)
+        if not record.num_words:
+            return self._load(record)
         slot = self._slot(Place(record.slot_offset, record.slot_bytes))
         buffer = np.frombuffer(slot.words, np.int32, record.num_words)
         try:
@@ -76,8 +83,23 @@ class Child:
         except BaseException as error:
             return self._refuse(slot, buffer, error)
         before = retries.count
-        start_ns, end_ns, busy_ns, failures = run_timed(self._executor, record.type_id, buffer, self._num_threads)
+        executor = self._executor(record.location)
+        start_ns, end_ns, busy_ns, failures = run_timed(executor, record.type_id, buffer, self._num_threads)
         return Result(start_ns, end_ns, busy_ns, retries.count - before, slot.put_failures(failures))
+
+    def _load(self, record: Record) -> Result:
+        """Has the tasks of a type find all that they need."""
+        try:
+            self._know(record.type_id, Place(record.type_offset, record.type_bytes))
+            self._executor(record.location).prepare(record.type_id)
+        except BaseException as error:  # its tasks try again, and fail of it; or it is given up by now
+            log.debug("a cell was not loaded: %s", describe_error(error))
+        return Result(0, 0, 0, 0, 0)
+
+    def _executor(self, location: int) -> Executor:
+        if location not in self._executors:
+            self._executors[location] = Executor(location, list(self._arenas), self._types)
+        return self._executors[location]
 
     def _refuse(self, slot: Slot, buffer: NDArray[np.int32], error: BaseException) -> Result:
         """What comes of a task whose cell cannot be loaded here."""
@@ -93,7 +115,8 @@ class Child:
 
     def _know(self, type_id: int, place: Place) -> CellType:
         if self._known.get(type_id) != place.offset:
-            self._executor.forget(type_id)
+            for executor in self._executors.values():
+                executor.forget(type_id)
             self._types.pop(type_id, None)
             with importing():
                 self._types[type_id] = load_type(self._pool, place, self._arenas)

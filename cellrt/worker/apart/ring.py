@@ -37,6 +37,9 @@ class Record(NamedTuple):
     slot_offset: int
     slot_bytes: int
     num_words: int
+    """0: there is no task, the type is to be loaded."""
+    location: int
+    """Of the worker whose task it is, or in whose place it runs."""
 
 
 class Result(NamedTuple):

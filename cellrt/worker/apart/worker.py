@@ -15,7 +15,8 @@ import select
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -24,7 +25,7 @@ from cellrt.core.task_layout import TaskView
 from cellrt.errors import DeviceError, InternalError
 from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
-from cellrt.worker.apart.pool import SharedPool
+from cellrt.worker.apart.pool import Place, SharedPool
 from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
 from cellrt.worker.base import Done, Launch, Unfinished, Worker
 from cellrt.worker.cell_type import CellType
@@ -33,8 +34,17 @@ from cellrt.worker.python_process import PythonProcess
 COMMAND = "from cellrt.worker.apart.child import main; main()"
 END_S = 5.0
 """How long the process may take to end; then it is killed."""
+NO_TASK, NOWHERE, _NOTHING = -1, Place(0, 0), np.empty(0, np.int32)
+"""Of a record that has a type loaded."""
 _LIBRARY = ctypes.PyDLL(None)
 """The C library, called with the interpreter's lock."""
+
+
+class _Taken(NamedTuple):
+    """What a record of the ring has: a slot, if it is a task, and the location whose task it is."""
+
+    slot: Slot | None
+    location: int
 
 
 class ProcessWorker(Worker):
@@ -67,13 +77,18 @@ class ProcessWorker(Worker):
         self._pool = SharedPool()
         self._ring = TaskRing(self._pool.map(self._pool.allocate(RING_BYTES)))
         self._free: list[Slot] = []
-        self._taken: deque[Slot] = deque()
+        self._taken: deque[_Taken] = deque()
         """Of each task in progress."""
+        self._learned_at = 0
+        """So many records of the ring are completed when what was to be learned is loaded."""
+        self._has_ended_elsewhere: Callable[[], bool] | None = None
+        self._was_buried = False
         self._bell, self._back = os.eventfd(0, os.EFD_CLOEXEC), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
         for fd in (self._bell, self._back):  # not before the last who may ring
             weakref.finalize(self, os.close, fd)
         self._is_ending = False
         self._python: PythonProcess | None = None
+        self.learn(types.values())
 
     @property
     def process_id(self) -> int | None:
@@ -82,8 +97,41 @@ class ProcessWorker(Worker):
 
     @property
     def num_outstanding(self) -> int:
-        """See ``Worker.num_outstanding``; until the process is there, as many as can be: nobody shall wait for it."""
-        return len(self._in_progress) if self._ring[READY] else PLACES
+        """See ``Worker.num_outstanding``; as many as can be as long as nobody shall wait for the process."""
+        return len(self._in_progress) if self.is_there and self.has_learned() and self._may_begin() else PLACES
+
+    @property
+    def is_there(self) -> bool:
+        """See ``Worker.is_there``."""
+        return bool(self._ring[READY])
+
+    def learn(self, types: Iterable[CellType]) -> None:
+        """See ``Worker.learn``; what finds no place in the ring is loaded by its first task."""
+        for cell_type in list(types)[: PLACES // 2 - len(self._in_progress)]:
+            self._write(Launch(NO_TASK, cell_type.id, _NOTHING), None, self._arguments[0])
+            self._learned_at = self._ring[LAUNCHED]
+
+    def has_learned(self) -> bool:
+        """See ``Worker.has_learned``."""
+        return self._ring[COMPLETED] >= self._learned_at
+
+    def stand_in(self, location: int, launches: Sequence[Launch]) -> Callable[[], bool] | None:
+        """See ``Worker.stand_in``; one that has much to do itself takes none."""
+        if self.num_outstanding + len(launches) > PLACES // 2:
+            return None
+        for launch in launches:
+            self._launch(launch, location)
+        end = self._ring[LAUNCHED]
+        return lambda: self._popped >= end or self._was_buried
+
+    def begin_after(self, has_ended: Callable[[], bool]) -> None:
+        """See ``Worker.begin_after``."""
+        self._has_ended_elsewhere = has_ended
+
+    def _may_begin(self) -> bool:
+        if self._has_ended_elsewhere is not None and self._has_ended_elsewhere():
+            self._has_ended_elsewhere = None
+        return self._has_ended_elsewhere is None
 
     def start(self) -> None:
         """Starts the process, and waits for nothing."""
@@ -93,14 +141,23 @@ class ProcessWorker(Worker):
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
         """See ``Worker.launch``."""
+        self._launch(Launch(task, type_id, buffer), self._arguments[0])
+
+    def _launch(self, launch: Launch, location: int) -> None:
+        slot = self._take_slot(len(launch.buffer))
+        slot.words[: len(launch.buffer)] = launch.buffer.data
+        self._write(launch, slot, location)
+
+    def _write(self, launch: Launch, slot: Slot | None, location: int) -> None:
+        """Writes a record into the ring; without a slot, of a type that is to be loaded."""
         if len(self._in_progress) == PLACES:
             raise InternalError(f"a worker was given more than {PLACES} tasks")
-        described = self._cells.place_of(self._types[type_id], self._arenas)
-        slot = self._take_slot(len(buffer))
-        slot.words[: len(buffer)] = buffer.data
-        self._ring.write(self._ring[LAUNCHED], Record(type_id, *described, *slot.place, len(buffer)))
-        self._in_progress.append(Launch(task, type_id, buffer))
-        self._taken.append(slot)
+        described = self._cells.place_of(self._types[launch.type_id], self._arenas)
+        place = NOWHERE if slot is None else slot.place
+        record = Record(launch.type_id, *described, *place, len(launch.buffer), location)
+        self._ring.write(self._ring[LAUNCHED], record)
+        self._in_progress.append(launch)
+        self._taken.append(_Taken(slot, location))
         self._ring.count(LAUNCHED)
         _ring(self._bell)
 
@@ -112,7 +169,9 @@ class ProcessWorker(Worker):
         """See ``Worker.poll``."""
         done = []
         while self.has_finished():
-            done.append(self._take_in(self._popped, self._in_progress.popleft(), self._taken.popleft()))
+            launch, (slot, _) = self._in_progress.popleft(), self._taken.popleft()
+            if slot is not None:
+                done.append(self._take_in(self._popped, launch, slot))
             self._popped += 1
         return done
 
@@ -122,10 +181,15 @@ class ProcessWorker(Worker):
 
     def take_unfinished(self) -> Unfinished:
         """See ``Worker.take_unfinished``."""
-        left, begun = list(self._in_progress), self._ring[BEGUN] - self._popped
+        unfinished, num_begun = Unfinished([], []), self._ring[BEGUN] - self._popped
+        for place, (launch, (slot, location)) in enumerate(zip(self._in_progress, self._taken)):
+            if slot is not None:  # another's tasks are not passed on a second time
+                is_over = place < num_begun or location != self._arguments[0]
+                (unfinished.begun if is_over else unfinished.waiting).append(launch)
         self._in_progress.clear()
         self._taken.clear()
-        return Unfinished(left[:begun], left[begun:])
+        self._was_buried = True
+        return unfinished
 
     def _take_slot(self, num_words: int) -> Slot:
         """A slot for so many words; those that have become too small are given up."""

@@ -19,7 +19,7 @@ from cellrt.core.run_span_task import APPENDED_PAGES, PAGES, SPAN, run_span_task
 from cellrt.core.run_task import run_task
 from cellrt.core.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.core.tables import HOST, MIXED
-from cellrt.core.task_layout import TaskView, input_record_at, output_record_at
+from cellrt.core.task_layout import HEADER, TaskView, input_record_at, output_record_at
 from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
@@ -100,6 +100,19 @@ class Executor:
         if compiled is not None and self._run_compiled(compiled, buffer):
             return []
         return self._run_module(self._types[type_id], buffer)
+
+    def load(self) -> None:
+        """Loads what runs tasks; takes some seconds in a new process. Nothing is run: it asks for scratch."""
+        header, ports, none = np.zeros(HEADER, np.int32), np.zeros((0, FIRST_ARENA), np.int64), np.zeros(0, np.uint8)
+        run_task(header, ports, 0, self._location, HOST, 0, 0, none)
+        run_span_task(header, ports, 0, self._location, HOST, 0, 0, np.zeros(1, np.int64), 0, none)
+
+    def prepare(self, type_id: int) -> None:
+        """Makes what the tasks of a type need, before the first comes."""
+        cell_type = self._types[type_id]
+        self._compiled[type_id] = compiled = _compiled_cell(cell_type, self._location, self._arenas)
+        if compiled is None:
+            self._replica_of(cell_type)
 
     def forget(self, type_id: int) -> None:
         """Drops what was kept for a cell type that no task has."""
