@@ -81,7 +81,6 @@ def transduce_with_beams(
 
     Raises DefinitionError for sizes that do not fit.
     """
-    _check_steps(name, cells.decoder, max_steps)
     search = transformer_beam_step(
         cells.decoder, beams=beams, max_steps=max_steps, best=best, length_penalty=length_penalty
     )

@@ -305,11 +305,11 @@ def _settle(definition: object) -> None:
     """Puts modules in evaluation mode and weights without gradients, wherever they lie in a copy."""
     for part in _parts_of_copy(definition):
         if isinstance(part, nn.Module):
+            if any(isinstance(module, torch.jit.ScriptModule) for module in part.modules()):
+                raise TypeError("a part is scripted (torch.jit): give the module that it was made of")
             put_back_originals(part)
             if is_compiled(part):
                 raise TypeError(HINT)
-            if any(isinstance(module, torch.jit.ScriptModule) for module in part.modules()):
-                raise TypeError("a part is scripted (torch.jit): give the module that it was made of")
             part.eval().requires_grad_(False)
             for module in part.modules():
                 _register_tensors(module)
