@@ -175,11 +175,13 @@ def _parts_of(function: Any, outer: tuple[object, ...]) -> Iterator[str]:
 
 
 def _told_of_code(code: CodeType, docstring: str | None, outer: tuple[object, ...]) -> str:
-    """Return what tells code from any other. Its docstring does not, which is the first of its constants."""
+    """Return what tells code from any other. Its docstring does not, which is the first of its constants, nor do its
+    flags, which Numba changes under a profiler."""
     skipped = docstring is not None and code.co_consts[:1] == (docstring,)
     consts = [_told(each, outer) for each in code.co_consts[skipped:]]
-    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars, code.co_argcount, code.co_flags)
-    return f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {names} {consts}"
+    names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
+    counts = (code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount)
+    return f"{code.co_code.hex()} {code.co_exceptiontable.hex()} {names} {counts} {consts}"
 
 
 def _told(value: Any, outer: tuple[object, ...]) -> str:

@@ -79,6 +79,8 @@ class Sources:
         found = self._stamps.get(root)
         if found is not None and all(_state_of(path) == state for path, state in found[0].items()):
             return found[1]
+        if not self._is_read:
+            self._read()
         num_known = len(self._known)
         sources = self._closure(root)
         digest = hashlib.sha256()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import cProfile
 import importlib.util
 import os
 import shutil
@@ -99,6 +100,14 @@ def test_what_was_kept_is_found_by_whoever_comes_next_with_another_docstring_at_
     assert load(tmp_path, told).run(1) == 2
     moved = load(tmp_path, told.replace("\n\n\n@", "\n\n\n# Adds.\n@").replace("Add one.", "Return one more."))
     assert moved.run(1) == 2 and hits(moved.run) == 1
+
+
+def test_a_profiler_changes_nothing_in_what_was_kept(tmp_path: Path):
+    run = load(tmp_path, ONE).run
+    before = kept_code.content_of(run.py_func)
+    profile = cProfile.Profile()
+    assert profile.runcall(run, 1) == 2
+    assert kept_code.content_of(run.py_func) == before
 
 
 def test_a_changed_function_is_compiled_again(tmp_path: Path):

@@ -121,6 +121,7 @@ def test_what_was_read_is_remembered_by_content(package: Path, tmp_path: Path, m
     before = stamp(package, kept)
     with monkeypatch.context() as without:
         without.setattr("cellrt.core.sources.read_source", lambda *_: pytest.fail("a file was parsed again"))
+        without.setattr(Sources, "_write", lambda *_: pytest.fail("what is known was written again"))
         assert stamp(package, kept) == before
     edit(package / "late.py", "2", "3")
     assert stamp(package, kept) != before
