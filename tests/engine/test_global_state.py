@@ -87,7 +87,7 @@ def assert_same_values(found: Any, wanted: Any) -> None:
 def served(model: Unfolder, request: Any) -> object:
     """One request of a model, through an engine of its own."""
     with Engine(1, limits=SMALL, arena_bytes=1 << 16) as engine:
-        engine.register(model)
+        engine.register(model, warm_up=False)
         return engine.submit(model.name, request).result(WAIT_S)
 
 
