@@ -18,7 +18,7 @@ from tests.serve import reporting
 
 pytest.importorskip("cellrt.serve.keeper")
 __all__ = ["told"]
-TEXTS = {"policy": "shortest-job-first", "scheduler_suspension": "copy"}
+TEXTS = {"policy": "shortest-job-first", "scheduler_suspension": "copy", "sessions_when_full": "refuse"}
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -140,7 +140,7 @@ def test_a_prompt_in_both_directions_is_not_continued():
         ({"decoder": nn.Linear(2, 3)}, r"Linear has no input_specs\(\): expected inputs="),
         ({"encoder": layers_of(size=7)}, r"h_l0: float32\[7\].*'EmbeddingLSTMDecoder' starts with h: float32\[8\]"),
     ],
-    ids=str,
+    ids=["a cell", "another end", "no input specs", "an encoder of another size"],
 )
 def test_a_search_that_does_not_fit_is_refused(changes, message):
     given = without(parts(), "keys") | {"decoder": cells.EmbeddingLSTMDecoder(TOKENS, WIDTH, SIZE, END), "end": END}
