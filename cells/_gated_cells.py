@@ -18,7 +18,7 @@ from cellrt import DefinitionError, RowSpec, rows
 from cellrt.cells._fused import fold_with_end, gates_of_tokens, vectors
 from cellrt.cells._gated import GatedModule, States, check_batch_sizes
 from cellrt.cells._host import TOKEN
-from cellrt.cells._made_apart import made_apart
+from cellrt.cells._made_apart import making_apart
 from cellrt.cells._torch_layers import find_layer
 from cellrt.cells._weights import (
     Derived,
@@ -47,7 +47,7 @@ class WholeCell(GatedModule):
         super().__init__(input_size, hidden_size, bias, is_recurrent=True)
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(cls, module: nn.Module, *, layer: int | None = None, reverse: bool = False) -> Self:
         """A cell with copies of the weights of a torch cell, or of a layer of torch's layers.
 
@@ -93,7 +93,7 @@ class InputHalf(GatedModule):
         super().__init__(input_size, hidden_size, bias, is_recurrent=False)
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(cls, module: nn.Module, *, layer: int | None = None, reverse: bool = False) -> Self:
         """The input half of a torch module; see ``LSTMCell.from_torch``."""
         source = find_layer(cls, module, layer, reverse)
@@ -114,7 +114,7 @@ class RecurrentHalf(GatedModule):
         super().__init__(None, hidden_size, bias, is_recurrent=True)
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(cls, module: nn.Module, *, layer: int | None = None, reverse: bool = False) -> Self:
         """The recurrent half of a torch module; see ``LSTMCell.from_torch``."""
         source = find_layer(cls, module, layer, reverse)
@@ -155,7 +155,7 @@ class TokenCell(GatedModule):
         self._table, self._ended_table = Derived(fold_table), Derived(fold_with_end)
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(
         cls,
         table: nn.Embedding,

@@ -6,13 +6,17 @@ all of them: it draws nothing from that, and makes nothing on a default device.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 DRAWS = frozenset(
     (
@@ -49,3 +53,18 @@ def made_apart() -> Iterator[None]:
     """Modules that are made inside lie on the CPU and draw nothing from torch's generator."""
     with torch.device("cpu"), _DrawingApart():
         yield
+
+
+def making_apart(function: Callable[Given, Made]) -> Callable[Given, Made]:
+    """Have a function run inside ``made_apart``.
+
+    The context manager itself would do as a decorator, but it is an object that cells of a class with such a method
+    would be told from each other by.
+    """
+
+    @functools.wraps(function)
+    def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        with made_apart():
+            return function(*args, **kwargs)
+
+    return call

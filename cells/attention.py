@@ -33,7 +33,7 @@ from torch import Tensor, nn
 from torch.nn.functional import embedding_bag, linear
 
 from cellrt import DefinitionError, RaggedRows
-from cellrt.cells._made_apart import made_apart
+from cellrt.cells._made_apart import making_apart
 from cellrt.cells._weights import Derived, is_fusable, pack_with_bias, packed_linear
 
 
@@ -101,7 +101,7 @@ class DotAttention(nn.Module):
             self.weight = nn.Parameter(nn.init.xavier_uniform_(torch.empty(query_size, memory_size)))
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(cls, module: nn.Linear) -> Self:
         """The general form with the weight of a torch layer that was applied to the memory's rows.
 
@@ -133,7 +133,7 @@ class AdditiveAttention(nn.Module):
         self.score = nn.Parameter(torch.randn(key_size) / key_size**0.5)
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(cls, query: nn.Linear, key: nn.Linear, score: nn.Linear) -> Self:
         """With the weights of the torch layers W (of the query), U (of the memory) and v (to one number).
 

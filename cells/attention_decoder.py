@@ -25,7 +25,7 @@ from cellrt.cells._decoding import Decoder, check_parts
 from cellrt.cells._fused import MAX_GATES_BYTES, can_fuse, fed_step, gates_of_tokens, of_layer
 from cellrt.cells._fused_attention import FusedReading, fits
 from cellrt.cells._host import STOP, TOKEN
-from cellrt.cells._made_apart import made_apart
+from cellrt.cells._made_apart import making_apart
 from cellrt.cells._weights import copy_embedding
 from cellrt.cells.attention import AdditiveAttention, DotAttention, Linear
 from cellrt.cells.gru import GRUCell
@@ -78,7 +78,7 @@ class _AttentionDecoder(Decoder):
         _check_attention(type(self).__name__, self.attention, hidden_size, self.memory_size)
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(
         cls,
         table: nn.Embedding,

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from torch import Tensor
 
 from cellrt import DefinitionError
-from cellrt.cells._made_apart import made_apart
+from cellrt.cells._made_apart import making_apart
 from cellrt.cells.transformer_stack import StackSizes, TransformerStack
 
 LAYER_NAMES = {
@@ -23,7 +23,7 @@ LAYER_NAMES = {
 """Our names, and those of ``transformers``."""
 
 
-@made_apart()
+@making_apart
 def encoder_from_bert(state: Mapping[str, Tensor], heads: int, epsilon: float = 1e-12) -> TransformerStack:
     """An encoder with a copy of the weights in the state of a ``BertModel``; all tokens are of its first type.
 

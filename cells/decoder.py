@@ -25,7 +25,7 @@ from cellrt.cells._decoding import Decoder, check_parts
 from cellrt.cells._fused import can_draw, can_fuse, of_layer, project_rows, sample_rows
 from cellrt.cells._gated import check_batch_sizes, unroll
 from cellrt.cells._host import STOP, TOKEN, gru_decoder, lstm_decoder
-from cellrt.cells._made_apart import made_apart
+from cellrt.cells._made_apart import making_apart
 from cellrt.cells._recurrence import gru_decode, lstm_decode
 from cellrt.cells._weights import are_float32_on_cpu, check_float32_on_cpu, check_shape, check_tokens, copy_embedding
 from cellrt.cells.gru import EmbeddingGRUCell, GRUCell
@@ -70,7 +70,7 @@ class _EmbeddingDecoder(Decoder):
         self._has_kernel = self.returns_choice_alone and fold and num_layers == 1
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(
         cls,
         table: nn.Embedding,

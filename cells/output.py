@@ -21,7 +21,7 @@ from torch.nn.functional import linear
 from cellrt import DefinitionError, RowSpec
 from cellrt.cells._fused import can_fuse, can_sample, choose_rows, sample_rows, vectors
 from cellrt.cells._host import STOP, TOKEN, choose_best
-from cellrt.cells._made_apart import made_apart
+from cellrt.cells._made_apart import making_apart
 from cellrt.cells._recurrence import project_best
 from cellrt.cells._weights import (
     Derived,
@@ -103,7 +103,7 @@ class Projection(_Linear):
         super().__init__(hidden_size, num_tokens, bias)
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(cls, module: nn.Linear) -> Self:
         """The weights of a torch layer."""
         made = cls(module.in_features, module.out_features, module.bias is not None)
@@ -140,7 +140,7 @@ class ProjectionArgmax(_Linear):
         self.end_token = end_token
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(cls, module: nn.Linear, end_token: int = NEVER) -> Self:
         """The weights of a torch layer."""
         made = cls(module.in_features, module.out_features, end_token, module.bias is not None)

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from torch.nn.functional import gelu, relu, silu
 
 from cellrt import DefinitionError
-from cellrt.cells._made_apart import made_apart
+from cellrt.cells._made_apart import making_apart
 from cellrt.cells.attention import Linear
 from cellrt.cells.paged_attention import Mask, Pages, Spans, append_pages, attend_rows, paged_attention
 from cellrt.cells.positions import RelativePositions, RotaryPositions
@@ -199,7 +199,7 @@ class TransformerLayer(nn.Module):
         self.mlp, self.mlp_norm = mlp, norm()
 
     @classmethod
-    @made_apart()
+    @making_apart
     def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Self:
         """A layer with a copy of the weights of a torch layer, in evaluation mode.
 

@@ -27,6 +27,7 @@ from tests.core.author import CELLS, Author
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, loop, make_processor
 from tests.core.machine import Machine, Request
 from tests.core.test_properties import CONFIGURATIONS, interleave
+from tests.core.test_session_state import CELLS as KEEPING_CELLS
 from tests.core.test_session_state import Conversation, KeepingAuthor, Play
 from tests.effort import examples
 
@@ -212,13 +213,16 @@ def test_a_loop_that_moves_to_another_worker_leaves_nothing_at_the_first():
 @pytest.mark.parametrize("ahead", [1, 3])
 @pytest.mark.parametrize("good", [1, 2, 3])
 def test_a_session_keeps_the_step_before_the_task_that_failed_with_others_behind_it(ahead, good):
-    machine = Machine(1, (4,) * len(CELLS), SchedulerSettings(loops_ahead=ahead, runs=False))
+    machine = Machine(
+        1, (4,) * len(KEEPING_CELLS), SchedulerSettings(loops_ahead=ahead, runs=False), cells=KEEPING_CELLS
+    )
     session = machine.processor.open_session()
-    draw = random.Random(3)
-    while len((made := KeepingAuthor(draw, None).loop())[1]) < 6:
-        pass
-    graph, history = made
-    request = Request(graph, poisoned=True, good_tasks=good + 1)  # the first is of what the state begins with, if any
+    draw, history = random.Random(3), []
+    while len(history) < 6:
+        author = KeepingAuthor(draw, None)
+        author.start = lambda kind: (-1, 0)  # no task before the loop's
+        graph, history = author.loop()
+    request = Request(graph, poisoned=True, good_tasks=good)
     assert machine.submit(request, session=session)
     while machine.live:
         machine.schedule(1)
@@ -353,7 +357,8 @@ def test_the_simulator_says_when_loops_end_that_go_ahead(data):
     chaos=st.booleans(),
 )
 def test_a_session_goes_on_from_the_step_that_stopped(draw, configuration, ahead, workers, count, chaos):
-    machine = Machine(workers, (4,) * len(CELLS), replace(configuration, loops_ahead=ahead))
+    settings = replace(configuration, loops_ahead=ahead)
+    machine = Machine(workers, (4,) * len(KEEPING_CELLS), settings, cells=KEEPING_CELLS)
     conversations = []
     for session in range(count):
         assert machine.processor.open_session() == session

@@ -21,8 +21,8 @@ def report() -> Unfolder:
     (engine,) = [each for each in gc.get_objects() if isinstance(each, Engine)]
     told = {
         "policy": type(engine._submission._policy).__name__,
-        "arena_bytes": engine._registrar._arena_bytes.rows,
-        "page_bytes": engine._registrar._arena_bytes.pages,
+        "arena_bytes": engine._registrar._sizes._given.rows,
+        "page_bytes": engine._registrar._sizes._given.pages,
         "freeze": engine._freeze,
         "scheduler": dataclasses.asdict(engine._processor.settings),
         "sessions": dataclasses.asdict(engine._manager.sessions.limits),
