@@ -75,9 +75,10 @@ def sanitized(tool: str) -> Command:
 VERSIONS: Command = ("{python}", "-m", "benchmarks.gpu_versions")
 FIRST = (
     Part("versions", 30, (VERSIONS,)),
+    Part("compiled", 200, (("{python}", "-m", "cellrt.engine.compilation"),)),
     Part("device", 60, (tests("tests/gpu/test_cuda_device.py", "tests/kernels/test_signal.py"),)),
     Part("steps and chains", 110, of_kinds(STEPS, USUAL)),
-    Part("worker", 90, tuple(tests(f"tests/engine/test_cuda_{name}.py") for name in ("worker", "chains"))),
+    Part("worker", 110, tuple(tests(f"tests/engine/test_cuda_{name}.py") for name in ("worker", "chains"))),
     benchmark("serving", 200, "--quick"),
     benchmark("lstm", 90, "--quick"),
 )

@@ -298,7 +298,9 @@ def test_gather_cell_and_scatter_are_one_kernel(device):
     metrics.reset()
     _, codes = run_and_get_code(CompiledStep(placed.cell, "inductor").compile, *placed._example_rows(4, False))
     assert len(codes) == 1 and metrics.generated_kernel_count == 1
-    assert "extern_kernels" not in codes[0].split("def call")[-1] and "aten.index" not in codes[0].split("def call")[-1]
+    lines = codes[0].split("def call")[-1].splitlines()
+    called = "\n".join(line for line in lines if not line.lstrip().startswith("#"))  # torch says there what it fused
+    assert "extern_kernels" not in called and "aten.index" not in called
 
 
 def test_one_function_serves_arenas_of_any_size_and_any_number_of_rows():
