@@ -89,7 +89,7 @@ SECOND = (
     Part("other kernels", 180, tuple(tests(file) for file in OTHERS)),
     benchmark("steps", 120),
     benchmark("2.3", 60),
-    Part("serving", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
+    Part("serving tests", 120, (tests("tests/gpu/test_serving.py"), tests("tests/engine/test_compiled_cells.py"))),
     Part("decoders", 180, tuple(tests("-k", kind, "tests/engine/test_cuda_decoders.py") for kind in DECODERS)),
     benchmark("loops", 200, "--quick"),
     benchmark("lm", 200, "--quick"),
