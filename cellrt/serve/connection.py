@@ -14,8 +14,12 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
-from websockets.frames import apply_mask
 from websockets.protocol import State
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # it is not compiled for every platform
+    from websockets.utils import apply_mask
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
@@ -148,7 +152,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """As of its base, and the scope has the connection."""
         super().handle_connect(event)
         if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
-            self.scope["extensions"][DIRECT] = self  # type: ignore[index, typeddict-item]
+            extensions: Any = self.scope["extensions"]
+            extensions[DIRECT] = self
 
     def listen(self, listener: Listener) -> None:
         """Has a listener hear what comes from now on, and what has come."""

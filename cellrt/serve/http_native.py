@@ -113,7 +113,7 @@ def read_frame(described: Described, message: str | bytes) -> Frame:
     """A message of the websocket, read: JSON, or the raw rows of the model's one tensor. Raises RequestError."""
     if isinstance(message, bytes):
         return Frame(_rows(described, message))
-    frame: Frame = oip.decode(message.encode(), _frames, described.limits)
+    frame: Frame = oip.decode(message, _frames, described.limits)
     return Frame(described.read_json(frame.request), frame.deadline_s, frame.priority)
 
 
