@@ -7,16 +7,18 @@ that is most of what a piece of a stream costs.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellrt.engine.future import RequestFuture
-from cellrt.errors import CellrtError
+from cellrt.errors import CellrtError, InternalError
 from cellrt.process.remote_session import RemoteSession
 
 if TYPE_CHECKING:
     from cellrt.process.client import Client
 
+log = logging.getLogger("cellrt")
 Begun = Callable[[RequestFuture | CellrtError], object]
 """Told of a request that was handed in, or why it could not be."""
 
@@ -79,5 +81,8 @@ class Pieces:
                     self._hand_in_some([piece], deadline, priority)
                 return
             told = [error]
+        except Exception as bug:  # nobody else would tell those who wait; they may have been handed in: never again
+            log.exception("requests of sessions could not be handed in")
+            told = [InternalError(f"{type(bug).__name__}: {bug}") for _ in pieces]
         for piece, its in zip(pieces, told):
             piece.begun(its)

@@ -358,6 +358,9 @@ class _SocketSession:
             self._ask(asked, content)
         except CellrtError as error:
             asked.ended = error
+        except Exception as error:  # of the server's own: the log has it
+            if not self._over.done():
+                self._over.set_exception(error)
         self._finding = None
         self.resume()
 

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from cellrt.engine.places import QueueLimit
-from cellrt.errors import CellrtError, OverloadError, RequestError, SessionError
+from cellrt.errors import CellrtError, InternalError, OverloadError, RequestError, SessionError
 from cellrt.process.client import Client, connect
 from cellrt.process.pieces import Pieces
 from cellrt.process.wire import Wire
@@ -79,6 +79,13 @@ def test_a_request_that_does_not_fit_refuses_no_other(client):
     told = asked_together(client, [(session, what) for session, what in zip(sessions, [steps(1), "text", steps(1)])])
     assert isinstance(told.pop(1), RequestError)
     assert all(torch.equal(last, expected) for last in told)
+
+
+def test_a_fault_of_our_own_is_told_to_all_who_wait(client, monkeypatch):
+    sessions = [client.session("kept") for _ in range(2)]
+    monkeypatch.setattr(client._link, "submit", lambda *_, **__: 1 // 0)
+    told = asked_together(client, [(session, steps(1)) for session in sessions])
+    assert [type(error) for error in told] == [InternalError] * 2
 
 
 def test_where_a_queue_is_full_those_are_taken_for_which_there_are_places(doorkeeper):
