@@ -19,6 +19,7 @@ import struct
 import uuid
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import _GeneratorContextManager
 from types import (
     CodeType,
     FunctionType,
@@ -219,6 +220,9 @@ class _Digest:
             self._write("method")
             self.add(value.__self__)
             self.add(value.__func__)
+        elif isinstance(value, _GeneratorContextManager):  # one that decorates a function makes itself anew of these
+            self._write("context manager")
+            self._add_all("made of", [value.func, value.args, value.kwds])
         elif type(value) in (tuple, list, torch.Size):
             self._add_all(type(value).__name__, value)
         elif isinstance(value, set | frozenset):

@@ -308,6 +308,20 @@ class Client(Serving):
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
         return self._link.submit(self, asked, deadline, priority, channel, sessions, accepted)
 
+    def _hand_in_each(
+        self,
+        binding: Binding,
+        requests: Sequence[Any],
+        sessions: Sequence[int],
+        deadline: float | None,
+        priority: int,
+    ) -> Sequence[RequestFuture]:
+        """Hands in a request of each of several sessions; the engine refuses each by itself. Raises if one cannot be
+        unfolded, and then hands in none."""
+        priority = self._check(deadline, priority)
+        asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
+        return self._link.submit(self, asked, deadline, priority, None, sessions, None, is_each=True)
+
     def _check(self, deadline: float | None, priority: int) -> int:
         """The priority. Raises what ended the connection, and RequestError for what is no priority or deadline."""
         self._link.refuse_if_lost()

@@ -201,10 +201,17 @@ class Guest:
             self._patient.update(dict.fromkeys(submission.ids, patient))
             self._house.submit_patiently(patient)
             return
+        self._hand_in_or_refuse(patient)
+
+    def _hand_in_or_refuse(self, patient: Patient) -> None:
         try:
             self.hand_in(patient)
         except CellrtError as error:
-            self.refuse(submission, error)
+            if patient.submission.is_each and patient.submission.num_requests > 1:
+                for alone in patient.each():
+                    self._hand_in_or_refuse(alone)
+            else:
+                self.refuse(patient.submission, error)
 
     def hand_in(self, patient: Patient) -> None:
         """Hands in requests, all or none. Raises what ``Engine.submit`` does."""

@@ -155,9 +155,13 @@ class Link:
         channel: Channel | None,
         sessions: Sequence[int],
         accepted: Awaited | None,
+        *,
+        is_each: bool = False,
     ) -> list[RequestFuture]:
         """Hands in requests, all or none, by their graphs, with the number of each one's session, or none; returns at
         once.
+
+        ``is_each``: the engine refuses those that it cannot take, and takes the others.
 
         ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
         """
@@ -172,7 +176,7 @@ class Link:
         def write() -> None:
             nonlocal first
             first = id = self._take_number(accepted, max(1, count))
-            how = deadline_s, priority, channel is not None, accepted is not None
+            how = deadline_s, priority, channel is not None, accepted is not None, is_each
             head = Submission(first, count, session_numbers, time.perf_counter_ns(), *how)
             pending: dict[int, Pending] = {}
             for template, (binding, alike) in zip(templates, asked):

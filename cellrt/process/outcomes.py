@@ -76,6 +76,19 @@ class Arrived:
         """A request's results; asked for once, as nobody keeps them for others."""
         return unpacked(self._each.pop(number))
 
+    def bytes_of(self, number: int) -> list[tuple[str, torch.dtype, list[int], Part]]:
+        """A request's results as they came: names, dtypes, shapes and bytes; in the place of ``of``."""
+        memory, places, template, formats = self._each.pop(number)
+        at, found, view = 0, list[tuple[str, torch.dtype, list[int], Part]](), memoryview(memory)
+        for index, rows in places:
+            layout = template.results[index]
+            format = formats[layout.kind]
+            size = abs(rows) * format.num_bytes
+            shape = [*format.spec.shape] if rows < 0 else [rows, *format.spec.shape]
+            found.append((layout.name, format.spec.dtype, shape, view[at : at + size]))
+            at += padded(size)
+        return found
+
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
         """Some requests' results."""
         return [self.of(number) for number in numbers]

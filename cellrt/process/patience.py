@@ -10,7 +10,7 @@ import heapq
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Protocol
@@ -18,7 +18,7 @@ from typing import Protocol
 from cellrt.engine.places import Places, Size, check_places
 from cellrt.engine.registry import Model
 from cellrt.errors import CellrtError, DeadlineError, InternalError, OverloadError
-from cellrt.graph.known import Alike
+from cellrt.graph.known import ONE, Alike
 from cellrt.process.recorded import Template
 from cellrt.process.submissions import Submission
 
@@ -62,6 +62,22 @@ class Patient:
             for model, groups in self.asked.items()
             for alike in groups
         )
+
+    def each(self) -> Iterator[Patient]:
+        """Each of its requests as a submission of its own."""
+        submission = self.submission
+        for model, groups in self.asked.items():
+            for recorded, places in groups:
+                rows_of = [(kind, len(rows) // len(places), rows) for kind, rows in recorded.externals]
+                for number, place in enumerate(places):
+                    own = [(kind, rows[number * size : (number + 1) * size]) for kind, size, rows in rows_of]
+                    alone = submission._replace(
+                        first_id=submission.first_id + place,
+                        num_requests=1,
+                        sessions=submission.sessions[place : place + 1],
+                    )
+                    asked = {model: [Alike(recorded._replace(externals=own), ONE)]}
+                    yield Patient(self.guest, alone, asked, self.template)
 
     @property
     def is_cancelled(self) -> bool:

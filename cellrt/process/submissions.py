@@ -26,6 +26,7 @@ class Submission(NamedTuple):
         deadline_s: seconds from then; negative for none.
         priority: 0 to 3.
         is_streamed, is_patient: whether its steps are wanted; whether it waits for places.
+        is_each: whether those of them that can be are handed in where not all can.
     """
 
     first_id: int
@@ -36,6 +37,7 @@ class Submission(NamedTuple):
     priority: int
     is_streamed: bool
     is_patient: bool
+    is_each: bool
 
     @property
     def ids(self) -> range:
@@ -55,8 +57,8 @@ class Submission(NamedTuple):
 
 def submission_parts(submission: Submission, templates: Sequence[int], groups: Sequence[Alike]) -> list[Part]:
     """A submission as a message has it; ``templates``: that of each group of requests, by number."""
-    first_id, count, sessions, now_ns, deadline_s, priority, is_streamed, is_patient = submission
-    flags = is_streamed | is_patient << 1
+    first_id, count, sessions, now_ns, deadline_s, priority, is_streamed, is_patient, is_each = submission
+    flags = is_streamed | is_patient << 1 | is_each << 2
     head = HEAD.pack(first_id, count, len(sessions), now_ns, deadline_s, priority, flags, len(groups))
     numbers = [number for template, alike in zip(templates, groups) for number in (template, len(alike.places))]
     parts: list[Part] = [head, array("i", numbers).tobytes()]
@@ -73,5 +75,6 @@ def read_submission(body: memoryview) -> tuple[Submission, list[tuple[int, int]]
     end = begin + SESSION_BYTES * num_sessions
     numbers = memoryview(bytes(body[HEAD.size : begin])).cast("i").tolist()
     sessions = memoryview(bytes(body[begin:end])).cast("I").tolist()
-    submission = Submission(first_id, count, sessions, now_ns, deadline_s, priority, bool(flags & 1), bool(flags & 2))
+    how = bool(flags & 1), bool(flags & 2), bool(flags & 4)
+    submission = Submission(first_id, count, sessions, now_ns, deadline_s, priority, *how)
     return submission, list(zip(numbers[::2], numbers[1::2])), bytes(body[end:])

@@ -31,7 +31,7 @@ from cellrt.errors import DeviceError, OverloadError
 from cellrt.process import memory, short_calls
 from cellrt.process.memory import Part
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Of both ends; they are of one version of cellrt."""
 REGION_BYTES = 4 << 20
 """Memory for the bodies of one direction; only what is written to takes any."""

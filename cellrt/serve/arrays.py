@@ -124,7 +124,8 @@ def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int
     array = np.frombuffer(data, NUMPY_DTYPES.get(dtype, np.dtype(np.int16))).copy()
     if dtype == torch.bool:
         array = array.view(np.uint8) != 0
-    return torch.from_numpy(array).view(dtype).reshape(tuple(shape))
+    made = torch.from_numpy(array)
+    return (made if made.dtype == dtype else made.view(dtype)).reshape(tuple(shape))
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:

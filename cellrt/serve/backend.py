@@ -18,6 +18,7 @@ from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.errors import CellrtError, DefinitionError, DeviceError, EngineClosedError, UnknownModelError
 from cellrt.process.client import Client, connect
+from cellrt.process.pieces import Pieces
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.described import Described, describe
 from cellrt.serve.settings import Settings
@@ -60,6 +61,7 @@ class Backend:
         self.is_connected = asyncio.Event()
         self.engine_lost = asyncio.Event()
         self._client: Client | None = None
+        self._pieces: tuple[Client, Pieces] | None = None
         self._has_workers = self._has_models = True
         self._unserved: dict[str, Unserved] = {}
         self._described: dict[str, Described] = {}
@@ -78,6 +80,14 @@ class Backend:
         if client is None or client.is_lost:
             raise DeviceError("the engine's process is not there; it is being started")
         return client
+
+    @property
+    def pieces(self) -> Pieces:
+        """By which requests of many sessions go together. Raises DeviceError as long as there is no connection."""
+        client = self.client
+        if self._pieces is None or self._pieces[0] is not client:
+            self._pieces = client, Pieces(client)
+        return self._pieces[1]
 
     @property
     def is_ready(self) -> bool:
@@ -166,7 +176,7 @@ class Backend:
         return known
 
     async def _connect(self) -> None:
-        lost, self._client = self._client, None
+        lost, self._client, self._pieces = self._client, None, None
         self._forget_engine()
         if lost is not None:
             await asyncio.to_thread(lost.close)

@@ -9,18 +9,30 @@ closes websockets at once, whatever they wait for, and at any time one whose ans
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING
+from http import HTTPStatus
+from typing import TYPE_CHECKING, Any, Protocol
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from uvicorn.protocols.websockets.websockets_sansio_impl import WebSocketsSansIOProtocol
+from websockets.protocol import State
+
+try:
+    from websockets.speedups import apply_mask
+except ImportError:  # it is not compiled for every platform
+    from websockets.utils import apply_mask
 
 if TYPE_CHECKING:
     from uvicorn._types import ASGISendEvent
+    from websockets.http11 import Request
 
 MOST_HEAD_BYTES = 1 << 20
 """Of a request's line and headers together; what a read brings behind them is counted too."""
 HALF_CLOSED_S = 1.0
 """How long one who has closed their half is answered: most who do are gone, which nobody can tell before writing."""
+DIRECT = "cellrt.websocket"
+"""The extension of ASGI by which an application has the connection itself."""
+FIN, TEXT, BINARY = 0x80, 0x1, 0x2
+"""Of the first byte of a frame: that it is its message's last, and what it has."""
 TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -93,8 +105,179 @@ class HttpProtocol(HttpToolsProtocol):
         self._unread_bytes = unread_bytes
 
 
+class Listener(Protocol):
+    """Who hears a websocket, in the loop."""
+
+    def hear(self, message: str | bytes) -> None:
+        """Takes a message."""
+
+    def lose(self) -> None:
+        """The client has gone, or the connection was closed."""
+
+    def resume(self) -> None:
+        """The client reads again."""
+
+
+class _Disconnects(asyncio.Queue[Any]):
+    """In the place of the queue for an application that asks for what comes: of that only the end is left."""
+
+    def __init__(self, listener: Listener) -> None:
+        super().__init__()
+        self._listener = listener
+
+    def put_nowait(self, item: Any) -> None:
+        """Takes an event."""
+        if item["type"] == "websocket.disconnect":
+            self._listener.lose()
+
+
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One websocket; when the server ends, its session closes it after it has answered."""
+    """One websocket; when the server ends, its session closes it after it has answered.
+
+    To its application it is in the scope's extensions, under ``DIRECT``: a listener hears messages as they come, and
+    sends without a task and a queue for each. What comes is cut into frames here. A whole message that is not
+    compressed is read at once; all else the library reads, a frame at a time, so that it is always where one begins.
+    """
+
+    _listener: Listener | None = None
+    _rest = bytearray()
+    """The beginning of a frame."""
+    _needed = 0
+    """So many bytes of it must be there to go on."""
+    _is_cut: bool | None = None
+    """Whether what comes is cut into frames here; None: it is not known yet."""
+    _is_in_fragments = False
+
+    def handle_connect(self, event: Request) -> None:
+        """As of its base, and the scope has the connection."""
+        super().handle_connect(event)
+        if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
+            extensions: Any = self.scope["extensions"]
+            extensions[DIRECT] = self
+
+    def listen(self, listener: Listener) -> None:
+        """Has a listener hear what comes from now on, and what has come."""
+        before, self.queue = self.queue, _Disconnects(listener)
+        self._listener = listener
+        while not before.empty():
+            event: Any = before.get_nowait()
+            if event["type"] == "websocket.receive":
+                listener.hear(event["text"] if event.get("text") is not None else event["bytes"])
+            else:
+                self.queue.put_nowait(event)
+        self.read_on()
+
+    def read_no_more(self) -> None:
+        """Has the client wait with what it sends."""
+        if not self.read_paused:
+            self.read_paused = True
+            self.transport.pause_reading()
+
+    def read_on(self) -> None:
+        """Has the client go on."""
+        if self.read_paused:
+            self.read_paused = False
+            self.transport.resume_reading()
+
+    @property
+    def takes_more(self) -> bool:
+        """Whether the client reads what it is sent."""
+        return self.writable.is_set()
+
+    def say(self, message: str | bytes) -> bool:
+        """Sends a message, whether the client reads or not; False if the connection has ended."""
+        if self.disconnected or self.close_sent or self.conn.state is not State.OPEN:
+            return False
+        is_text = isinstance(message, str)
+        content = message.encode() if isinstance(message, str) else message
+        if self._is_plain:
+            self.transport.write(_head(TEXT if is_text else BINARY, len(content)) + content)
+        else:
+            (self.conn.send_text if is_text else self.conn.send_binary)(content)
+            self.transport.write(b"".join(self.conn.data_to_send()))
+        return True
+
+    def resume_writing(self) -> None:
+        """The client reads again."""
+        super().resume_writing()
+        if self._listener is not None:
+            self._listener.resume()
+
+    def data_received(self, data: bytes) -> None:
+        """Takes in what came."""
+        if self._is_cut is None:
+            if self.handshake_complete:
+                self._is_cut = self._is_plain
+            elif self.handshake_initiated:  # before it is answered: the library keeps it
+                self._is_cut = False
+        if not self._is_cut:
+            super().data_received(data)
+        elif not self._rest:
+            if (at := self._cut(data)) < len(data):
+                self._rest = bytearray(memoryview(data)[at:])
+        else:
+            self._rest += data
+            if len(self._rest) >= self._needed:
+                del self._rest[: self._cut(self._rest)]
+
+    def send_receive_event_to_app(self) -> None:
+        """A message that the library has read."""
+        if self._listener is None:
+            super().send_receive_event_to_app()
+            return
+        data, self.frames = b"".join(self.frames), []
+        self._hear(data, self.curr_msg_data_type == "text")
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether frames are what their heads say, as no extension changes them."""
+        return not self.conn.extensions
+
+    def _hear(self, data: bytes, is_text: bool) -> None:
+        if self._listener is None or self.close_sent:
+            return
+        try:
+            message = data.decode() if is_text else data
+        except UnicodeDecodeError:
+            self.conn.send_close(1007)
+            self.handle_parser_exception()
+            return
+        self._listener.hear(message)
+
+    def _cut(self, data: bytes | bytearray) -> int:
+        """Takes in the whole frames of what came; returns how many bytes they are."""
+        at, size, most = 0, len(data), self.config.ws_max_size
+        while size - at >= 2 and self.conn.state is State.OPEN:
+            first, length = data[at], data[at + 1] & 0x7F
+            begin = at + 6
+            if length >= 126:
+                width = 2 if length == 126 else 8
+                begin += width
+                length = int.from_bytes(data[at + 2 : at + 2 + width], "big") if size >= at + 2 + width else 0
+            if not data[at + 1] & 0x80 or length > most:  # the library says what is wrong
+                self._is_cut = False
+                break
+            end = begin + length
+            if size < end:
+                self._needed = end - at
+                return at
+            self._take_frame(first, data, at, begin, end)
+            at = end
+        if self._is_cut and self.conn.state is State.OPEN:
+            self._needed = 2
+            return at
+        super().data_received(bytes(data[at:]))
+        self._is_cut = False
+        return size
+
+    def _take_frame(self, first: int, data: bytes | bytearray, at: int, begin: int, end: int) -> None:
+        is_whole = first in (FIN | TEXT, FIN | BINARY)
+        if is_whole and self._listener is not None and not self._is_in_fragments:
+            self._hear(apply_mask(data[begin:end], data[begin - 4 : begin]), first == FIN | TEXT)
+            return
+        if first & 0x0F <= BINARY:
+            self._is_in_fragments = not first & FIN
+        super().data_received(bytes(data[at:end]))
 
     async def send(self, message: ASGISendEvent) -> None:
         """As of its base, whose log takes a refusal with a body for an application that said nothing."""
@@ -114,3 +297,12 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         """The server ends."""
         if not self.handshake_complete or self.close_sent:  # nobody has a session, or it has closed it
             super().shutdown()
+
+
+def _head(kind: int, size: int) -> bytes:
+    """The head of the one frame of a message to a client."""
+    if size < 126:
+        return bytes((FIN | kind, size))
+    if size < 1 << 16:
+        return bytes((FIN | kind, 126)) + size.to_bytes(2, "big")
+    return bytes((FIN | kind, 127)) + size.to_bytes(8, "big")

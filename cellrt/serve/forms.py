@@ -10,6 +10,7 @@ import dataclasses
 import reprlib
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -390,7 +391,7 @@ def checked(value: Any, limits: Limits) -> Any:
         if not {dict, list} & set(map(type, level)):
             break
         inside = [item.values() if type(item) is dict else item for item in level if type(item) in (dict, list)]
-        level = [item for items in inside for item in items]
+        level = list(chain.from_iterable(inside))
     return value
 
 

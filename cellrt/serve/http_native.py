@@ -6,10 +6,11 @@ import asyncio
 import struct
 import time
 import uuid
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache, partial
 from http import HTTPStatus
-from itertools import count
 from typing import Annotated, Any, NamedTuple
 
 import msgspec
@@ -18,11 +19,15 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.future import RequestFuture, Result, Telling
+from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError, EngineClosedError, RequestError, http_status
+from cellrt.process.memory import Part
+from cellrt.process.outcomes import Arrived
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve import oip
 from cellrt.serve.arrays import NAMES, to_bytes
+from cellrt.serve.connection import DIRECT, WebSocketProtocol
 from cellrt.serve.described import Described
 from cellrt.serve.door import Door, blamed, told
 from cellrt.serve.forms import TensorForm
@@ -41,6 +46,8 @@ UPGRADE = {"upgrade": "websocket", "connection": "upgrade"}
 LONGEST_PATH = 200
 """So much of a path that takes nothing but a websocket an error says."""
 HEAD_LENGTH = struct.Struct("<I")
+MAX_HEADS = 256
+"""Kinds of binary answers whose heads are kept."""
 MESSAGE_BYTES = 512
 """What a websocket's message takes beside its content, roughly, as long as it waits."""
 
@@ -78,7 +85,7 @@ class RawOutput(NamedTuple):
     name: str
     datatype: str
     shape: list[int]
-    content: bytes
+    content: Part
 
 
 def as_raw(results: Result) -> list[RawOutput]:
@@ -91,16 +98,22 @@ def as_raw(results: Result) -> list[RawOutput]:
 def packed(number: int, outputs: Sequence[RawOutput]) -> bytes:
     """A binary answer: the length of a head in 4 bytes, the head in JSON, and the contents of the outputs one after the
     other."""
-    described = [{"name": name, "datatype": datatype, "shape": shape} for name, datatype, shape, _ in outputs]
-    head = oip.encode({"number": number, "outputs": described})
+    shown = _shown(tuple([(name, datatype, *shape) for name, datatype, shape, _ in outputs]))
+    head = b'{"number":%d,"outputs":%s}' % (number, shown)
     return b"".join([HEAD_LENGTH.pack(len(head)), head, *[content for *_, content in outputs]])
+
+
+@lru_cache(MAX_HEADS)
+def _shown(outputs: tuple[tuple[Any, ...], ...]) -> bytes:
+    """Names, types and shapes of outputs, in JSON."""
+    return oip.encode([{"name": name, "datatype": datatype, "shape": shape} for name, datatype, *shape in outputs])
 
 
 def read_frame(described: Described, message: str | bytes) -> Frame:
     """A message of the websocket, read: JSON, or the raw rows of the model's one tensor. Raises RequestError."""
     if isinstance(message, bytes):
         return Frame(_rows(described, message))
-    frame: Frame = oip.decode(message.encode(), _frames, described.limits)
+    frame: Frame = oip.decode(message, _frames, described.limits)
     return Frame(described.read_json(frame.request), frame.deadline_s, frame.priority)
 
 
@@ -194,15 +207,17 @@ class _Taken(NamedTuple):
     num_bytes: int
 
 
-class _Answer(NamedTuple):
-    """What a message comes to: when it came, whether it was binary, its model and request, and the answer or why there
-    is none."""
+class _Asked:
+    """A message that was taken: when it came, whether it was binary, its model and request, its future, and how it
+    ended: the future, or why there is none; None as long as it has not."""
 
-    begin_s: float
-    is_binary: bool
-    described: Described
-    given: Any
-    answer: asyncio.Future[Result] | CellrtError
+    __slots__ = ("begin_s", "described", "ended", "future", "given", "is_binary")
+
+    def __init__(self, begin_s: float, is_binary: bool, described: Described) -> None:
+        self.begin_s, self.is_binary, self.described = begin_s, is_binary, described
+        self.given: Any = None
+        self.future: RequestFuture | None = None
+        self.ended: RequestFuture | CellrtError | None = None
 
 
 class _SocketSession:
@@ -211,145 +226,222 @@ class _SocketSession:
 
     What comes is taken in at once, so that a client that leaves is noticed whatever is under way; what waits is limited
     in bytes, and what is under way in number. When the server ends, or loses the session, what came before is answered.
+    Nothing here waits: each message and each end of a request goes on with what can be done.
     """
 
     def __init__(self, door: Door, described: Described, socket: WebSocket) -> None:
         """Raises RequestError for a wrong address."""
         self._door, self._described, self._socket = door, described, socket
+        self._connection: WebSocketProtocol = socket.scope["extensions"][DIRECT]
         self._limits = door.backend.settings.limits
         self._sequence = _sequence_of(socket.query_params)
-        self._messages: asyncio.Queue[_Taken] = asyncio.Queue()
+        self._session: RemoteSession | None = None
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = mailbox_of(self._loop)
+        self._over: asyncio.Future[None] = self._loop.create_future()
+        self._waiting: deque[_Taken] = deque()
         self._waiting_bytes = 0
-        self._has_room = asyncio.Event()
-        self._places = asyncio.Semaphore(self._limits.max_streams_per_connection)
-        self._answers: asyncio.Queue[_Answer] = asyncio.Queue()
+        self._asked: deque[_Asked] = deque()
+        self._finding: asyncio.Task[None] | None = None
+        self._unread: asyncio.TimerHandle | None = None
+        self._is_ending = self._is_at_it = False
         self._num_taken = self._num_answered = 0
 
     async def run(self) -> None:
         """Serves until either end has had enough, or the session is lost with its engine. Raises CellrtError."""
         id, is_start, is_end = self._sequence
         backend, name = self._door.backend, self._described.name
-        session, ends = None, {ENDING: self._door.draining}
+        ends = {ENDING: self._door.draining}
         if self._described.keeps_state:
             ends["the session is lost with its engine"] = backend.engine_lost
-            session = await backend.session(name, id, is_start=is_start)
+            self._session = await backend.session(name, id, is_start=is_start)
         try:
-            await self._serve(session, ends.values())
+            await self._serve(ends.values())
             if why := next((why for why, end in ends.items() if end.is_set()), None):
                 await self._socket.close(SERVICE_RESTART, why)
         finally:
-            while not self._answers.empty():
-                waiting = self._answers.get_nowait()
-                if isinstance(waiting.answer, asyncio.Future):
-                    waiting.answer.cancel()
-            if session is not None and is_end:
-                await backend.end_session(name, id, session)
+            self.lose()
+            for asked in self._asked:
+                if asked.future is not None:
+                    asked.future.cancel()
+            if self._session is not None and is_end:
+                await backend.end_session(name, id, self._session)
 
-    async def _serve(self, session: RemoteSession | None, ends: Iterable[asyncio.Event]) -> None:
+    async def _serve(self, ends: Iterable[asyncio.Event]) -> None:
         """Serves until the client has gone, or one of the ends has come."""
+        waits = [self._loop.create_task(end.wait()) for end in ends]
+        for wait in waits:
+            wait.add_done_callback(self._begin_to_end)
         try:
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(self._submit(session))
-                tasks.create_task(self._write())
-                for end in ends:
-                    tasks.create_task(self._end_with(end))
-                await self._read()
-        except* (WebSocketDisconnect, TimeoutError):
-            pass
-        except* asyncio.CancelledError:  # by uvicorn: the server does not wait any longer
-            await self._cut_off()
+            self._connection.listen(self)
+            await self._over
+        except asyncio.CancelledError:  # by uvicorn: the server does not wait any longer
+            self._cut_off()
+        finally:
+            for task in [*waits, *([self._finding] if self._finding is not None else [])]:
+                task.cancel()
+            if self._unread is not None:
+                self._unread.cancel()
 
-    async def _end_with(self, end: asyncio.Event) -> None:
-        """Ends all after that end, and after its client has been told of what was under way."""
-        await end.wait()
-        await self._messages.join()
-        await self._answers.join()
-        raise WebSocketDisconnect(SERVICE_RESTART)
+    def _begin_to_end(self, wait: asyncio.Task[Any]) -> None:
+        """One of the ends has come: all is over once the client was told of what was under way."""
+        if not wait.cancelled():
+            self._is_ending = True
+            self.resume()
 
-    async def _cut_off(self) -> None:
+    def _cut_off(self) -> None:
         """Tells of each message that is not answered that the server does not wait for it."""
         said = told(EngineClosedError(CUT_OFF))
         for number in range(self._num_answered, self._num_taken):
-            text = oip.encode({"number": number, **said}).decode()
-            await _say(self._socket, text, self._limits.write_timeout_s)
+            self._connection.say(oip.encode({"number": number, **said}).decode())
 
-    async def _read(self) -> None:
-        """Takes in what comes."""
-        while True:
-            message = await self._socket.receive()
-            if message["type"] == "websocket.disconnect":
-                raise WebSocketDisconnect(message.get("code", 1005))
-            text = message.get("text")
-            content = text if text is not None else message.get("bytes") or b""
-            taken = _Taken(content, time.perf_counter(), len(content) + MESSAGE_BYTES)
-            if self._door.draining.is_set():
-                taken = taken._replace(content=EngineClosedError(ENDING))
-            self._num_taken += 1
-            self._waiting_bytes += taken.num_bytes
-            self._messages.put_nowait(taken)
-            while self._waiting_bytes > self._limits.max_body_bytes:
-                self._has_room.clear()
-                await self._has_room.wait()
+    def lose(self) -> None:
+        """The client has gone: all is over."""
+        if not self._over.done():
+            self._over.set_result(None)
 
-    async def _submit(self, session: RemoteSession | None) -> None:
-        """Submits what came, as far as there are places."""
-        while True:
-            await self._places.acquire()
-            content, begin_s, num_bytes = await self._messages.get()
-            self._waiting_bytes -= num_bytes
-            self._has_room.set()
-            answer: asyncio.Future[Result] | CellrtError
-            given = None
-            try:
-                if isinstance(content, CellrtError):
-                    raise content
-                if session is None and not self._door.draining.is_set():  # another engine, or version of the model
-                    self._described = await self._door.backend.model(self._described.name)
-                frame = read_frame(self._described, content)
-                given = frame.request
-                with self._door.counted(self._described.name):
-                    answer = as_awaitable(self._begin(session, frame))
-            except CellrtError as error:
-                answer = error
-            self._answers.put_nowait(_Answer(begin_s, type(content) is bytes, self._described, given, answer))
-            self._messages.task_done()
+    def hear(self, message: str | bytes) -> None:
+        """Takes a message in."""
+        content = EngineClosedError(ENDING) if self._door.draining.is_set() else message
+        taken = _Taken(content, time.perf_counter(), len(message) + MESSAGE_BYTES)
+        self._num_taken += 1
+        self._waiting_bytes += taken.num_bytes
+        self._waiting.append(taken)
+        self.resume()
 
-    def _begin(self, session: RemoteSession | None, frame: Frame) -> RequestFuture:
-        if session is not None:
-            return session.submit(frame.request, deadline=frame.deadline_s, priority=int(frame.priority))
-        client = self._door.backend.client
-        return client.submit(
-            self._described.name, frame.request, deadline=frame.deadline_s, priority=int(frame.priority)
-        )
+    def resume(self) -> None:
+        """Goes on with what can be done: answers what has ended, asks what waits."""
+        if self._is_at_it or self._over.done():
+            return
+        self._is_at_it = True
+        try:
+            while self._answer_one() or self._ask_one():
+                pass
+            if self._waiting_bytes > self._limits.max_body_bytes:
+                self._connection.read_no_more()
+            else:
+                self._connection.read_on()
+            if self._is_ending and not self._asked and not self._waiting:
+                self.lose()
+        except Exception as error:  # of the server's own: the log has it
+            self._over.set_exception(error)
+        finally:
+            self._is_at_it = False
 
-    async def _write(self) -> None:
-        """Answers in order."""
-        for number in count():
-            begin_s, is_binary, described, given, answer = await self._answers.get()
-            status = HTTPStatus.OK.value
-            try:
-                if isinstance(answer, CellrtError):
-                    raise answer
-                with blamed(described, given):
-                    results = await answer
-                if is_binary:
-                    message: str | bytes = packed(number, as_raw(results))
-                else:
-                    message = oip.encode({"number": number, "results": oip.as_json(results)}).decode()
-            except CellrtError as error:
-                message, status = oip.encode({"number": number, **told(error)}).decode(), http_status(error)
-            await _say(self._socket, message, self._limits.write_timeout_s)
-            self._num_answered += 1
-            self._note(number, described.name, status, time.perf_counter() - begin_s)
-            self._places.release()
-            self._answers.task_done()
+    def _ask_one(self) -> bool:
+        """Asks what came first of what waits; False if there is nothing, or no place for it."""
+        is_full = len(self._asked) >= self._limits.max_streams_per_connection
+        if not self._waiting or is_full or self._finding is not None:
+            return False
+        content, begin_s, num_bytes = self._waiting.popleft()
+        self._waiting_bytes -= num_bytes
+        asked = _Asked(begin_s, type(content) is bytes, self._described)
+        self._asked.append(asked)
+        try:
+            if isinstance(content, CellrtError):
+                raise content
+            if self._session is None and not self._door.draining.is_set():  # another engine, or version of the model
+                known = self._door.backend.known(self._described.name)
+                if known is None:
+                    self._finding = self._loop.create_task(self._ask_when_found(asked, content))
+                    return False
+                self._described = known
+            self._ask(asked, content)
+        except CellrtError as error:
+            asked.ended = error
+        return True
 
-    def _note(self, number: int, model: str, status: int, seconds: float) -> None:
+    async def _ask_when_found(self, asked: _Asked, content: str | bytes) -> None:
+        """Asks when the model is described as it is now; the messages after it wait."""
+        try:
+            self._described = await self._door.backend.model(self._described.name)
+            self._ask(asked, content)
+        except CellrtError as error:
+            asked.ended = error
+        except Exception as error:  # of the server's own: the log has it
+            if not self._over.done():
+                self._over.set_exception(error)
+        self._finding = None
+        self.resume()
+
+    def _ask(self, asked: _Asked, content: str | bytes) -> None:
+        described = asked.described = self._described
+        frame = read_frame(described, content)
+        asked.given, how = frame.request, (frame.deadline_s, int(frame.priority))
+        with self._door.counted(described.name):
+            if self._session is not None:
+                self._door.backend.pieces.submit(self._session, frame.request, *how, partial(self._note, asked))
+            else:
+                deadline_s, priority = how
+                client = self._door.backend.client
+                self._note(asked, client.submit(described.name, frame.request, deadline=deadline_s, priority=priority))
+
+    def _note(self, asked: _Asked, begun: RequestFuture | CellrtError) -> None:
+        """Takes in that a request was handed in, or why not."""
+        if isinstance(begun, CellrtError):
+            asked.ended = begun
+            self.resume()
+            return
+        asked.future = begun
+        if self._over.done():
+            begun.cancel()
+        else:
+            begun.add_done_callback(Telling(self._leave_end, asked))
+
+    def _leave_end(self, asked: _Asked, future: Any) -> None:
+        """In a thread of the client's: leaves the end of a request to the loop."""
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            self._mailbox.put(partial(self._take_end, asked, future))
+
+    def _take_end(self, asked: _Asked, future: RequestFuture) -> None:
+        asked.ended = future
+        if asked is self._asked[0]:
+            self.resume()
+
+    def _answer_one(self) -> bool:
+        """Answers what was asked first, if that has ended and the client reads; False if not."""
+        if not self._asked or (ended := self._asked[0].ended) is None:
+            return False
+        if not self._connection.takes_more:
+            if self._unread is None:
+                self._unread = self._loop.call_later(self._limits.write_timeout_s, self.lose)
+            return False
+        if self._unread is not None:
+            self._unread.cancel()
+            self._unread = None
+        asked, number, status = self._asked.popleft(), self._num_answered, HTTPStatus.OK.value
+        message: str | bytes
+        try:
+            if isinstance(ended, CellrtError):
+                raise ended
+            message = _answer_of(ended, number, asked)
+        except CellrtError as error:
+            message, status = oip.encode({"number": number, **told(error)}).decode(), http_status(error)
+        if not self._connection.say(message):
+            self.lose()
+            return False
+        self._num_answered += 1
+        self._count(number, asked.described.name, status, time.perf_counter() - asked.begin_s)
+        return True
+
+    def _count(self, number: int, model: str, status: int, seconds: float) -> None:
         """Counts an answer."""
         measures = self._door.measures
         measures.count_answer("session", status, seconds)
         if number == 0 and status == HTTPStatus.OK:
             measures.first_result.labels(model).observe(seconds)
+
+
+def _answer_of(future: RequestFuture, number: int, asked: _Asked) -> str | bytes:
+    """The answer to a message, from the future of its request. Raises the request's error."""
+    if asked.is_binary and (untaken := future.untaken()) is not None and isinstance(untaken[0], Arrived):
+        its = untaken[0].bytes_of(untaken[1])  # no tensor is made of what is only sent on
+        return packed(number, [RawOutput(name, NAMES[dtype], shape, content) for name, dtype, shape, content in its])
+    with blamed(asked.described, asked.given):
+        results = future.result()
+    if asked.is_binary:
+        return packed(number, as_raw(results))
+    return oip.encode({"number": number, "results": oip.as_json(results)}).decode()
 
 
 def _sequence_of(query: Mapping[str, str]) -> oip.InSequence:

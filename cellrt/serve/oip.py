@@ -114,7 +114,7 @@ _decoder = msgspec.json.Decoder(InferRequest)
 _encoder = msgspec.json.Encoder()
 
 
-def decode(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any:
+def decode(body: bytes | str, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any:
     """What JSON says. Raises RequestError if it is none, or not of the type, or deeper than is read."""
     try:
         return decoder.decode(body)
@@ -124,7 +124,7 @@ def decode(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits) -> A
         raise RequestError(f"the body: {_said(body, decoder, error)}") from None
 
 
-def _said(body: bytes, decoder: msgspec.json.Decoder[Any], error: Exception) -> str:
+def _said(body: bytes | str, decoder: msgspec.json.Decoder[Any], error: Exception) -> str:
     """What is wrong with a body, and what was expected where the decoder's own words leave that open."""
     said, fields = str(error), list(getattr(decoder.type, "__struct_encode_fields__", ()))
     if not body.strip():

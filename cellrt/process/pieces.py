@@ -1,0 +1,88 @@
+"""What a loop asks of many sessions between two of its rounds goes to the engine's process as one packet.
+
+A packet a request wakes that process as often, and a task there has only the rows of those that have come: under load
+that is most of what a piece of a stream costs.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from cellrt.engine.future import RequestFuture
+from cellrt.errors import CellrtError, InternalError
+from cellrt.process.remote_session import RemoteSession
+
+if TYPE_CHECKING:
+    from cellrt.process.client import Client
+
+log = logging.getLogger("cellrt")
+Begun = Callable[[RequestFuture | CellrtError], object]
+"""Told of a request that was handed in, or why it could not be."""
+
+
+class Piece(NamedTuple):
+    """A request of a session that is about to be handed in, and who is told."""
+
+    session: RemoteSession
+    request: Any
+    begun: Begun
+
+
+How = tuple[object, float | None, int]
+"""What requests have in common that go together: binding, deadline and priority."""
+
+
+class Pieces:
+    """See the module. For the sessions of one client and for one loop, in its thread.
+
+    Each request is as if it came alone: one that is refused refuses no other.
+    """
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._waves: list[dict[How, list[Piece]]] = []
+        """Each has at most one request of a session: that of the first wave goes first."""
+        self._num_of: dict[int, int] = {}
+        """Requests of each session that wait, by its number."""
+
+    def submit(self, session: RemoteSession, request: Any, deadline: float | None, priority: int, begun: Begun) -> None:
+        """Has a request handed in at the end of the round, after those of its session before it."""
+        number = session._number
+        wave = self._num_of.get(number, 0)
+        self._num_of[number] = wave + 1
+        if wave == len(self._waves):
+            if not wave:
+                asyncio.get_running_loop().call_soon(self._hand_in)
+            self._waves.append({})
+        how = session._binding, deadline, priority
+        self._waves[wave].setdefault(how, []).append(Piece(session, request, begun))
+
+    def _hand_in(self) -> None:
+        waves, self._waves = self._waves, []
+        self._num_of.clear()
+        for wave in waves:
+            for (_, deadline, priority), pieces in wave.items():
+                self._hand_in_some(pieces, deadline, priority)
+
+    def _hand_in_some(self, pieces: Sequence[Piece], deadline: float | None, priority: int) -> None:
+        """Hands requests in; if that cannot be, each by itself."""
+        binding = pieces[0].session._binding
+        numbers = [piece.session._number for piece in pieces]
+        requests = [piece.request for piece in pieces]
+        told: Sequence[RequestFuture | CellrtError]
+        try:
+            told = self._client._hand_in_each(binding, requests, numbers, deadline, priority)
+        except CellrtError as error:
+            if len(pieces) > 1:
+                for piece in pieces:
+                    self._hand_in_some([piece], deadline, priority)
+                return
+            told = [error]
+        except Exception as bug:  # nobody else would tell those who wait; they may have been handed in: never again
+            log.exception("requests of sessions could not be handed in")
+            told = [InternalError(f"{type(bug).__name__}: {bug}") for _ in pieces]
+        for piece, its in zip(pieces, told):
+            piece.begun(its)
