@@ -257,7 +257,7 @@ def serve(
         typer.Option(
             callback=_read_config,
             is_eager=True,
-            help="TOML file with these options by their names, and a table [limits] (see docs/server.md).",
+            help="TOML file with these options by their names, and a table named limits (see docs/server.md).",
         ),
     ] = None,
     engine: Any = None,

@@ -251,5 +251,7 @@ def test_outputs_that_change_later() -> None:
     made: Cell = cell(fickle, {"x": (2,)})
     with pytest.raises(CellError, match=r"expected outputs \['y'\], got \['z'\]"):
         made.run(torch.zeros(9, 2))
-    with pytest.raises(CellError, match=r"output 'y': expected 3 rows of float32\[2\], got float32\[\]"):
+    with pytest.raises(
+        CellError, match=r"output 'y': expected float32\[3, 2\] \(3 rows of float32\[2\]\), got float32\[\]"
+    ):
         made.check_outputs([torch.zeros(())], 3)

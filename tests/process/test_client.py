@@ -320,7 +320,7 @@ def test_a_bulk_of_two_versions_is_unfolded_before_any_of_it_is_sent(served):
         for wrong, sessions in ((0, [after, before]), (1, [before, after])):
             requests: list[object] = [steps(1), steps(1)]
             requests[wrong] = "nonsense"
-            with pytest.raises(RequestError, match=f"request {wrong} of 2"):
+            with pytest.raises(RequestError, match=rf"request {wrong + 1} of 2 \(index {wrong}\)"):
                 client.submit_many("kept", requests, sessions=sessions)
         both = client.submit_many("kept", [steps(1)] * 2, sessions=[before, after]).results(WAIT_S)
         assert [result["last"][0].item() for result in both] == [1.5, 1.0]
