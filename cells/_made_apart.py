@@ -15,6 +15,8 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
+from cellrt import DefinitionError
+
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
@@ -56,15 +58,34 @@ def made_apart() -> Iterator[None]:
 
 
 def making_apart(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Have a function run inside ``made_apart``.
+    """Have a function that copies the weights of torch's layers run inside ``made_apart``.
 
+    It raises DefinitionError for a layer that computes something else than torch's own: its weights do not say what.
     The context manager itself would do as a decorator, but it is an object that cells of a class with such a method
     would be told from each other by.
     """
 
     @functools.wraps(function)
     def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        for given in (*args, *kwargs.values()):
+            if isinstance(given, nn.Module):
+                refuse_changed(given)
         with made_apart():
             return function(*args, **kwargs)
 
     return call
+
+
+def refuse_changed(module: nn.Module) -> None:
+    """Raise DefinitionError for a layer of torch's that has a ``forward`` of its own, or hooks."""
+    kind = next(base for base in type(module).__mro__ if base.__module__.partition(".")[0] in ("torch", "cellrt"))
+    if kind is nn.Module or kind.__module__.startswith("cellrt."):
+        return
+    changed = [name for name in ("forward", "__call__") if getattr(type(module), name) is not getattr(kind, name)]
+    changed += ["forward"] * ("forward" in vars(module))
+    changed += ["hooks"] * bool(module._forward_hooks or module._forward_pre_hooks)
+    if changed:
+        raise DefinitionError(
+            f"{type(module).__name__} has {' and '.join(changed)} of its own, which a copy of its weights leaves out: "
+            f"expected {kind.__name__} as torch has it; give the module itself to cellrt.cell"
+        )

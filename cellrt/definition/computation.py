@@ -230,9 +230,31 @@ def count_rows(value: CellInput) -> int:
 
 
 def steps_of(module: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A module's method ``steps``, if it has one."""
+    """A module's method ``steps``, if it has one and that computes what the module does.
+
+    It is nobody's word for a subclass that changes a method of the class that has it, such as ``forward``, for an object
+    with a ``forward`` of its own, or for hooks.
+    """
     method = getattr(module, "steps", None)
-    return method if callable(method) and not isinstance(method, nn.Module) else None
+    if not callable(method) or isinstance(method, nn.Module):
+        return None
+    if "steps" in vars(module) or not isinstance(module, nn.Module):
+        return method
+    if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
+        return None
+    for kind in type(module).__mro__:
+        if "steps" in vars(kind):
+            return method
+        if any(callable(value) and _is_changed_by(kind, name) for name, value in vars(kind).items()):
+            return None
+    return method
+
+
+def _is_changed_by(kind: type, name: str) -> bool:
+    """Whether a class has its own of what the classes above it have, beside what makes and shows an object."""
+    if name.startswith("__") and name != "__call__":
+        return False
+    return name != "extra_repr" and any(name in vars(base) for base in kind.__mro__[1:])
 
 
 def _with_zeros(value: CellInput, count: int) -> CellInput:
