@@ -232,8 +232,8 @@ def count_rows(value: CellInput) -> int:
 def steps_of(module: Callable[..., Any]) -> Callable[..., Any] | None:
     """A module's method ``steps``, if it has one and that computes what the module does.
 
-    It is nobody's word for a subclass that changes a method of the class that has it, such as ``forward``, for an object
-    with a ``forward`` of its own, or for hooks.
+    It is not asked where a subclass changes a method of the class that has it, such as ``forward``, where an object has
+    a ``forward`` of its own, or hooks.
     """
     method = getattr(module, "steps", None)
     if not callable(method) or isinstance(method, nn.Module):

@@ -1,4 +1,4 @@
-"""What a module computes is its ``forward``: neither steps of its class nor its weights alone stand for a changed one."""
+"""What a module computes is its ``forward``: neither its class's steps nor its weights stand for a changed one."""
 
 from __future__ import annotations
 
