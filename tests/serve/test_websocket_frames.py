@@ -144,6 +144,7 @@ def test_a_message_is_sent_as_the_library_sends_it(content: str | bytes) -> None
         (Frame(Opcode.CONT, b"of nothing").serialize(mask=True), 1002),
         (b"\x83\x80\0\0\0\0", 1002),
     ],
+    ids=["no text", "too long", "unmasked", "a part of nothing", "no kind"],
 )
 @pytest.mark.parametrize("size", [1, 1 << 20])
 def test_what_is_wrong_ends_the_connection_after_what_came_before_it(wrong: bytes, code: int, size: int) -> None:
