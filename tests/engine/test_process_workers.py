@@ -97,7 +97,8 @@ def test_a_registered_model_is_loaded_by_every_process():
     with cellrt.Engine(2 * APART, debug=True) as engine:
         engine.register(chain)
         for worker in engine._manager.workers:
-            assert worker.is_there and worker.has_learned() and worker.num_outstanding == 0
+            assert worker.is_there and worker.has_learned()
+            until(lambda worker=worker: worker.num_outstanding == 0, "it has nothing left to do", 10)
             assert worker.poll() == [], "what was loaded is no task"
 
 

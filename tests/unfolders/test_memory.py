@@ -46,7 +46,7 @@ def test_a_loop_needs_a_row_of_each_result_for_each_step_that_there_may_be(engin
     engine.register(story("short", 100, ("token", "logits")))
     found = engine.submit("short", {}).result(60)
     assert found["logits"].shape == (len(found["token"]), TOKENS)
-    with pytest.raises(cellrt.DefinitionError, match="'long': the request needs .* and 1000 at the host"):
+    with pytest.raises(cellrt.DefinitionError, match="'long': the request needs .* and 1,000 at the host"):
         engine.register(story("long", STEPS, ("token", "logits")))
 
 
