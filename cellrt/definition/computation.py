@@ -235,9 +235,10 @@ def steps_of(module: Callable[..., Any]) -> Callable[..., Any] | None:
     It is not asked where a subclass changes a method of the class that has it, such as ``forward``, where an object has
     a ``forward`` of its own, or hooks.
     """
-    method = getattr(module, "steps", None)
-    if not callable(method) or isinstance(method, nn.Module):
+    found = getattr(module, "steps", None)
+    if not callable(found) or isinstance(found, nn.Module):
         return None
+    method: Callable[..., Any] = found
     if "steps" in vars(module) or not isinstance(module, nn.Module):
         return method
     if "forward" in vars(module) or module._forward_hooks or module._forward_pre_hooks:
