@@ -111,7 +111,7 @@ TRACEBACK = """Traceback (most recent call last):
 torch._inductor.exc.InductorError: CppCompileError: C++ compile error
 
 Command:
-g++ /tmp/x.cpp -o x.so
+g++ x.cpp -o x.so
 
 Output:
 x.cpp:3:10: fatal error: no such file
@@ -121,9 +121,7 @@ compilation terminated.
 
 def test_the_first_lines_of_what_was_raised_are_the_reason() -> None:
     told = first_lines_of_error(f"warning: this and that\n{TRACEBACK}")
-    assert told.startswith(
-        "torch._inductor.exc.InductorError: CppCompileError: C++ compile error; Command:; g++ /tmp/x"
-    )
+    assert told.startswith("torch._inductor.exc.InductorError: CppCompileError: C++ compile error; Command:; g++ x.cpp")
     assert first_lines_of_error("one\n\ntwo\n\n") == "two"
     assert first_lines_of_error("") == ""
 
