@@ -77,6 +77,8 @@ def load(folder: Path, source: str, name: str = "kept_module") -> ModuleType:
     """A module as a new process finds it; no other test has one of the same content."""
     path = folder / f"{name}.py"
     path.write_text(f"{source}\n\nOF_TEST = {str(folder)!r}\n")
+    # Python takes a source of the same size and second for the same source.
+    Path(importlib.util.cache_from_source(str(path))).unlink(missing_ok=True)
     spec = importlib.util.spec_from_file_location(name, path)
     assert spec is not None and spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -170,6 +170,7 @@ def test_a_client_lives_through_a_storm_of_signals_and_nobody_else_notices(engin
     engine.check()
 
 
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_a_session_is_closed_whose_opening_was_interrupted(engine):
     class TimeError(Exception):
         pass
