@@ -9,7 +9,7 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
+    from cellrt.core.policy import Policy
     from cellrt.core.settings import Limits, SchedulerSettings
     from cellrt.definition.cell import Cell
     from cellrt.definition.define import cell, load_cell
@@ -52,7 +52,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "definition.cell": ("Cell",),
     "definition.define": ("cell", "load_cell"),
-    "core.policy": ("BatchMakerPolicy", "FirstComeFirstServed", "Job", "ShortestJobFirst"),
+    "core.policy": ("Policy",),
     "core.settings": ("Limits", "SchedulerSettings"),
     "engine.engine": ("Engine",),
     "errors": (
@@ -102,7 +102,6 @@ _HOMES = {
 _HOME_OF = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
-    "BatchMakerPolicy",
     "CancelledError",
     "Cell",
     "CellError",
@@ -117,12 +116,10 @@ __all__ = [
     "Engine",
     "EngineClosedError",
     "EngineProcess",
-    "FirstComeFirstServed",
     "Futures",
     "Graph",
     "GrowingState",
     "InternalError",
-    "Job",
     "Limits",
     "Loop",
     "LoopBody",
@@ -131,6 +128,7 @@ __all__ = [
     "Output",
     "OverloadError",
     "PagedRows",
+    "Policy",
     "RaggedRows",
     "RemoteSession",
     "RequestError",
@@ -141,7 +139,6 @@ __all__ = [
     "Session",
     "SessionError",
     "SessionLimits",
-    "ShortestJobFirst",
     "Spans",
     "State",
     "Steps",

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 API_KEY, MODELS = "CELLRT_SERVE_API_KEY", "CELLRT_SERVE_MODELS"
 ORIGINS = ["CELLRT_SERVE_ALLOWED_ORIGIN", "CELLRT_SERVE_ALLOWED_ORIGINS"]
-ENGINE_FIELDS = fields_of(EngineSettings, without=("scheduler_order_by_arrival",))  # the policy says so
+ENGINE_FIELDS = fields_of(EngineSettings)
 TABLES = {field.table for field in ENGINE_FIELDS if field.table}
 """Which a file may have."""
 SEVERAL = ("models", "api_key", "allowed_origin", "profile")

@@ -11,7 +11,7 @@ from cellrt.core.moves import DEAD, DONE, FREE, LEFT, LIVE, move_request
 from cellrt.core.pages import begin_pages, end_pages
 from cellrt.core.queue import enqueue, rows_in_flight
 from cellrt.core.record_ends import give_places, give_records
-from cellrt.core.records import begin_record
+from cellrt.core.records import begin_record, most_steps
 from cellrt.core.rows import can_reserve, give_row, take_row
 from cellrt.core.session_state import WORDS, begin_states, end_states
 from cellrt.core.tables import (
@@ -20,10 +20,9 @@ from cellrt.core.tables import (
     ENDED,
     EXTERNAL,
     HOST,
-    LANES_PER_PRIORITY,
+    NEVER,
     NO_ROW,
     NUM_PERMANENT,
-    NUM_PRIORITIES,
 )
 
 
@@ -84,7 +83,7 @@ def _copy_graph(t, request_id, template):
         subgraph = t.subgraphs[request.first_subgraph + k]
         t.subgraphs[request.first_subgraph + k] = template.subgraphs[k]
         subgraph.request = request_id
-        subgraph.priority = NUM_PRIORITIES - 1 - request.lane // LANES_PER_PRIORITY
+        subgraph.priority = request.priority
         if subgraph.ready_head >= 0:
             subgraph.ready_head += request.first_node
             subgraph.ready_tail += request.first_node
@@ -130,7 +129,7 @@ def _kind_at(t, request, place):
 
 
 @compiled
-def admit(t, template, sequence, lane, streamed, session, rows, at):
+def admit(t, template, sequence, priority, client, deadline_ns, streamed, session, rows, at):
     """Appends a request; returns its id, -1 if tables or arenas have no room for it now, or -2 if they never have, as
     what its session kept and what the request adds come to more pages than a worker has.
 
@@ -164,8 +163,9 @@ def admit(t, template, sequence, lane, streamed, session, rows, at):
     settings.free_request = request.next_free
     settings.num_live += 1
     move_request(t, request, LIVE)
-    request.sequence, request.lane, request.streamed = sequence, lane, streamed
-    request.started_ns = request.nodes_left = 0
+    request.sequence, request.priority, request.streamed = sequence, priority, streamed
+    request.client, request.deadline_ns, request.admitted_ns = client, deadline_ns, settings.now_ns
+    request.started_ns = request.nodes_left = request.length = 0
     request.session, request.num_states, request.num_lists = session, num_states, num_lists
     request.lists = request.first_link + template.links.size
     request.states = request.lists + 2 * num_lists
@@ -173,6 +173,7 @@ def admit(t, template, sequence, lane, streamed, session, rows, at):
     _copy_graph(t, request_id, template)
     for k in range(template.subgraphs.size):
         request.nodes_left += template.subgraphs[k].nodes_left
+        request.length += most_steps(t, t.subgraphs[request.first_subgraph + k])
     for k in range(num_places):
         t.places[request.first_place + k] = NO_ROW
     for k in range(num_lists):
@@ -216,18 +217,19 @@ def _set_lengths(template, lengths, k):
 
 
 @compiled
-def admit_many(t, template, lengths, sequences, lane, streamed, sessions, rows, ids):
+def admit_many(t, template, lengths, sequences, priority, client, deadlines_ns, streamed, sessions, rows, ids):
     """Admits requests of one template in order, as far as there is room; returns how many, with their ids in ``ids``.
 
     ``lengths`` are those of each, or one row for all. ``rows`` gets what ``admit`` writes for each, one behind the
-    other. ``sessions`` are those of each, none twice; without any it is empty.
+    other. ``sessions``, none twice, and ``deadlines_ns`` are those of each, or empty where there are none.
     """
     at = 0
     for k in range(sequences.size):
         if k < lengths.shape[0]:
             _set_lengths(template, lengths, k)
         session = sessions[k] if k < sessions.size else -1
-        ids[k] = admit(t, template, sequences[k], lane, streamed, session, rows, at)
+        deadline_ns = deadlines_ns[k] if k < deadlines_ns.size else NEVER
+        ids[k] = admit(t, template, sequences[k], priority, client, deadline_ns, streamed, session, rows, at)
         if ids[k] < 0:
             return k
         at += num_rows(template)

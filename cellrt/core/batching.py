@@ -14,9 +14,9 @@ from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.jit import compiled
-from cellrt.core.lane_order import first_lane, lane_at
 from cellrt.core.loops_ahead import write_flags
-from cellrt.core.queue import backlog_of, pop_ready, steps_ready
+from cellrt.core.policy import put_in_order
+from cellrt.core.queue import backlog_of, nth_priority, pop_ready, steps_ready
 from cellrt.core.records import ragged_ints
 from cellrt.core.span_arrays import task_room, write_spans
 from cellrt.core.spans import collect_spans
@@ -27,10 +27,8 @@ from cellrt.core.tables import (
     CHAIN,
     CHAIN_NEXT,
     GRAPH,
-    LANES_PER_PRIORITY,
     LOOP,
     MEMBER,
-    NUM_LANES,
     NUM_PRIORITIES,
 )
 
@@ -51,8 +49,6 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
     rows = chains = members = ragged = priorities = 0
     stop, is_loop = -1, 0
     cell_type = t.types[type_id]
-    fair = first_lane(t, type_id, priority)
-    first = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
     settings = t.settings[0]
     share = max(1, settings.idle_workers) if settings.split else 1
     unpinned = pinned = 0
@@ -60,14 +56,12 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
         unpinned += t.ready[backlog_of(type_id, each), 0]
         pinned += t.ready[backlog_of(type_id, each), worker]
     left = min(limit, pinned + max((unpinned + share - 1) // share, cell_type.large_batch))
-    for k in range(-1, NUM_LANES):
-        lane_id = fair if k < 0 else lane_at(first, k)
+    for k in range(NUM_PRIORITIES):
         if rows >= left:
             break
-        if k >= 0 and lane_id == fair:
-            continue
-        lane = t.lanes[type_id * NUM_LANES + lane_id]
-        subgraph_id = lane.head
+        its_priority = nth_priority(priority, k)
+        put_in_order(t, type_id, its_priority, worker)
+        subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
         while subgraph_id >= 0 and rows < left:
             subgraph = t.subgraphs[subgraph_id]
             following = subgraph.next
@@ -87,7 +81,6 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                         return rows, chains, members, ragged, is_loop, stop, priorities
                     ragged += extra
                     is_loop, stop = loop, max(stop, its_stop)
-                    lane.served = cell_type.num_formed
                     priorities |= 1 << subgraph.priority
                     if subgraph.what == GRAPH:
                         count = pop_ready(t, subgraph, nodes_at + rows, 1 if cell_type.num_ragged > 0 else left - rows)
@@ -246,6 +239,7 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     nodes_at = base + header
     room = task_room(t, cell_type)
+    cell_type.num_formed += 1
     if cell_type.has_spans:
         rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
         chains, members, is_loop = rows, rows, 0

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import math
+
 from cellrt.core.buddy_allocator import make_blocks
+from cellrt.core.policy import CompiledPolicy, Policy
 from cellrt.core.settings import SUSPENSIONS, Limits, SchedulerSettings
 from cellrt.core.tables import NEVER, Tables, make_tables
 
-COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs", "order_by_arrival")
+COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs")
 """Settings that are in the tables as they are."""
 MIN_RUN_S = 0.7e-3
 """The default of ``min_run_s`` for one worker; several share the turns that shorter runs cost, and have twice that."""
 
 
-def empty_tables(limits: Limits, settings: SchedulerSettings, num_workers: int) -> Tables:
+def empty_tables(
+    limits: Limits, settings: SchedulerSettings, num_workers: int, policy: Policy, compiled: CompiledPolicy
+) -> Tables:
     """Tables of these sizes without a request, a cell type or a kind."""
     made = make_tables(limits, num_workers)
     row = made.settings
@@ -26,5 +31,8 @@ def empty_tables(limits: Limits, settings: SchedulerSettings, num_workers: int) 
     row["min_run_ns"] = min_run_s * 1e9
     max_wait_s = 2 * settings.join_budget_s if settings.max_wait_s is None else settings.max_wait_s
     row["max_wait_ns"] = max_wait_s * 1e9
+    row["rank_at"], row["choose_at"], row["by_first"] = compiled.rank_at, compiled.choose_at, policy.by_first
+    if not policy.is_bounded:
+        row["max_wait_ns"], row["fair_every"] = math.inf, 0
     sizes = limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, limits.max_places
     return made._replace(blocks=make_blocks(sizes))

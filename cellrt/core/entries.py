@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cellrt.core import admission, completion, lost_worker, schedule, session_state, suspension
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
+from cellrt.core.tables import NEVER
 
 _admit, _num_rows, _admit_many = admission.admit, admission.num_rows, admission.admit_many
 _finish_many, _copy_results = admission.finish_many, admission.copy_results
@@ -14,14 +15,15 @@ _starvation, _suspend = suspension.starvation, suspension.suspend
 
 
 @short_entry
-def admit_many(at, template_at, lengths, sequences, lane, streamed, sessions, host_rows, ids):
+def admit_many(at, template_at, lengths, sequences, priority, client, deadlines_ns, streamed, sessions, host_rows, ids):
     """See ``admission.admit_many``; ``template_at`` is ``Template.at``."""
     t, template = open_tables(at), open_template(template_at)
-    return _admit_many(t, template, lengths, sequences, lane, streamed, sessions, host_rows, ids)
+    how = priority, client, deadlines_ns, streamed, sessions
+    return _admit_many(t, template, lengths, sequences, *how, host_rows, ids)
 
 
 @short_entry
-def admit_each(at, templates_at, sequences, lane, streamed, sessions, host_rows, ids):
+def admit_each(at, templates_at, sequences, priority, client, deadlines_ns, streamed, sessions, host_rows, ids):
     """See ``admission.admit``; ``templates_at`` has ``Template.at`` of each request.
 
     Returns how many were admitted, in order, with their ids in ``ids`` and their rows one behind the other.
@@ -29,7 +31,8 @@ def admit_each(at, templates_at, sequences, lane, streamed, sessions, host_rows,
     t, first = open_tables(at), 0
     for k in range(sequences.size):
         template, session = open_template(templates_at[k]), sessions[k] if k < sessions.size else -1
-        ids[k] = _admit(t, template, sequences[k], lane, streamed, session, host_rows, first)
+        deadline_ns = deadlines_ns[k] if k < deadlines_ns.size else NEVER
+        ids[k] = _admit(t, template, sequences[k], priority, client, deadline_ns, streamed, session, host_rows, first)
         if ids[k] < 0:
             return k
         first += _num_rows(template)

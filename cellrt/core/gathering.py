@@ -13,7 +13,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.step_times import step_time
-from cellrt.core.tables import CHAIN, NUM_LANES, NUM_PRIORITIES
+from cellrt.core.tables import CHAIN, NUM_PRIORITIES
 
 MOST_STEPS, MOST_OF_A_CHAIN = np.float32(12), np.float32(4)
 """A few rows wait for company no longer than so many of their steps take: of chains and loops fewer, as their tasks
@@ -100,8 +100,8 @@ def steps_without_a_worker(t, type_id):
     for priority in range(NUM_PRIORITIES):
         rows += t.ready[backlog_of(type_id, priority), 0]
     most = t.types[type_id].max_batch * t.settings[0].num_workers
-    for lane in range(NUM_LANES if rows > 0 else 0):
-        subgraph_id = t.lanes[type_id * NUM_LANES + lane].head
+    for priority in range(NUM_PRIORITIES if rows > 0 else 0):
+        subgraph_id = t.lanes[backlog_of(type_id, priority)].head
         while subgraph_id >= 0 and steps < most:
             subgraph = t.subgraphs[subgraph_id]
             if subgraph.pinned == 0 and subgraph.num_ready > 0:

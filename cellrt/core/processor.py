@@ -34,15 +34,16 @@ from cellrt.core.growth import TaskBuffers, with_more_rows
 from cellrt.core.jit import address_of
 from cellrt.core.moves import LEFT
 from cellrt.core.notices import Notices
+from cellrt.core.policy import CompiledPolicy, Policy
 from cellrt.core.ports import Port
 from cellrt.core.room import why_too_large
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, addresses_of, compile_template
-from cellrt.core.tables import Tables
+from cellrt.core.tables import NEVER, Tables
 from cellrt.core.task_layout import FLAGS, HEADER, INPUT, OUTPUT, TaskView
 from cellrt.errors import DefinitionError, RequestTooLargeError
 
-NO_SESSIONS = np.empty(0, np.int32)
+NO_SESSIONS, NO_DEADLINES = np.empty(0, np.int32), np.empty(0, np.int64)
 NO_NOTICES = Notices(np.zeros((0, 2), np.int32))
 TOO_LARGE = -2
 """What ``admit`` says of a request that has no room for ever."""
@@ -62,7 +63,11 @@ class Processor:
     """The scheduler's state. Not safe for threads: one thread, the manager, owns it."""
 
     def __init__(
-        self, num_workers: int, limits: Limits | None = None, settings: SchedulerSettings | None = None
+        self,
+        num_workers: int,
+        limits: Limits | None = None,
+        settings: SchedulerSettings | None = None,
+        policy: Policy | None = None,
     ) -> None:
         if not 1 <= num_workers <= tables.MAX_WORKERS:
             raise DefinitionError(f"number of workers: expected 1 to {tables.MAX_WORKERS}, got {num_workers}")
@@ -73,7 +78,9 @@ class Processor:
         """Whether any kind is one of pages: without, nobody need ask about them."""
         self._grown = _Growing()
         self._buffers = TaskBuffers()
-        self.tables = empty_tables(self.limits, self.settings, num_workers)
+        self.policy = policy or Policy()
+        self._functions = CompiledPolicy(self.policy)
+        self.tables = empty_tables(self.limits, self.settings, num_workers, self.policy, self._functions)
         self.clock = Clock(self.tables)
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
@@ -116,6 +123,11 @@ class Processor:
     def num_running(self) -> int:
         """Tasks submitted and not complete."""
         return int(self.tables.types["num_running"].sum())
+
+    @property
+    def num_policy_errors(self) -> int:
+        """How often a function of the policy raised."""
+        return int(self.tables.settings["policy_errors"][0])
 
     def add_kind(self, worker_rows: int, host_rows: int, is_paged: bool = False) -> int:
         """Adds a kind, at any time, with that many free rows at each worker and at the host; returns its id.
@@ -228,7 +240,13 @@ class Processor:
         return why_too_large(template, self.limits, self._grown.kind_rows, self._most_refs, kinds)
 
     def admit(
-        self, template: SizedTemplate, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
+        self,
+        template: SizedTemplate,
+        sequence: int,
+        priority: int = 0,
+        streamed: bool = False,
+        session: int = -1,
+        deadline_ns: int = NEVER,
     ) -> tuple[int, NDArray[np.int32]] | None:
         """Admits a request: returns (id, rows), or None if there is no room now.
 
@@ -238,17 +256,20 @@ class Processor:
         Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has, or one of
         its nodes to more than a task's buffer can list.
         """
-        ids, rows = self.admit_many(template, np.array([sequence]), lane, streamed, np.array([session], np.int32))
+        how = priority, streamed, np.array([session], np.int32)
+        ids, rows = self.admit_many(template, np.array([sequence]), *how, deadlines_ns=np.array([deadline_ns]))
         return (ids[0], rows[0]) if ids else None
 
     def admit_many(
         self,
         template: SizedTemplate | Sequence[SizedTemplate],
         sequences: NDArray[Any],
-        lane: int = 0,
+        priority: int = 0,
         streamed: bool = False,
         sessions: NDArray[np.int32] | None = None,
         lengths: NDArray[np.int32] | None = None,
+        deadlines_ns: NDArray[np.int64] | None = None,
+        client: int = 0,
     ) -> tuple[list[int], NDArray[np.int32]]:
         """Admits requests in order, as far as there is room now: their ids, and of each the ``rows`` that ``admit``
         returns, ``[requests, rows]``. Raises as ``admit`` does.
@@ -256,8 +277,10 @@ class Processor:
         ``template``: that of all; or of each its own, without lengths, and then all rows are in one dimension.
         ``sessions``: of each its session, none twice; None: they have none.
         ``lengths``: ``[requests, lengths]`` where they differ; then all rows are in one dimension, too.
+        ``priority``, ``client``: of all; ``deadlines_ns``: of each, by the tables' clock; None: they have none.
         """
-        how = lane, int(streamed), NO_SESSIONS if sessions is None else sessions
+        deadlines_ns = NO_DEADLINES if deadlines_ns is None else deadlines_ns
+        how = priority, client, deadlines_ns, int(streamed), NO_SESSIONS if sessions is None else sessions
         ids, num = np.empty(sequences.size, np.int32), sequences.size
         if not isinstance(template, SizedTemplate):
             rows = np.empty(sum([one.num_externals + one.num_states + 1 for one in template]), np.int32)

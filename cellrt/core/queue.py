@@ -1,7 +1,7 @@
 """Each cell type's queue of subgraphs, and the counts of ready nodes that Algorithm 1 asks for.
 
-A queue is ``NUM_LANES`` first-in-first-out lists; a request's lane comes from the policy and its priority, so an
-order other than arrival costs no search. A subgraph stays in its place until all its nodes are submitted; a chain or
+A queue is a first-in-first-out list of each client priority; a policy may put it in another order before a task takes
+of it (``policy.py``). A subgraph stays in its place until all its nodes are submitted; a chain or
 loop has a ready node where it may take a step.
 
 What of a type is ready at one client priority is its *backlog* there: ``ready[backlog, worker]`` counts ready nodes of
@@ -15,13 +15,21 @@ from cellrt.core import record_layout as record
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled, inlined
 from cellrt.core.moves import HANDED_OUT, QUEUED, move_subgraph
-from cellrt.core.tables import ALL_TYPES, CHAIN, LAUNCHED, LOOP, MEMBER, NUM_LANES, NUM_PRIORITIES, RELEASED
+from cellrt.core.tables import ALL_TYPES, CHAIN, LAUNCHED, LOOP, MEMBER, NUM_PRIORITIES, RELEASED
 
 
 @compiled
 def backlog_of(cell_type, priority):
-    """Row of ``ready`` and of ``since_ns``."""
+    """Row of ``ready``, of ``since_ns`` and of ``lanes``."""
     return cell_type * NUM_PRIORITIES + priority
+
+
+@compiled
+def nth_priority(first, k):
+    """The k-th client priority that a task takes of: the one whose turn it is, then the others, the highest first."""
+    if k == 0:
+        return first
+    return NUM_PRIORITIES - k if NUM_PRIORITIES - k > first else NUM_PRIORITIES - 1 - k
 
 
 @compiled
@@ -29,7 +37,7 @@ def enqueue(t, subgraph_id):
     """Hands a subgraph to the scheduler: all it needs from other subgraphs is there."""
     subgraph = t.subgraphs[subgraph_id]
     t.types[subgraph.cell_type].starved_at = 0
-    lane = t.lanes[subgraph.cell_type * NUM_LANES + t.requests[subgraph.request].lane]
+    lane = t.lanes[backlog_of(subgraph.cell_type, subgraph.priority)]
     subgraph.previous, subgraph.next = lane.tail, -1
     if lane.tail >= 0:
         t.subgraphs[lane.tail].next = subgraph_id
@@ -62,7 +70,7 @@ def _begin_wait(t, backlog):
 def dequeue(t, subgraph_id):
     """Takes a subgraph out of its queue; it may have ready nodes only if its request is dead."""
     subgraph = t.subgraphs[subgraph_id]
-    lane = t.lanes[subgraph.cell_type * NUM_LANES + t.requests[subgraph.request].lane]
+    lane = t.lanes[backlog_of(subgraph.cell_type, subgraph.priority)]
     if subgraph.previous >= 0:
         t.subgraphs[subgraph.previous].next = subgraph.next
     else:

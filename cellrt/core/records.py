@@ -22,6 +22,16 @@ def output_at(t, subgraph, output):
 
 
 @compiled
+def most_steps(t, subgraph):
+    """Nodes of a subgraph: steps of a chain, the most steps of a loop, and of a loop of several cells of each cell."""
+    if subgraph.record < 0:
+        return subgraph.nodes_left
+    if subgraph.what == MEMBER:
+        return t.links[t.links[subgraph.record + record.BODY] + record.LIMIT]
+    return t.links[subgraph.record + record.LENGTH]
+
+
+@compiled
 def begin_record(t, request, subgraph):
     """Turns ids that count from the request's first ones into those of the tables."""
     links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]

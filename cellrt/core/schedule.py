@@ -3,7 +3,7 @@
 A *backlog* is what of one cell type is ready at one client priority. It waits from the moment it becomes ready, or
 from the end of the last task that took of it, until a task takes of it. Who goes next:
 
-1. The highest client priority that has a backlog; among its cell types the one that Algorithm 1 chooses.
+1. The highest client priority that has a backlog; among its cell types the one that the policy or Algorithm 1 chooses.
 2. But if a backlog of that priority has waited longer than ``max_wait``, then the one that has waited longest, for
    one task.
 3. But if no lower priority was served for ``max_wait``, then the backlog of a lower priority that has waited longest
@@ -32,9 +32,10 @@ A worker that leaves a few rows to another (``gathering.py``) counts as busy mea
 ``max_wait`` is never left.
 
 If a worker is asked earlier (``queue_depth``), the bounds are those of being queued rather than of being run. Before a
-step of a type was ever measured, one task of one step is submitted while others wait. Inside a backlog the lanes of a
-policy are served in order, but every ``fair_every``-th task starts with the one served longest ago; a lane is first in,
-first out.
+step of a type was ever measured, one task of one step is submitted while others wait. Inside a backlog a policy's order
+holds (``policy.py``), but every ``fair_every``-th task of a cell type begins with the request that arrived first: so a
+request goes into a task of each cell type after at most ``fair_every`` tasks for each that arrived before it. Without a
+policy's ``rank`` a queue is first in, first out. All this holds under any policy, unless it is not ``is_bounded``.
 """
 
 from __future__ import annotations
@@ -48,6 +49,7 @@ from cellrt.core.index_arrays import subgraph_of
 from cellrt.core.jit import compiled, inlined
 from cellrt.core.loop_bodies import send_member
 from cellrt.core.loops_ahead import send_run
+from cellrt.core.policy import chosen_type, first_score
 from cellrt.core.queue import (
     backlog_of,
     dequeue,
@@ -63,8 +65,6 @@ from cellrt.core.tables import (
     ALL_TYPES,
     CHAIN,
     MEMBER,
-    NEVER,
-    NUM_LANES,
     NUM_PRIORITIES,
     READS_AS_A_WHOLE,
 )
@@ -151,7 +151,9 @@ def _schedule_once(t, worker, task_ids):
     late = _latest(t, top, worker)
     if late >= 0:
         return batch(t, late, top, worker, task_ids, 1)
-    chosen = _choose_type(t, top, worker)
+    chosen = chosen_type(t, top, worker)
+    if chosen < 0:
+        chosen = _choose_type(t, top, worker)
     t.settings[0].left_ns = wait_for_company(t, chosen, worker)
     if t.settings[0].left_ns > 0:
         return -1
@@ -230,23 +232,10 @@ def _choose_type(t, priority, worker):
 
 @compiled
 def _goes_before(t, type_id, other, worker):
-    """Order of cell types that meet the same criterion: priority, or the oldest request under FCFS."""
-    if t.settings[0].order_by_arrival:
-        return _oldest(t, type_id, worker) < _oldest(t, other, worker)
+    """Order of cell types that meet the same criterion: priority, or the first of what waits (``policy.py``)."""
+    if t.settings[0].by_first:
+        return first_score(t, type_id, worker) < first_score(t, other, worker)
     return t.types[type_id].priority > t.types[other].priority
-
-
-@compiled
-def _oldest(t, type_id, worker):
-    """Sequence number of the first request in the queue with a node that ``worker`` may take."""
-    for lane in range(NUM_LANES):
-        subgraph_id = t.lanes[type_id * NUM_LANES + lane].head
-        while subgraph_id >= 0:
-            subgraph = t.subgraphs[subgraph_id]
-            if subgraph.num_ready > 0 and (subgraph.pinned == 0 or subgraph.pinned == worker):
-                return t.requests[subgraph.request].sequence
-            subgraph_id = subgraph.next
-    return NEVER
 
 
 @compiled

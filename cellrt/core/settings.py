@@ -6,6 +6,8 @@ from dataclasses import dataclass
 
 from cellrt.errors import DefinitionError
 
+POLICY_NAMES = ("batchmaker", "first-come-first-served", "shortest-job-first", "earliest-deadline-first")
+"""Of ``policies.py``, for who starts an engine elsewhere and needs none of it."""
 SUSPENSIONS = ("cheaper", "copy", "recompute")
 """What may become of the pages of a request that is suspended."""
 
@@ -39,11 +41,10 @@ class SchedulerSettings:
             and whose place is taken (on a GPU: if that was known before the run), in seconds. A run of loops that go
             ahead is no longer. Default: 0.7 ms, with several workers, which share the turns that shorter runs cost,
             1.4 ms.
-        order_by_arrival: among cell types, the one with the oldest request goes first, instead of priority.
         max_wait_s: what has been ready for longer goes before others of its client priority, and now and then before
             higher ones, in seconds; default: two join budgets. ``schedule.py`` says how long anything waits then.
             ``math.inf``: for ever, if what goes before it never ends.
-        fair_every: every so many tasks of a type, the policy's lane served longest ago goes first.
+        fair_every: every so many tasks of a type, the request that arrived first goes first, whatever the policy says.
         split: share ready nodes out among idle workers, instead of filling one worker's task first.
         gather: leave a few rows to a worker that will be free soon, instead of giving an idle one a small task.
         loops_ahead: how many tasks (of loops of several cells: steps) a loop may be ahead of the first that is not
@@ -62,7 +63,6 @@ class SchedulerSettings:
     join_budget_s: float = 3e-3
     max_run_s: float = 20e-3
     min_run_s: float | None = None
-    order_by_arrival: bool = False
     max_wait_s: float | None = None
     fair_every: int = 16
     split: bool = True

@@ -28,7 +28,7 @@ from cellrt.core.page_view import note_copies, take_copies
 from cellrt.core.processor import Processor
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.suspension import STUCK
-from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
+from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER, NEVER
 from cellrt.core.task_layout import IN_OFFSETS, TaskView
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
@@ -48,13 +48,15 @@ class Arrival:
         time_s: when it arrives, in seconds, 0 or later.
         work: its cell graph: a program (``program.py``), or a template that the same processor compiled.
         loop_steps: steps each loop takes before it stops, in order of their subgraphs; to the limit if None.
-        lane: lane of the queues it waits in.
+        priority: the client's, 0 (lowest) to 3.
+        deadline_s: when it must be done, in seconds as ``time_s``, for the policy; None: any time. It is done anyway.
     """
 
     time_s: float
     work: SizedTemplate | NDArray[np.int32]
     loop_steps: tuple[int, ...] | None = None
-    lane: int = 0
+    priority: int = 0
+    deadline_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -198,7 +200,9 @@ class _Simulator:
         """Admits those who wait, in order of arrival, as far as there is room."""
         while self.waiting:
             k = self.waiting[0]
-            admitted = self.processor.admit(self.templates[k], k, self.arrivals[k].lane)
+            arrival = self.arrivals[k]
+            deadline_ns = NEVER if arrival.deadline_s is None else round(arrival.deadline_s * 1e9)
+            admitted = self.processor.admit(self.templates[k], k, arrival.priority, deadline_ns=deadline_ns)
             if admitted is None:
                 return
             self.waiting.popleft()

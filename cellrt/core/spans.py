@@ -10,11 +10,12 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core.gathering import gains_by_sharing, steps_of_new, steps_without_a_worker
 from cellrt.core.jit import compiled
-from cellrt.core.lane_order import first_lane, lane_at
 from cellrt.core.pages import claim_pages
+from cellrt.core.policy import put_in_order
+from cellrt.core.queue import backlog_of, nth_priority
 from cellrt.core.records import ragged_ints
 from cellrt.core.span_arrays import page_ints
-from cellrt.core.tables import LANES_PER_PRIORITY, NUM_LANES, NUM_PRIORITIES
+from cellrt.core.tables import NUM_PRIORITIES
 
 ALL = 1 << 30
 
@@ -26,18 +27,16 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
     ``room`` is the number of ints left for pages and ragged inputs. Returns (rows, ints of those, the output that says
     stop of its loops or -1, client priorities as bits).
     """
-    cell_type, fair = t.types[type_id], first_lane(t, type_id, priority)
-    first = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
+    cell_type = t.types[type_id]
     rows = spans = used = priorities = 0
     stop, singles, new = -1, 0, 0
     most_new = _share_of_new(t, type_id)
     for are_long in range(2):
-        for k in range(-1, NUM_LANES):
-            lane_id = fair if k < 0 else lane_at(first, k)
-            if k >= 0 and lane_id == fair:
-                continue
-            lane = t.lanes[type_id * NUM_LANES + lane_id]
-            subgraph_id = lane.head
+        for k in range(NUM_PRIORITIES):
+            its_priority = nth_priority(priority, k)
+            if not are_long:
+                put_in_order(t, type_id, its_priority, worker)
+            subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
             while subgraph_id >= 0 and rows < cell_type.max_rows and spans < cell_type.max_batch:
                 subgraph = t.subgraphs[subgraph_id]
                 if subgraph.pinned in (0, worker) and subgraph.num_ready > 0 and (subgraph.num_ready > 1) == are_long:
@@ -58,7 +57,6 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
                         if count > 0:
                             new += steps_of_new(subgraph, count) if is_new else 0
                             rows, spans, used, stop = rows + count, spans + 1, used + extra, max(stop, its_stop)
-                            lane.served = cell_type.num_formed
                             priorities |= 1 << subgraph.priority
                 subgraph_id = subgraph.next
         singles = rows if not are_long else singles

@@ -40,8 +40,6 @@ NUM_PERMANENT = 64
 MIXED = -1
 NUM_PRIORITIES = 4
 """Client priorities: 0 (lowest) to 3."""
-LANES_PER_PRIORITY = 16
-NUM_LANES = NUM_PRIORITIES * LANES_PER_PRIORITY
 NUM_SIZE_CLASSES = 16
 MAX_READERS = 65_534
 """Of one value, beside the chain that makes it."""
@@ -136,7 +134,7 @@ REQUEST = np.dtype(
         ("state", "i4"),  # RequestState of ``moves.py``
         ("nodes_left", "i4"),  # nodes, each chain and loop being one
         ("streamed", "i4"),
-        ("lane", "i4"),
+        ("priority", "i4"),  # the client's
         ("first_place", "i4"),  # the rows of its results, then of its sequences
         ("num_places", "i4"),
         ("first_node", "i4"),
@@ -158,7 +156,11 @@ REQUEST = np.dtype(
         ("num_page_lists", "i4"),
         ("home", "i4"),  # the worker where its pages are, 0 if none is at one
         ("pages_away", "i4"),  # those at the host
-        ("unused", "i4", 4),
+        ("length", "i4"),  # nodes of its graph, each step of a chain being one, and of a loop as many as its limit
+        ("client", "i4"),  # who submitted it: 0 in this process, else a number of the engine's
+        ("admitted_ns", "i8"),
+        ("deadline_ns", "i8"),  # when it must be done; NEVER if it has no deadline
+        ("unused", "i4", 2),
     ],
     align=True,
 )
@@ -255,7 +257,50 @@ KIND = np.dtype(
         ("is_paged", "i4"),
     ]
 )
-LANE = np.dtype([("head", "i4"), ("tail", "i4"), ("served", "i8")], align=True)
+LANE = np.dtype([("head", "i4"), ("tail", "i4")], align=True)
+# What a policy is shown (``policy.py``): what waits in a queue, the cell types that have work, and what is asked.
+WAITING = np.dtype(
+    [
+        ("score", "f8"),  # what the policy writes: lower goes first
+        ("sequence", "i8"),  # order of the request's arrival
+        ("admitted_ns", "i8"),  # when the request was admitted
+        ("deadline_ns", "i8"),  # when the request must be done; NEVER if it has no deadline
+        ("length", "i4"),  # nodes of the request
+        ("left", "i4"),  # nodes, or steps, of this subgraph that are not submitted
+        ("ready", "i4"),  # of those, what may go into a task now: rows
+        ("has_begun", "i4"),  # 1 once a task took a row of this subgraph
+        ("client", "i4"),  # who submitted the request: 0 in this process
+        ("subgraph", "i4"),
+    ],
+    align=True,
+)
+READY = np.dtype(
+    [
+        ("first_score", "f8"),  # lowest score of what waits at the client priority whose turn it is
+        ("since_ns", "i8"),  # since when something of it has been ready there, without a task that took of it
+        ("step_ns", "f8"),  # about how long a step of the rows that are ready takes; 0: unknown
+        ("cell_type", "i4"),
+        ("priority", "i4"),  # of the cell type
+        ("ready", "i4"),  # rows that may go into a task of this worker now
+        ("max_batch", "i4"),
+        ("num_running", "i4"),  # tasks of it that are not complete
+        ("fills", "i4"),  # 1 if so much is ready that more would hardly make the task better
+    ],
+    align=True,
+)
+ASKED = np.dtype(
+    [
+        ("now_ns", "i8"),
+        ("count", "i4"),  # rows of what is shown
+        ("cell_type", "i4"),  # of what waits; -1 where a type is to be chosen
+        ("worker", "i4"),
+        ("client_priority", "i4"),
+        ("most", "i4"),  # rows of a task at most
+        ("unused", "i4"),
+        ("kept", "f8", 8),  # the policy's own, zeros at first
+    ],
+    align=True,
+)
 EVENT = np.dtype([("now_ns", "i8"), ("sequence", "i8"), ("task", "i8"), ("what", "i4"), ("detail", "i4")], align=True)
 SETTINGS = np.dtype(
     [
@@ -264,7 +309,7 @@ SETTINGS = np.dtype(
         ("max_tasks_to_submit", "i4"),
         ("early_release", "i4"),
         ("runs", "i4"),
-        ("order_by_arrival", "i4"),
+        ("by_first", "i4"),  # of types that Algorithm 1 has equal, the one with the first of what waits goes first
         ("fair_every", "i4"),
         ("split", "i4"),
         ("gather", "i4"),
@@ -290,6 +335,9 @@ SETTINGS = np.dtype(
         ("num_copies", "i4"),  # in ``copies``
         ("suspension", "i4"),  # number of the setting in ``settings.SUSPENSIONS``
         ("page_ns", "f4"),  # how long it takes to copy a page, as measured lately; 0: it is not known
+        ("policy_errors", "i4"),  # how often a policy's function raised, and the order of arrival was taken
+        ("rank_at", "i8"),  # address of the policy's ``rank``, 0: by arrival
+        ("choose_at", "i8"),  # of its ``choose``, 0: Algorithm 1
         ("next_home", "i8"),  # the request, by its sequence, that gets pages at a worker before later ones do; or NEVER
     ],
     align=True,
@@ -323,13 +371,17 @@ class Tables(NamedTuple):
     arenas: NDArray[np.void]  # [location * MAX_KINDS + kind]
     free_rows: NDArray[np.int32]
     kinds: NDArray[np.void]
-    lanes: NDArray[np.void]  # [cell type * NUM_LANES + lane]
+    lanes: NDArray[np.void]  # [backlog]
     ready: NDArray[np.int32]  # [backlog, worker location]: ready nodes pinned there; column 0: not pinned
     since_ns: NDArray[np.int64]  # [backlog]: since when it waits (``queue.py``); of ALL_TYPES: when it was served last
     step_ns: NDArray[np.float32]  # [cell type, size class]: measured time of one step, 0 if unknown
     row_ns: NDArray[np.float32]  # [cell type, size class]: the same of one row of a step
     events: NDArray[np.void]
     copies: NDArray[np.int32]  # (kind, handle from, handle to) of pages to be copied before the next launch, in order
+    waiting: NDArray[np.void]  # what a policy puts in order now
+    order: NDArray[np.int32]  # rows of ``waiting``
+    choices: NDArray[np.void]  # the cell types that a policy chooses among now
+    asked: NDArray[np.void]  # one row: what a policy is asked
     slots: NDArray[np.void]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
 
 
@@ -373,13 +425,17 @@ TABLES: dict[str, Table] = {
     "arenas": Table(ARENA, lambda limits, workers: (workers + 1) * MAX_KINDS),
     "free_rows": Table(_INT, lambda limits, workers: 0),
     "kinds": Table(KIND, lambda limits, workers: MAX_KINDS),
-    "lanes": Table(LANE, lambda limits, workers: MAX_TYPES * NUM_LANES),
+    "lanes": Table(LANE, lambda limits, workers: MAX_TYPES * NUM_PRIORITIES),
     "ready": Table(_INT, lambda limits, workers: (MAX_TYPES * NUM_PRIORITIES, workers + 1)),
     "since_ns": Table(np.dtype(np.int64), lambda limits, workers: (MAX_TYPES + 1) * NUM_PRIORITIES),
     "step_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
     "row_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
     "events": Table(EVENT, lambda limits, workers: limits.max_events, sized=True),
     "copies": Table(_INT, lambda limits, workers: 3 * MAX_COPIES),
+    "waiting": Table(WAITING, lambda limits, workers: GRANULE * num_granules(limits.max_subgraphs)),
+    "order": Table(_INT, lambda limits, workers: GRANULE * num_granules(limits.max_subgraphs)),
+    "choices": Table(READY, lambda limits, workers: MAX_TYPES),
+    "asked": Table(ASKED, lambda limits, workers: 1),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
 }
 """Every table of ``Tables``, in its order."""

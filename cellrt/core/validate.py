@@ -19,11 +19,9 @@ from cellrt.core.tables import (
     BRING,
     GRANULE,
     HOST,
-    LANES_PER_PRIORITY,
     LOCATION_SHIFT,
     MAX_KINDS,
     MAX_STATES,
-    NUM_LANES,
     NUM_PERMANENT,
     NUM_PRIORITIES,
     PENDING,
@@ -95,11 +93,11 @@ def _queues(t: Tables) -> list[str]:
         while subgraph_id >= 0 and seen[subgraph_id] == 0:
             seen[subgraph_id] += 1
             subgraph = t.subgraphs[subgraph_id]
-            if int(subgraph["cell_type"]) != lane_id // NUM_LANES or int(subgraph["previous"]) != previous:
+            if int(subgraph["cell_type"]) != lane_id // NUM_PRIORITIES or int(subgraph["previous"]) != previous:
                 rules.append(f"subgraph {subgraph_id} is in the wrong queue or place")
             if subgraph["state"] != QUEUED or t.requests["state"][subgraph["request"]] != LIVE:
                 rules.append(f"subgraph {subgraph_id} is queued but not marked so, or its request is not live")
-            priority = NUM_PRIORITIES - 1 - lane_id % NUM_LANES // LANES_PER_PRIORITY
+            priority = lane_id % NUM_PRIORITIES
             if int(subgraph["priority"]) != priority:
                 rules.append(f"subgraph {subgraph_id} has another client priority than its lane")
             backlog = int(subgraph["cell_type"]) * NUM_PRIORITIES + priority

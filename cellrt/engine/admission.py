@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
 from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import HOST
+from cellrt.core.tables import HOST, NEVER
 from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Plan
 from cellrt.engine.sessions import Sessions
@@ -47,7 +47,7 @@ class Admission:
             lengths = _lengths(together, plans) if len(plans) > 1 else None
         else:
             template = [bulk.plan(number).template for bulk, numbers in together for number in numbers]
-        how = first.lane, first.channel is not None, sessions, lengths
+        how = first.priority, first.channel is not None, sessions, lengths, _deadlines(together), first.client
         ids, rows = self._processor.admit_many(template, sequences, *how)
         admitted: list[tuple[Bulk, Sequence[int], list[int]]] = []
         begin = 0
@@ -136,6 +136,14 @@ def _sequences(requests: Sequence[Asking]) -> NDArray[np.int64]:
         first, numbers = requests[0][0].sequence, requests[0][1]
         return np.arange(first + numbers.start, first + numbers.stop)
     return np.array([bulk.sequence + number for bulk, numbers in requests for number in numbers])
+
+
+def _deadlines(requests: Sequence[Asking]) -> NDArray[np.int64] | None:
+    """Their deadlines by the engine's clock; None if they have none."""
+    if all([bulk.deadline_ns is None for bulk, _ in requests]):
+        return None
+    each = [NEVER if bulk.deadline_ns is None else bulk.deadline_ns for bulk, _ in requests]
+    return np.repeat(np.array(each, np.int64), [len(numbers) for _, numbers in requests])
 
 
 def _sessions(requests: Sequence[Asking]) -> NDArray[np.int32] | None:

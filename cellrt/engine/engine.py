@@ -10,7 +10,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from cellrt.core.policy import BatchMakerPolicy
+from cellrt.core.policies import POLICIES
+from cellrt.core.policy import Policy, policy_of
 from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
@@ -60,7 +61,8 @@ class Engine(Serving):
         workers: number of CPU workers, or a list of devices: ["cuda:0", "cuda:1"]. Default: one CPU worker a core.
             "cpu:process" is a CPU worker in a process of its own, for cells that run in Python (see docs/serving.md).
         threads_per_worker: torch threads of each worker. One is best unless there is a single worker.
-        policy: order of requests; default BatchMaker's.
+        policy: order of requests: a ``Policy``, the name of one that is there, or "module:attribute"; default
+            "batchmaker".
         settings: of the scheduler, with a switch for each of its optimisations.
         limits: sizes of the tables.
         sessions: how many sessions are kept, where, and for how long.
@@ -94,7 +96,7 @@ class Engine(Serving):
         workers: int | Sequence[str] | None = None,
         *,
         threads_per_worker: int = 1,
-        policy: BatchMakerPolicy | None = None,
+        policy: Policy | str | None = None,
         settings: SchedulerSettings | None = None,
         limits: Limits | None = None,
         sessions: SessionLimits | None = None,
@@ -118,7 +120,7 @@ class Engine(Serving):
         page_bytes = check_number_or_none("page_bytes", page_bytes)
         max_queue_rows = check_number_or_none("max_queue_rows", max_queue_rows)
         queue_depth = check_number_or_none("queue_depth", queue_depth)
-        check_instance("policy", policy, BatchMakerPolicy)
+        chosen = policy_of(policy, POLICIES)
         check_instance("settings", settings, SchedulerSettings)
         check_instance("limits", limits, Limits)
         check_instance("sessions", sessions, SessionLimits)
@@ -127,10 +129,9 @@ class Engine(Serving):
         names, options = device_names(workers), device_options or DeviceOptions()
         devices = [open_device(name, options) for name in names]
         queue_depth = queue_depth or QUEUE_DEPTHS.get(names[0], DEVICE_QUEUE_DEPTH)
-        policy, settings = policy or BatchMakerPolicy(), settings or SchedulerSettings()
+        settings = settings or SchedulerSettings()
         ahead = loops_ahead(names[0], settings.loops_ahead, queue_depth)
-        settings = replace(settings, order_by_arrival=policy.order_by_arrival, loops_ahead=ahead)
-        self._processor = Processor(len(names), limits, settings)
+        self._processor = Processor(len(names), limits, replace(settings, loops_ahead=ahead), chosen)
         shared = shared_cells(names)
         self._registry = registry = Registry(self._processor, max_nodes)
         self._models: dict[str, Model] = {}
@@ -157,7 +158,7 @@ class Engine(Serving):
         calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds
         limits = self._processor.limits
         make = worker_maker(devices, options, arenas, shared, registry.types, *calls, threads_per_worker, limits)
-        self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, policy)
+        self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, chosen.admit_by)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
@@ -352,6 +353,8 @@ class Engine(Serving):
 
         ``workers``: by location, seconds busy and what its device counted (``CudaWorker.counts``).
 
+        ``policy_errors``: how often a function of the policy raised, and the order of arrival was taken instead.
+
         ``rows``: of arenas, by place. ``ready``: nodes of a cell that could run now.
 
         ``sessions``: how many are open, and of those without a request that runs, how many have their state at a
@@ -365,6 +368,7 @@ class Engine(Serving):
         return {
             "unfinished": unfinished,
             "unfinished_rows": self._manager.places.num_rows,
+            "policy_errors": self._processor.num_policy_errors,
             **self._manager.statistics.snapshot(
                 dict(self._registry.types),
                 by_model,

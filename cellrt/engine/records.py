@@ -49,7 +49,8 @@ class Arrival:
         arrival_ns, deadline_ns: on the engine's clock.
         channel: where the steps of one that is streamed go; it is alone.
         sessions: whose state each has.
-        order, lane: the policy's admission key and their lane.
+        order: when they are admitted, in ascending order of this, then by arrival.
+        client: who submitted them, for policies: 0 in this process.
         ends: makes who is told how they end: see ``alone`` and ``together``.
 
     Attributes:
@@ -64,11 +65,11 @@ class Arrival:
         "arrival_ns",
         "bulk",
         "channel",
+        "client",
         "count",
         "deadline_ns",
         "externals",
         "first",
-        "lane",
         "model",
         "order",
         "outcome",
@@ -92,11 +93,12 @@ class Arrival:
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
         order: float,
-        lane: int,
         ends: Callable[[Arrival], RequestFuture | Ends],
+        client: int,
     ) -> None:
         self._manager, self.model, self.plan, self.externals = manager, model, plan, externals
-        self.sequence, self.count, self.priority, self.order, self.lane = sequence, count, priority, order, lane
+        self.sequence, self.count, self.priority, self.order = sequence, count, priority, order
+        self.client = client
         self.arrival_ns, self.deadline_ns, self.channel, self.sessions = arrival_ns, deadline_ns, channel, sessions
         self._may_join = count == 1 and deadline_ns is None and channel is None
         self.outcome = ends(self)
@@ -111,7 +113,7 @@ class Arrival:
             and self.plan.answered_with is before.plan.answered_with  # so they are of one model
             and self.sequence == before.sequence + 1
             and (self.sessions is None) == (before.sessions is None)
-            and (self.priority, self.order, self.lane) == (before.priority, before.order, before.lane)
+            and (self.priority, self.order, self.client) == (before.priority, before.order, before.client)
         )
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
@@ -150,7 +152,7 @@ class Bulk:
         outcomes: how each ends, for its client.
         tensors: what each brings.
         size: how many.
-        model, priority, order, lane, deadline_ns, channel: as of the arrivals.
+        model, priority, order, client, deadline_ns, channel: as of the arrivals.
         sessions: whose state each has; None if they have none. Of two of one session the second waits for the first.
         sequence: the first's; the others follow it.
         states: the LiveState of each.
@@ -165,11 +167,11 @@ class Bulk:
         "_arrivals_ns",
         "_plans",
         "channel",
+        "client",
         "deadline_ns",
         "errors",
         "ids",
         "is_in_line",
-        "lane",
         "model",
         "next",
         "num_left",
@@ -188,7 +190,7 @@ class Bulk:
 
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
         first = arrivals[0]
-        self.model, self.priority, self.order, self.lane = first.model, first.priority, first.order, first.lane
+        self.model, self.priority, self.order, self.client = first.model, first.priority, first.order, first.client
         self.deadline_ns, self.channel, self.sessions = first.deadline_ns, first.channel, first.sessions
         if self.sessions is not None and len(arrivals) > 1:
             self.sessions = [record for arrival in arrivals for record in arrival.sessions or ()]
@@ -324,7 +326,7 @@ class Bulk:
     def goes_with(self, other: Bulk) -> bool:
         """Whether requests of both that wait may be admitted in one call."""
         return (
-            self.lane == other.lane
+            (self.priority, self.client) == (other.priority, other.client)
             and (self.sessions is None) == (other.sessions is None)
             and self.channel is other.channel is None
             and self.kindred() is other.kindred()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
 from cellrt.core.tables import NUM_PRIORITIES
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
@@ -44,16 +44,12 @@ class Submission:
     Args:
         manager: takes requests in.
         models: those that take requests, by name; changed under the gate.
-        policy: says in which order requests are admitted.
+        admit_by: in which order requests are admitted (``core/policy.py``).
     """
 
-    def __init__(self, manager: Manager, models: Mapping[str, Model], policy: BatchMakerPolicy) -> None:
-        self._manager, self._models, self._policy = manager, models, policy
+    def __init__(self, manager: Manager, models: Mapping[str, Model], admit_by: str) -> None:
+        self._manager, self._models, self._admit_by = manager, models, admit_by
         self._next_sequence = 1
-        kind, plain = type(policy), BatchMakerPolicy
-        self._goes_by_arrival = (kind.lane, kind.admission_key) == (plain.lane, plain.admission_key)
-        """Whether the policy looks at no request, as the default does not."""
-        self._lanes = [lane_of(BatchMakerPolicy(), Job(0, 0, priority, None)) for priority in range(NUM_PRIORITIES)]
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
         """Of each loop: who waits for places of a model."""
 
@@ -175,10 +171,12 @@ class Submission:
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
         ends: Sequence[Callable[[Arrival], Ends]],
+        client: int,
     ) -> None:
         """Submits what was recorded elsewhere for models, all or none, as if at ``now_ns`` of the engine's clock.
 
-        ``ends``: for each graph of ``asked`` what makes who is told how its requests end. The models may be taken out
+        ``ends``: for each graph of ``asked`` what makes who is told how its requests end. ``client``: a number for
+        policies. The models may be taken out
         or replaced since, but must be pinned. Raises as ``submit`` does.
         """
         _check_sessions(sessions or ())
@@ -189,7 +187,7 @@ class Submission:
                 _check_states(parts, sessions)
             planned.append((model, parts))
         with self._manager.turns.gate:
-            self._enqueue(planned, deadline, priority, channel, sessions, now_ns, ends)
+            self._enqueue(planned, deadline, priority, channel, sessions, now_ns, ends, client)
 
     def refuse_if_closed(self) -> None:
         """Raises EngineClosedError unless the engine takes requests; under the gate."""
@@ -233,6 +231,7 @@ class Submission:
         sessions: Sequence[SessionRecord] | None,
         now_ns: int | None = None,
         ends: Sequence[Callable[[Arrival], Ends]] | None = None,
+        client: int = 0,
     ) -> Sequence[RequestFuture]:
         """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
         priority = check_priority(priority)
@@ -247,22 +246,23 @@ class Submission:
             for plan, ((_, externals, *_), members) in parts:
                 sequence, count = self._next_sequence, len(members)
                 self._next_sequence += count
-                order, lane = self._place_of(sequence, plan.num_nodes, priority, deadline)
+                order = self._order_of(plan.num_nodes, deadline_ns)
                 its = None if sessions is None else [sessions[place] for place in members]
                 what = manager, model, plan, externals, sequence, count, priority
                 told = usual if ends is None else ends[len(arrivals)]
-                arrivals.append(Arrival(*what, now_ns, deadline_ns, channel, its, order, lane, told))
+                arrivals.append(Arrival(*what, now_ns, deadline_ns, channel, its, order, told, client))
         futures = _in_order(arrivals, asked) if ends is None else ()
         if arrivals:
             manager.hand_in(arrivals, wanted)
         return futures
 
-    def _place_of(self, sequence: int, num_nodes: int, priority: int, deadline: float | None) -> tuple[float, int]:
-        """When a request is admitted among those that wait, and the lane of its subgraphs."""
-        if self._goes_by_arrival:
-            return 0.0, self._lanes[priority]
-        job = Job(sequence, num_nodes, priority, deadline)
-        return float(self._policy.admission_key(job)), lane_of(self._policy, job)
+    def _order_of(self, num_nodes: int, deadline_ns: int | None) -> float:
+        """When a request is admitted among those that wait for room: in ascending order of this, then by arrival."""
+        if self._admit_by == "arrival":
+            return 0.0
+        if self._admit_by == "length":
+            return float(num_nodes)
+        return math.inf if deadline_ns is None else float(deadline_ns)
 
 
 def size_of(parts: Sequence[Planned]) -> Size:

@@ -7,6 +7,7 @@ given back in ``leave``, once, however it went.
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import threading
@@ -44,6 +45,10 @@ MAX_UNSENT = 1 << 16
 """Messages and outcomes that a guest may leave unread before it is not listened to any more."""
 
 
+_NUMBERS = itertools.count(1)
+"""Of guests, for policies; 0 is whoever submits in the engine's process."""
+
+
 class House(Protocol):
     """What a guest must know of the process that it is in."""
 
@@ -73,6 +78,7 @@ class Guest:
 
     def __init__(self, house: House, wire: Wire) -> None:
         self.wire = wire
+        self.number = next(_NUMBERS)
         self.is_gone = False
         self.lock = threading.Lock()
         """Held to send, and to change what is given back in ``leave``."""
@@ -239,6 +245,7 @@ class Guest:
                 channel,
                 sessions or None,
                 [begin_first, *[group.begin for group in groups[1:]]],
+                self.number,
             )
         except BaseException:
             for id in submission.ids:

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import importlib
 import re
 from dataclasses import dataclass, field
 from typing import Any
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.settings import POLICY_NAMES, SchedulerSettings
 from cellrt.engine.options import check_choice
 from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import DefinitionError
 
 MOST_DEPTH = 1_000
 """Of nested JSON: readers of it call themselves, and Python says how often they may."""
-POLICIES = {
-    "batchmaker": "",
-    "first-come-first-served": "FirstComeFirstServed",
-    "shortest-job-first": "ShortestJobFirst",
-}
-"""Names of the classes of ``cellrt.core.policy``; empty: the engine's own."""
 
 
 @dataclass(frozen=True)
@@ -62,14 +55,15 @@ class EngineSettings:
     """What a server's engine is made with; each is an option of ``cellrt serve``.
 
     Attributes:
-        policy: order of requests: batchmaker, first-come-first-served or shortest-job-first.
+        policy: order of requests: batchmaker, first-come-first-served, shortest-job-first, earliest-deadline-first, or
+            one of your own as module:attribute.
         arena_bytes: memory for the rows of one kind at each worker, the host has four times that; None: as ``Engine``.
         page_bytes: the same for the pages of states that grow.
         freeze: whether the engine's process freezes its heap after each registration: no collection stops it then.
         scheduler: its settings.
         sessions: how many are kept, where, and for how long.
 
-    Raises DefinitionError for a policy that is none of these.
+    Raises DefinitionError for a policy that is none of these; its module is imported where the engine is made.
     """
 
     policy: str = "batchmaker"
@@ -81,13 +75,13 @@ class EngineSettings:
 
     def __post_init__(self) -> None:
         """See the class."""
-        check_choice("policy", self.policy, list(POLICIES))
+        if ":" not in self.policy:
+            check_choice("policy", self.policy, list(POLICY_NAMES))
 
     def for_engine(self) -> dict[str, Any]:
         """The same as options of ``Engine``."""
         made: dict[str, Any] = {"freeze": self.freeze, "settings": self.scheduler, "sessions": self.sessions}
-        if POLICIES[self.policy]:  # else what it is made of is not needed here
-            made["policy"] = getattr(importlib.import_module("cellrt.core.policy"), POLICIES[self.policy])()
+        made["policy"] = self.policy
         sizes = {"arena_bytes": self.arena_bytes, "page_bytes": self.page_bytes}
         return {**made, **{name: size for name, size in sizes.items() if size is not None}}
 

@@ -128,6 +128,7 @@ with Engine(workers=1, arena_bytes=1 << 20) as engine:
 """
 
 
+@pytest.mark.slow
 def test_served_by_a_process_without_the_class(tmp_path: Path) -> None:
     made = recurrent()
     made.save(tmp_path)

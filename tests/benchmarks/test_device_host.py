@@ -34,7 +34,8 @@ def test_the_host_time_of_a_task_is_measured(is_direct):
 
 
 @pytest.mark.parametrize(
-    ("kind", "num_calls"), [(KINDS[0], 10), (KINDS[1], 7), (RAGGED, 10), (OVER_PAGES, 9), (ATTENDING, 9)]
+    ("kind", "num_calls"),
+    [(KINDS[0], 10), (KINDS[1], 7), pytest.param(RAGGED, 10, marks=pytest.mark.slow), (OVER_PAGES, 9), (ATTENDING, 9)],
 )
 def test_a_task_is_one_compiled_call_with_few_of_the_driver(kind, num_calls):
     """Whatever it is: time cannot be tested, but what it is made of."""

@@ -63,6 +63,7 @@ def assert_all_close(actual: Sequence[torch.Tensor], expected: Sequence[torch.Te
 @pytest.mark.one_in(2)
 @pytest.mark.usefixtures("tiny")
 @pytest.mark.parametrize("name", FIGURES)
+@pytest.mark.slow
 def test_a_figure_has_its_panels_and_servers(name: str) -> None:
     recorder = Recorder("gpu")
     measure_figures(recorder, "dry", None, names=[name])

@@ -51,6 +51,7 @@ def test_what_is_timed_embeds_its_words(way: str, monkeypatch: pytest.MonkeyPatc
     assert looked_up == [TINY.steps * TINY.batch]
 
 
+@pytest.mark.slow
 def test_runs_are_measured_as_long_as_they_are_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
     seen = {}
     monkeypatch.setattr(gpu, "_ideal", lambda *given: 1.0)

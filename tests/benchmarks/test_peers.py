@@ -158,6 +158,7 @@ def test_numbers_must_be_positive() -> None:
         BatchServer(lambda threads: enumerate, max_batch=1, workers=-1)
 
 
+@pytest.mark.slow
 def test_batches_may_run_in_a_process_of_their_own(lstm: nn.LSTM) -> None:
     x = torch.randn(5, INPUT)
     with torch.inference_mode():

@@ -40,12 +40,14 @@ def server() -> Iterator[ProcessServer]:
 
 
 @given(st.lists(st.lists(st.integers(0, 50), max_size=5), max_size=40))
+@pytest.mark.slow
 def test_each_request_gets_its_own_answer(server: ProcessServer, requests: list[list[int]]) -> None:
     futures = [server.submit(request) for request in requests]
     answers = [future.result(WAIT_S).tolist() for future in futures]
     assert answers == [(2 * np.array(request, np.int64)).tolist() for request in requests]
 
 
+@pytest.mark.slow
 def test_what_a_lost_worker_had_fails() -> None:
     server = ProcessServer(doubling, max_batch=4, workers=1)
     assert server.submit([1]).result(WAIT_S).tolist() == [2]
@@ -55,6 +57,7 @@ def test_what_a_lost_worker_had_fails() -> None:
     server.close()
 
 
+@pytest.mark.slow
 def test_what_making_a_model_raised_is_raised() -> None:
     with pytest.raises(ArithmeticError, match="no model"):
         ProcessServer(refusing, max_batch=4, workers=1)

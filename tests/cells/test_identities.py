@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+import pytest
 import torch
 from torch import nn
 
@@ -45,6 +46,7 @@ def digests() -> dict[str, str]:
     return found
 
 
+@pytest.mark.slow
 def test_from_torch_gives_the_same_cell_in_every_process() -> None:
     told = [
         subprocess.run(

@@ -12,7 +12,8 @@ import pytest
 
 from cellrt.cli.fields import Field
 from cellrt.cli.serve import ENGINE_FIELDS
-from cellrt.serve.settings import POLICIES, EngineSettings, Settings
+from cellrt.core.settings import POLICY_NAMES
+from cellrt.serve.settings import EngineSettings, Settings
 from tests.cli.test_serve import MODEL, serve, told
 from tests.serve import reporting
 
@@ -104,7 +105,7 @@ def test_an_unknown_entry_of_a_table_is_refused(told: list[Any], tmp_path: Path)
 def test_the_docs_name_each() -> None:
     page = (ROOT / "docs" / "server.md").read_text()
     missing = [field.option for field in ENGINE_FIELDS if f"`--{field.option.replace('_', '-')}`" not in page]
-    missing += [policy for policy in POLICIES if f"`{policy}`" not in page]
+    missing += [policy for policy in POLICY_NAMES if f"`{policy}`" not in page]
     assert not missing
 
 
@@ -126,7 +127,7 @@ def test_the_engines_process_gets_each(tmp_path: Path, monkeypatch: pytest.Monke
         started.wait()
     finally:
         started.end()
-    assert flat(json.loads(path.read_text())) == {**given, "policy": POLICIES[given["policy"]]}
+    assert flat(json.loads(path.read_text())) == given
 
 
 @pytest.mark.parametrize(("cores", "front_ends", "workers"), [(2, 1, 1), (8, 2, 6), (1, 1, 1), (64, 1, 30)])

@@ -35,6 +35,7 @@ def test_check_says_what_to_install_where_a_server_is_not(monkeypatch: pytest.Mo
     assert "pip install '.[serve]' in a clone" in run("check", MODEL, status=1)
 
 
+@pytest.mark.slow
 def test_check_says_that_a_server_compiles_what_it_does_not(tmp_path: Path) -> None:
     path = tmp_path / "plain.py"
     path.write_text(
@@ -61,12 +62,14 @@ def test_check_fails_for_a_cell_whose_rows_influence_each_other(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("model", "why"), [("unsigned", "uint16"), ("unlike", "a and b must be as long")])
+@pytest.mark.slow
 def test_check_fails_for_a_model_that_no_server_can_describe(model: str, why: str) -> None:
     said = run("check", f"tests.serve.odd_models:{model}", status=1)
     assert f"model {model!r} cannot be served" in said and why in said
 
 
 @pytest.mark.parametrize(("seed", "status"), [("", 1), ("torch.manual_seed(3)", 0)])
+@pytest.mark.slow
 def test_check_fails_for_weights_that_each_process_draws_anew(tmp_path: Path, seed: str, status: int) -> None:
     path = tmp_path / "drawn.py"
     path.write_text(
@@ -120,6 +123,7 @@ def test_a_file_that_cannot_be_written_is_said_before_anything_is_measured(argum
 
 @pytest.mark.parametrize("command", [("check",), ("serve", "--port", "0")])
 @pytest.mark.parametrize("attribute", ["", ":made"])
+@pytest.mark.slow
 def test_a_file_that_ends_its_process_is_told_by_name(tmp_path: Path, command: tuple[str, ...], attribute: str) -> None:
     path = tmp_path / "ends.py"
     path.write_text("raise SystemExit(3)\n")
@@ -127,6 +131,7 @@ def test_a_file_that_ends_its_process_is_told_by_name(tmp_path: Path, command: t
     assert "ends.py" in output and "SystemExit: 3" in output
 
 
+@pytest.mark.slow
 def test_a_cell_that_raises_for_many_rows_is_told_by_name_when_it_is_measured(tmp_path: Path) -> None:
     path = tmp_path / "few.py"
     path.write_text(
@@ -158,6 +163,7 @@ def test_a_file_with_several_models_says_which(tmp_path: Path) -> None:
     assert "['first', 'second']" in run("check", path, status=1)
 
 
+@pytest.mark.slow
 def test_check_says_what_a_request_takes_and_how_many_fit() -> None:
     room = json.loads(run("check", MODEL, "--json", "--arena-bytes", "4096"))["room"]
     (kind,) = room["kinds"]
@@ -168,6 +174,7 @@ def test_check_says_what_a_request_takes_and_how_many_fit() -> None:
     assert "has room for" in run("check", MODEL)
 
 
+@pytest.mark.slow
 def test_check_says_how_many_have_their_pages_at_a_worker(tmp_path: Path) -> None:
     path = tmp_path / "grown.py"
     path.write_text(

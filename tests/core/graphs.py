@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.policy import Policy
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import (
@@ -29,10 +30,14 @@ ONE_BY_ONE = SchedulerSettings(max_tasks_to_submit=1, runs=False)
 
 
 def make_processor(
-    num_workers: int = 1, settings: SchedulerSettings = ONE_BY_ONE, limits: Limits = SMALL, rows: int = 4096
+    num_workers: int = 1,
+    settings: SchedulerSettings = ONE_BY_ONE,
+    limits: Limits = SMALL,
+    rows: int = 4096,
+    policy: Policy | None = None,
 ) -> Processor:
     """A processor with one kind of rows and no cell types yet."""
-    processor = Processor(num_workers, limits, settings)
+    processor = Processor(num_workers, limits, settings, policy)
     processor.add_kind(rows, rows)
     return processor
 

@@ -10,12 +10,13 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
+from cellrt.core.policy import Policy
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.room import has_rows
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NEVER, NUM_PERMANENT, ROW_MASK
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from tests.core.author import CELLS, Cell, Graph, stops
@@ -51,9 +52,10 @@ class Machine:
         settings: SchedulerSettings,
         rows: int = 1024,
         cells: tuple[Cell, ...] = CELLS,
+        policy: Policy | None = None,
     ) -> None:
         self.cells = cells
-        self.processor = Processor(workers, SMALL, settings)
+        self.processor = Processor(workers, SMALL, settings, policy)
         num_kinds = 1 + max(max((*cell.input_kinds, *cell.output_kinds), default=0) for cell in cells)
         for _ in range(num_kinds):
             self.processor.add_kind(rows, rows)
@@ -78,12 +80,19 @@ class Machine:
         self.largest = 1000
         self.task_types: list[tuple[int, int, int]] = []
 
-    def submit(self, request: Request, lane: int = 0, session: int = -1, streamed: bool = False) -> bool:
+    def submit(
+        self,
+        request: Request,
+        priority: int = 0,
+        session: int = -1,
+        streamed: bool = False,
+        deadline_ns: int = NEVER,
+    ) -> bool:
         """Admits a request if there is room."""
         template: SizedTemplate = self.processor.compile(np.array(request.graph.program, np.int32))
         self.sequence += 1
         is_room = has_rows(self.processor.tables, template, session)
-        admitted = self.processor.admit(template, self.sequence, lane, streamed, session)
+        admitted = self.processor.admit(template, self.sequence, priority, streamed, session, deadline_ns)
         assert is_room == (admitted is not None)
         if admitted is None:
             return False

@@ -1,25 +1,189 @@
-"""Policies: what they say of a request becomes the lane of its subgraphs."""
+"""A policy says who goes first among what has one client priority, and which cell type; everybody gets a turn."""
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numba
+import numpy as np
 import pytest
 
-from cellrt.core.policy import BatchMakerPolicy, Job, lane_of
-from cellrt.core.tables import LANES_PER_PRIORITY, NUM_PRIORITIES
+from cellrt.core.completion import NOTICE_DONE
+from cellrt.core.policies import POLICIES
+from cellrt.core.policy import Policy, policy_of
+from cellrt.core.processor import Processor
+from cellrt.core.settings import POLICY_NAMES
+from cellrt.core.tables import NEVER
+from cellrt.core.validate import broken_rules
+from cellrt.errors import DefinitionError
+from tests.core.graphs import ONE_BY_ONE, add_step, add_tree, chain, leaves, loop, make_processor, two_chains
+from tests.core.policies import AGAINST_ALL, BROKEN, latest
+
+SHORTEST, DEADLINE = POLICIES["shortest-job-first"], POLICIES["earliest-deadline-first"]
 
 
-class Given(BatchMakerPolicy):
-    """One sub-lane for all."""
-
-    def __init__(self, lane: int) -> None:
-        self._lane = lane
-
-    def lane(self, job: Job) -> int:
-        return self._lane
+def admit(processor: Processor, program, sequence: int, priority: int = 0, deadline_ns: int = NEVER) -> int:
+    admitted = processor.admit(processor.compile(program), sequence, priority, deadline_ns=deadline_ns)
+    assert admitted is not None
+    return admitted[0]
 
 
-@pytest.mark.parametrize(("lane", "becomes"), [(-3, 0), (0, 0), (2, 2), (99, LANES_PER_PRIORITY - 1)])
-@pytest.mark.parametrize("priority", range(NUM_PRIORITIES))
-def test_a_request_stays_in_the_lanes_of_its_priority_whatever_the_policy_says(lane, becomes, priority):
-    above = (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
-    assert lane_of(Given(lane), Job(0, 1, priority, None)) == above + becomes
+def run_one(processor: Processor) -> list[int]:
+    """The requests of the next task, each once, which is complete then."""
+    (task,) = processor.schedule(1)
+    found = list(dict.fromkeys(request for request, _ in processor.rows_in_flight(task)))
+    for request, what in processor.complete(task, 1000):
+        assert what == NOTICE_DONE
+        processor.finish(np.array([request], np.int32))
+    assert broken_rules(processor.tables) == []
+    return found
+
+
+def order_of(processor: Processor) -> list[int]:
+    """The requests in the order of their first task."""
+    found: dict[int, None] = {}
+    while processor.num_live:
+        found |= dict.fromkeys(run_one(processor))
+    return list(found)
+
+
+def test_the_shortest_goes_first_and_equals_in_order_of_arrival():
+    processor = make_processor(policy=SHORTEST)
+    cell = add_step(processor, 1)
+    long, middle, other, short = (admit(processor, chain(cell, n), k) for k, n in enumerate([9, 4, 4, 1]))
+    assert order_of(processor) == [short, middle, other, long]
+
+
+def test_the_earliest_deadline_goes_first_and_what_has_none_last():
+    processor = make_processor(policy=DEADLINE)
+    cell = add_step(processor, 1)
+    times = [NEVER, 900, 100, 500]
+    requests = [admit(processor, chain(cell, 2), k, deadline_ns=time) for k, time in enumerate(times)]
+    assert order_of(processor) == [requests[k] for k in (2, 3, 1, 0)]
+
+
+def test_the_cell_type_with_the_earliest_deadline_goes_first():
+    processor = make_processor(policy=DEADLINE)
+    full, other = add_tree(processor, 2, priority=9), add_tree(processor, 2)
+    admit(processor, leaves(full, 2), 0, deadline_ns=500)
+    urgent = admit(processor, leaves(other, 1), 1, deadline_ns=100)
+    assert run_one(processor) == [urgent]
+
+
+def test_a_client_priority_comes_before_the_policy():
+    processor = make_processor(policy=SHORTEST)
+    cell = add_step(processor, 1)
+    short, long = admit(processor, chain(cell, 1), 0, priority=1), admit(processor, chain(cell, 9), 1, priority=2)
+    assert order_of(processor) == [long, short]
+
+
+def test_the_order_is_that_of_a_task_where_it_takes_several():
+    processor = make_processor(policy=AGAINST_ALL)
+    cell = add_step(processor, 3)
+    requests = [admit(processor, chain(cell, 1), k) for k in range(7)]
+    assert run_one(processor) == requests[:3:-1]
+    assert run_one(processor) == requests[3:0:-1]
+
+
+def test_every_so_many_tasks_begin_with_the_first_that_arrived():
+    processor = make_processor(policy=Policy("latest", latest), settings=replace(ONE_BY_ONE, fair_every=4))
+    cell = add_step(processor, 1)
+    first = admit(processor, chain(cell, 1), 0)
+    taken: list[int] = []
+    for k in range(1, 12):
+        admit(processor, chain(cell, 1), k)
+        taken += run_one(processor)
+    assert first in taken[:4]
+
+
+def test_without_bounds_what_never_comes_first_waits():
+    unbounded = Policy("latest", latest, is_bounded=False)
+    processor = make_processor(policy=unbounded, settings=replace(ONE_BY_ONE, fair_every=4, max_wait_s=0.0))
+    cell = add_step(processor, 1)
+    first = admit(processor, chain(cell, 1), 0)
+    for k in range(1, 40):
+        latest_one = admit(processor, chain(cell, 1), k)
+        assert run_one(processor) == [latest_one] != [first]
+
+
+def test_a_policy_that_raises_leaves_the_order_of_arrival_and_is_counted():
+    processor = make_processor(policy=BROKEN)
+    cell = add_step(processor, 1)
+    requests = [admit(processor, chain(cell, 1), k) for k in range(5)]
+    assert order_of(processor) == requests
+    assert processor.tables.settings["policy_errors"][0] > 0
+
+
+def noting(waiting, asked):
+    for k in range(waiting.size):
+        if waiting[k].sequence == 7 and waiting[k].left == 2:
+            asked.kept[0] = waiting[k].length
+            asked.kept[1] = waiting[k].admitted_ns
+            asked.kept[2] = waiting[k].deadline_ns
+            asked.kept[3] = waiting[k].has_begun
+            asked.kept[4] = asked.client_priority * 100 + asked.worker * 10 + asked.most
+            asked.kept[5] = asked.now_ns
+
+
+def test_a_policy_is_shown_what_it_may_look_at():
+    processor = make_processor(policy=Policy("noting", noting))
+    cell = add_step(processor, 1)
+    processor.clock.set(5000)
+    admit(processor, chain(cell, 3), 7, priority=2, deadline_ns=9000)
+    processor.clock.set(6000)
+    admit(processor, chain(cell, 3), 8, priority=2)
+    run_one(processor)
+    run_one(processor)
+    assert processor.tables.asked["kept"][0, :6].tolist() == [3, 5000, 9000, 1, 211, 6000]
+
+
+@pytest.mark.parametrize(
+    ("make", "length"),
+    [
+        (lambda cell: chain(cell, 5), 5),
+        (lambda cell: two_chains(cell, cell, 4), 8),
+        (lambda cell: loop(cell, 7), 7),
+    ],
+    ids=["chain", "two chains", "loop"],
+)
+def test_a_requests_length_is_its_nodes(make, length):
+    processor = make_processor()
+    cell = add_step(processor, 4)
+    request = admit(processor, make(cell), 0)
+    assert int(processor.tables.requests["length"][request]) == length
+
+
+def test_policies_are_given_by_name_by_object_and_by_module():
+    assert list(POLICIES) == list(POLICY_NAMES)
+    assert policy_of(None, POLICIES) == Policy()
+    assert policy_of("shortest-job-first", POLICIES) is SHORTEST
+    assert policy_of(AGAINST_ALL, POLICIES) is AGAINST_ALL
+    assert policy_of("tests.core.policies:AGAINST_ALL", POLICIES) is AGAINST_ALL
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("fifo", "expected a Policy, one of batchmaker, .* got 'fifo'"),
+        (5, "expected a Policy"),
+        ("nowhere_at_all:x", "cannot import"),
+        ("tests.core.policies:nothing", "cannot import"),
+        ("tests.core.policies:latest", "is <function latest"),
+    ],
+)
+def test_what_is_no_policy_is_refused(given, told):
+    with pytest.raises(DefinitionError, match=told):
+        policy_of(given, POLICIES)
+
+
+def test_what_a_policy_cannot_have_is_refused():
+    with pytest.raises(DefinitionError, match="admit_by: expected one of arrival, length, deadline, got 'luck'"):
+        Policy("lucky", admit_by="luck")
+    with pytest.raises(DefinitionError, match="rank: expected a function or None, got 5"):
+        Policy("odd", rank=5)  # type: ignore[arg-type]
+
+
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
+def test_a_function_that_numba_cannot_compile_is_refused_with_the_reason():
+    with pytest.raises(DefinitionError, match="policy 'odd': rank cannot be compiled(?s:.*)heard_of"):
+        make_processor(policy=Policy("odd", lambda waiting, asked: waiting.heard_of))

@@ -8,8 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.settings import SchedulerSettings
+from cellrt.core.tables import NEVER
 from tests.core.author import CELLS, Author
 from tests.core.machine import Machine, Request
+from tests.core.policies import ANY_POLICY
 from tests.effort import examples
 
 CONFIGURATIONS = st.builds(
@@ -19,7 +21,6 @@ CONFIGURATIONS = st.builds(
     runs=st.booleans(),
     join_budget_s=st.sampled_from([1e-4, 3e-4, 1e-2]),
     min_run_s=st.sampled_from([0.0, 2e-4, 1e-3]),
-    order_by_arrival=st.booleans(),
     max_wait_s=st.sampled_from([0.0, 1e-4, None]),
     fair_every=st.sampled_from([2, 16]),
     loops_ahead=st.sampled_from([None, 0, 1, 2, 3]),
@@ -41,7 +42,8 @@ def interleave(machine: Machine, draw: random.Random, requests: list[Request], c
         event = draw.random()
         worker = draw.choice(workers)
         if event < 0.3 and waiting:
-            if machine.submit(waiting[0], lane=draw.choice([0, 0, 3, 40]), streamed=draw.choice([False, True])):
+            how = {"priority": draw.choice([0, 0, 3, 1]), "streamed": draw.choice([False, True])}
+            if machine.submit(waiting[0], deadline_ns=draw.choice([NEVER, draw.randrange(1 << 20)]), **how):
                 waiting.pop(0)
         elif event < 0.6 and machine.alive[worker - 1] and len(machine.streams[worker - 1]) < 5:
             machine.schedule(worker)
@@ -68,10 +70,11 @@ def interleave(machine: Machine, draw: random.Random, requests: list[Request], c
     max_batches=st.tuples(*(st.integers(1, 9) for _ in CELLS)),
     count=st.integers(1, 8),
     operations=st.integers(1, 10),
+    policy=ANY_POLICY,
 )
-def test_every_request_gets_the_oracles_results(draw, configuration, workers, max_batches, count, operations):
+def test_every_request_gets_the_oracles_results(draw, configuration, workers, max_batches, count, operations, policy):
     requests = [Request(Author(draw).graph(operations)) for _ in range(count)]
-    machine = Machine(workers, max_batches, configuration)
+    machine = Machine(workers, max_batches, configuration, policy=policy)
     interleave(machine, draw, requests, chaos=False)
     assert [request.ends for request in requests] == [["done"]] * count
 
@@ -83,12 +86,13 @@ def test_every_request_gets_the_oracles_results(draw, configuration, workers, ma
     workers=st.integers(1, 3),
     rows=st.sampled_from([150, 1024]),
     count=st.integers(1, 8),
+    policy=ANY_POLICY,
 )
-def test_every_request_ends_once_under_failures(draw, configuration, workers, rows, count):
+def test_every_request_ends_once_under_failures(draw, configuration, workers, rows, count, policy):
     requests = [Request(Author(draw).graph(6)) for _ in range(count)]
     for request in requests:
         request.poisoned = draw.random() < 0.3
-    machine = Machine(workers, (4,) * len(CELLS), configuration, rows=rows)
+    machine = Machine(workers, (4,) * len(CELLS), configuration, rows=rows, policy=policy)
     interleave(machine, draw, requests, chaos=True)
     for request in requests:
         assert len(request.ends) == 1

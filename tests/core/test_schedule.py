@@ -10,10 +10,10 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
+from cellrt.core.policies import POLICIES
 from cellrt.core.processor import Processor
 from cellrt.core.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 from cellrt.core.settings import SchedulerSettings
-from cellrt.core.tables import LANES_PER_PRIORITY
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import (
     ONE_BY_ONE,
@@ -29,9 +29,9 @@ from tests.core.graphs import (
 
 
 def admit(
-    processor: Processor, program: NDArray[np.int32], sequence: int = 0, lane: int = 0, streamed: bool = False
+    processor: Processor, program: NDArray[np.int32], sequence: int = 0, priority: int = 0, streamed: bool = False
 ) -> int:
-    admitted = processor.admit(processor.compile(program), sequence, lane, streamed)
+    admitted = processor.admit(processor.compile(program), sequence, priority, streamed)
     assert admitted is not None
     return admitted[0]
 
@@ -100,21 +100,21 @@ def test_of_one_criterion_the_highest_priority_goes_first(counts):
 def test_a_higher_client_priority_goes_before_full_batches_and_priorities_of_types(counts):
     processor = make_processor()
     first, second = add_tree(processor, 4, priority=9), add_tree(processor, 4)
-    admit(processor, leaves(first, counts[0]), lane=32)
-    admit(processor, leaves(second, counts[1]), lane=16)
+    admit(processor, leaves(first, counts[0]), priority=1)
+    admit(processor, leaves(second, counts[1]), priority=2)
     assert schedule(processor)[0][0] == second
 
 
 def test_what_is_left_of_a_batch_goes_to_lower_client_priorities():
     processor = make_processor(settings=replace(ONE_BY_ONE, max_tasks_to_submit=3))
     cell = add_tree(processor, 4)
-    low, high = admit(processor, leaves(cell, 9), lane=48), admit(processor, leaves(cell, 2), lane=0)
+    low, high = admit(processor, leaves(cell, 9), priority=0), admit(processor, leaves(cell, 2), priority=3)
     assert schedule(processor) == [(cell, 4)], "the second task would have been of the low priority alone"
     assert requests_of(processor, running(processor)[0]) == [high, high, low, low]
 
 
 def test_under_fcfs_the_type_with_the_oldest_request_goes_first():
-    processor = make_processor(settings=replace(ONE_BY_ONE, order_by_arrival=True))
+    processor = make_processor(policy=POLICIES["first-come-first-served"])
     old, new = add_tree(processor, 4), add_tree(processor, 4, priority=9)
     admit(processor, leaves(old, 1), sequence=1)
     admit(processor, leaves(new, 1), sequence=2)
@@ -122,7 +122,7 @@ def test_under_fcfs_the_type_with_the_oldest_request_goes_first():
 
 
 def test_under_fcfs_a_request_that_runs_elsewhere_makes_its_type_no_older():
-    processor = make_processor(2, settings=replace(ONE_BY_ONE, order_by_arrival=True))
+    processor = make_processor(2, policy=POLICIES["first-come-first-served"])
     first, second = add_step(processor, 4), add_step(processor, 4)
     admit(processor, chain(first, 3), sequence=1)
     admit(processor, chain(second, 3), sequence=2)
@@ -160,21 +160,12 @@ def test_tasks_in_a_row_fit_the_join_budget():
     assert schedule(processor) == [(cell, 4)] * 2
 
 
-def test_a_task_takes_requests_in_order_of_arrival_and_lanes_before_that():
+def test_a_task_takes_requests_in_order_of_arrival():
     processor = make_processor()
     cell = add_step(processor, 3)
-    late, first, second = (admit(processor, chain(cell, 2), lane=lane) for lane in (5, 0, 0))
+    requests = [admit(processor, chain(cell, 2), sequence=sequence) for sequence in range(3)]
     assert schedule(processor) == [(cell, 3)]
-    assert requests_of(processor, running(processor)[0]) == [first, second, late]
-
-
-def test_all_lanes_of_a_client_priority_go_before_any_of_a_lower_one():
-    processor = make_processor()
-    cell = add_step(processor, 1)
-    for lane in (LANES_PER_PRIORITY, 1):
-        admit(processor, chain(cell, 1), lane=lane)
-    assert schedule(processor) == [(cell, 1)]
-    assert requests_of(processor, running(processor)[0]) == [1]
+    assert requests_of(processor, running(processor)[0]) == requests
 
 
 # Who may run what (lines 20-22 and 27).
@@ -272,25 +263,6 @@ def test_a_type_of_low_priority_goes_first_once_it_has_waited_too_long(max_wait_
         if waited_too_long:
             break
     assert processor.tables.requests["state"][low_request] == 0
-
-
-@pytest.mark.parametrize("num_before", [0, 2**31 - 3])
-@pytest.mark.parametrize("lanes", [[8], [3, 7, 15], [19]])
-def test_a_late_lane_of_a_policy_runs_within_fair_every_tasks(lanes, num_before):
-    fair_every = 4
-    processor = make_processor(settings=replace(ONE_BY_ONE, fair_every=fair_every))
-    cell = add_tree(processor, 4)
-    processor.tables.types["num_formed"][cell] = num_before
-    processor.tables.lanes["served"] = num_before
-    late = {admit(processor, leaves(cell, 1), lane=lane) for lane in lanes}
-    for _ in range(fair_every * (len(lanes) + 1)):
-        while processor.tables.ready.sum() < 16:
-            admit(processor, leaves(cell, 4), lane=lanes[0] // 16 * 16)
-        schedule(processor)
-        for task in running(processor):
-            late -= set(requests_of(processor, task))
-            complete(processor, task)
-    assert not late
 
 
 # Runs.

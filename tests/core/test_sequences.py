@@ -260,4 +260,4 @@ def test_a_layer_waits_for_a_worker_from_when_the_step_below_was_sent():
     admit(processor, two_layers(3, 0, 1, 3))
     processor.clock.set(20)
     assert run(processor) == [LOWER]
-    assert processor.tables.since_ns[UPPER * NUM_PRIORITIES + NUM_PRIORITIES - 1] == 20
+    assert processor.tables.since_ns[UPPER * NUM_PRIORITIES] == 20

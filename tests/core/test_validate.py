@@ -14,7 +14,7 @@ from cellrt.core.entries import cancel
 from cellrt.core.jit import address_of
 from cellrt.core.moves import FREE, LIVE
 from cellrt.core.processor import Processor
-from cellrt.core.tables import BORROWED, MAX_KINDS, NUM_LANES, NUM_PERMANENT, Tables
+from cellrt.core.tables import BORROWED, MAX_KINDS, NUM_PERMANENT, NUM_PRIORITIES, Tables
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import add_step, add_tree, chain, leaves, make_processor, two_chains
 
@@ -65,11 +65,11 @@ def unmark_queued(t: Tables) -> None:
 
 
 def cut_lane(t: Tables) -> None:
-    t.lanes["tail"][NUM_LANES] = -1
+    t.lanes["tail"][NUM_PRIORITIES] = -1
 
 
 def empty_lane(t: Tables) -> None:
-    t.lanes["head"][NUM_LANES] = t.lanes["tail"][NUM_LANES] = -1
+    t.lanes["head"][NUM_PRIORITIES] = t.lanes["tail"][NUM_PRIORITIES] = -1
 
 
 def miscount_ready(t: Tables) -> None:
@@ -77,11 +77,11 @@ def miscount_ready(t: Tables) -> None:
 
 
 def ready_too_early(t: Tables) -> None:
-    t.nodes["pending"][int(t.subgraphs["ready_head"][int(t.lanes["head"][NUM_LANES])])] = 1
+    t.nodes["pending"][int(t.subgraphs["ready_head"][int(t.lanes["head"][NUM_PRIORITIES])])] = 1
 
 
 def cut_ready_list(t: Tables) -> None:
-    t.subgraphs["num_ready"][int(t.lanes["head"][NUM_LANES])] += 1
+    t.subgraphs["num_ready"][int(t.lanes["head"][NUM_PRIORITIES])] += 1
 
 
 def unpin_in_flight(t: Tables) -> None:

@@ -13,22 +13,20 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellrt.core.notices import Notices
+from cellrt.core.policy import Policy
 from cellrt.core.processor import Processor
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.simulate import Arrival, SimulatedTask, simulate
 from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import LANES_PER_PRIORITY, NUM_PRIORITIES
+from cellrt.core.tables import NEVER, NUM_PRIORITIES
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import SMALL, add_step, add_tree, chain, leaves, make_processor
+from tests.core.policies import ANY_POLICY
 
 MS = 1e-3
 DEFAULT = SchedulerSettings()
 JOIN_S, RUN_S = DEFAULT.join_budget_s, DEFAULT.max_run_s
 STEP_S = 0.1 * MS
-
-
-def lane(priority: int) -> int:
-    return (NUM_PRIORITIES - 1 - priority) * LANES_PER_PRIORITY
 
 
 def cost(cell_type: int, rows: int, steps: int) -> float:
@@ -67,8 +65,8 @@ def wait_ms(tasks: tuple[SimulatedTask, ...], request: int, arrival_s: float) ->
 
 def test_a_short_request_of_a_high_priority_goes_right_after_the_task_that_runs():
     processor = make(2)
-    arrivals = [Arrival(0, chain(0, 3000), lane=lane(0))]
-    arrivals += [Arrival((7.05 + 5 * k) * MS, chain(1, 1), lane=lane(3)) for k in range(40)]
+    arrivals = [Arrival(0, chain(0, 3000), priority=0)]
+    arrivals += [Arrival((7.05 + 5 * k) * MS, chain(1, 1), priority=3) for k in range(40)]
     tasks = simulate(processor, arrivals, cost).tasks
     for k, task in enumerate(tasks_of(tasks, 1), start=1):
         (running,) = (other for other in tasks if other.start_s <= arrivals[k].time_s < other.end_s)
@@ -79,8 +77,8 @@ def test_a_short_request_of_a_high_priority_goes_right_after_the_task_that_runs(
 def test_runs_fit_the_join_budget_once_others_are_likely(priority, quiet_s):
     """Of a higher priority from the first one on; of the same when the time between arrivals is known to be short."""
     processor = make(2)
-    arrivals = [Arrival(0, chain(0, 3000), lane=lane(1))]
-    arrivals += [Arrival((100 + 5 * k) * MS, chain(1, 1), lane=lane(priority)) for k in range(80)]
+    arrivals = [Arrival(0, chain(0, 3000), priority=1)]
+    arrivals += [Arrival((100 + 5 * k) * MS, chain(1, 1), priority=priority) for k in range(80)]
     long = tasks_of(simulate(processor, arrivals, cost).tasks, 0)
     assert max(map(length_ms, long)) == RUN_S / MS, "nobody was expected at first"
     first_s = 0.1 + RUN_S + quiet_s
@@ -90,8 +88,8 @@ def test_runs_fit_the_join_budget_once_others_are_likely(priority, quiet_s):
 def test_a_long_silence_does_not_make_the_next_runs_long_for_long():
     processor = make(2)
     hour_s = 3600.0
-    arrivals = [Arrival(hour_s, chain(0, 3000), lane=lane(0))]
-    arrivals += [Arrival(hour_s + 5 * k * MS, chain(1, 1), lane=lane(3)) for k in range(80)]
+    arrivals = [Arrival(hour_s, chain(0, 3000), priority=0)]
+    arrivals += [Arrival(hour_s + 5 * k * MS, chain(1, 1), priority=3) for k in range(80)]
     long = tasks_of(simulate(processor, arrivals, cost).tasks, 0)
     assert max(length_ms(task) for task in long if task.start_s > hour_s + 0.2) <= JOIN_S / MS
 
@@ -107,9 +105,9 @@ def test_a_run_fits_the_join_budget_while_another_type_waits_for_a_worker(num_wo
 
 def test_a_run_of_a_low_priority_fits_the_join_budget_while_a_higher_one_of_its_type_waits():
     processor = make(1, replace(DEFAULT, max_run_s=50 * MS), max_batch=1)
-    arrivals = [Arrival(1.0, chain(0, 900), lane=lane(0))]
-    arrivals += [Arrival(2.0, chain(0, 200), lane=lane(priority)) for priority in (3, 3, 3, 3)]
-    simulation = simulate(processor, [*arrivals, Arrival(2.0, chain(0, 500), lane=lane(0))], cost)
+    arrivals = [Arrival(1.0, chain(0, 900), priority=0)]
+    arrivals += [Arrival(2.0, chain(0, 200), priority=priority) for priority in (3, 3, 3, 3)]
+    simulation = simulate(processor, [*arrivals, Arrival(2.0, chain(0, 500), priority=0)], cost)
     low = [task for task in simulation.tasks if task.requests == (5,)]
     assert low[0].start_s < simulation.finish_s[4], "it does not starve either"
     assert max(length_ms(task) for task in low if task.start_s < simulation.finish_s[4] - 1e-9) <= JOIN_S / MS
@@ -137,8 +135,8 @@ def test_chains_of_a_high_priority_pass_a_flood_of_another_type():
     flood, trickle = add_step(processor, 16, priority=1), add_step(processor, 16)
     for cell in (flood, trickle):
         processor.set_step_time(cell, 16, MS)
-    arrivals = [Arrival(0, chain(flood, 20), lane=lane(0))] * 60
-    arrivals += [Arrival((5 + 40 * k) * MS, chain(trickle, 20), lane=lane(3)) for k in range(4)]
+    arrivals = [Arrival(0, chain(flood, 20), priority=0)] * 60
+    arrivals += [Arrival((5 + 40 * k) * MS, chain(trickle, 20), priority=3) for k in range(4)]
     simulation = simulate(processor, arrivals, lambda _, rows, steps: MS * steps)
     latencies_ms = [1e3 * (end - arrivals[k].time_s) for k, end in enumerate(simulation.finish_s) if k >= 60]
     # Its 20 ms, 3 of the flood that run when it comes, and 3 more each time the flood has waited longer than 6.
@@ -151,8 +149,8 @@ def test_a_flood_does_not_starve_another_type(priorities):
     flood, trickle = add_tree(processor, 16, priority=1), add_tree(processor, 16)
     for cell in (flood, trickle):
         processor.set_step_time(cell, 16, MS)
-    arrivals = [Arrival(0, leaves(flood, 16), lane=lane(priorities[0])) for _ in range(60)]
-    arrivals.append(Arrival(0.5 * MS, leaves(trickle, 1), lane=lane(priorities[1])))
+    arrivals = [Arrival(0, leaves(flood, 16), priority=priorities[0]) for _ in range(60)]
+    arrivals.append(Arrival(0.5 * MS, leaves(trickle, 1), priority=priorities[1]))
     tasks = simulate(processor, arrivals, lambda _, rows, steps: MS).tasks
     # 0.5 ms of what runs, two join budgets, the rest of what was submitted in a row.
     assert wait_ms(tasks, 60, 0.5 * MS) <= 0.5 + 6 + 3
@@ -161,15 +159,15 @@ def test_a_flood_does_not_starve_another_type(priorities):
 def test_without_a_bound_a_flood_goes_first():
     processor = make_processor(1, replace(DEFAULT, max_wait_s=math.inf))
     flood, trickle = add_tree(processor, 16, priority=1), add_tree(processor, 16)
-    arrivals = [Arrival(0, leaves(flood, 16), lane=lane(1)) for _ in range(60)]
-    arrivals.append(Arrival(0.5 * MS, leaves(trickle, 1), lane=lane(1)))
+    arrivals = [Arrival(0, leaves(flood, 16), priority=1) for _ in range(60)]
+    arrivals.append(Arrival(0.5 * MS, leaves(trickle, 1), priority=1))
     assert wait_ms(simulate(processor, arrivals, lambda _, rows, steps: MS).tasks, 60, 0.0) == 60
 
 
 def test_many_low_types_do_not_hold_up_a_high_one_longer_than_one_would():
     processor = make(9)
-    arrivals = [Arrival(0, chain(k, 400), lane=lane(0)) for k in range(8)]
-    arrivals += [Arrival((50 + 15 * k) * MS, chain(8, 1), lane=lane(1)) for k in range(6)]
+    arrivals = [Arrival(0, chain(k, 400), priority=0) for k in range(8)]
+    arrivals += [Arrival((50 + 15 * k) * MS, chain(8, 1), priority=1) for k in range(6)]
     tasks = simulate(processor, arrivals, cost).tasks
     for k in range(8, 14):
         assert wait_ms(tasks, k, arrivals[k].time_s) <= JOIN_S / MS
@@ -178,8 +176,8 @@ def test_many_low_types_do_not_hold_up_a_high_one_longer_than_one_would():
 def test_after_a_long_task_the_higher_priority_goes_first_however_long_both_have_waited():
     processor = make_processor(1, DEFAULT)
     long, low, high = (add_tree(processor, 16) for _ in range(3))
-    arrivals = [Arrival(0, leaves(long, 1), lane=lane(1)), Arrival(1 * MS, leaves(low, 1), lane=lane(0))]
-    arrivals += [Arrival((2 + k) * MS, leaves(high, 1), lane=lane(3)) for k in range(2)]
+    arrivals = [Arrival(0, leaves(long, 1), priority=1), Arrival(1 * MS, leaves(low, 1), priority=0)]
+    arrivals += [Arrival((2 + k) * MS, leaves(high, 1), priority=3) for k in range(2)]
     tasks = simulate(processor, arrivals, lambda cell_type, rows, steps: 50 * MS if cell_type == long else MS).tasks
     assert [task.cell_type for task in tasks] == [long, high, low]
 
@@ -187,7 +185,7 @@ def test_after_a_long_task_the_higher_priority_goes_first_however_long_both_have
 def shares(priorities: list[int]) -> list[float]:
     """The part of the first 200 ms that each type gets, all of them having enough to do."""
     processor = make(len(priorities), limits=replace(SMALL, max_nodes=1 << 16, max_values=1 << 17, max_links=1 << 18))
-    arrivals = [Arrival(0, chain(k, 2100), lane=lane(priority)) for k, priority in enumerate(priorities)]
+    arrivals = [Arrival(0, chain(k, 2100), priority=priority) for k, priority in enumerate(priorities)]
     tasks = tuple(task for task in simulate(processor, arrivals, cost).tasks if task.start_s < 0.2)
     return [sum(map(length_ms, tasks_of(tasks, k))) / 200 for k in range(len(priorities))]
 
@@ -210,8 +208,10 @@ def test_many_lower_types_share_a_third_of_the_time():
 class Watched(Processor):
     """Notes how long each backlog waits, from what is seen from outside: ready nodes, tasks and their ends."""
 
-    def __init__(self, num_workers: int, given: SchedulerSettings, costs_s: list[float]) -> None:
-        super().__init__(num_workers, replace(SMALL, max_requests=128, max_subgraphs=4096), given)
+    def __init__(
+        self, num_workers: int, given: SchedulerSettings, costs_s: list[float], policy: Policy | None = None
+    ) -> None:
+        super().__init__(num_workers, replace(SMALL, max_requests=128, max_subgraphs=4096), given, policy)
         self.costs_ns = [round(each * 1e9) for each in costs_s]
         self.waits: list[tuple[int, int, int, int]] = []
         """(backlog, since, until, what was queued), in ns."""
@@ -236,9 +236,15 @@ class Watched(Processor):
         self._since = {each: self._since.get(each, (self._now, queued)) for each in ready}
 
     def admit(
-        self, template: SizedTemplate, sequence: int, lane: int = 0, streamed: bool = False, session: int = -1
+        self,
+        template: SizedTemplate,
+        sequence: int,
+        priority: int = 0,
+        streamed: bool = False,
+        session: int = -1,
+        deadline_ns: int = NEVER,
     ) -> tuple[int, NDArray[np.int32]] | None:
-        admitted = super().admit(template, sequence, lane, streamed, session)
+        admitted = super().admit(template, sequence, priority, streamed, session, deadline_ns)
         self._look()
         return admitted
 
@@ -257,7 +263,7 @@ class Watched(Processor):
             row = self.tables.tasks[task]
             cell_type, steps = int(row["cell_type"]), int(row["steps"])
             requests = [request for request, _ in self.rows_in_flight(task)]
-            priorities = NUM_PRIORITIES - 1 - self.tables.requests["lane"][requests] // LANES_PER_PRIORITY
+            priorities = self.tables.requests["priority"][requests]
             self._took[task] = {cell_type * NUM_PRIORITIES + each for each in priorities.tolist()}
             for each in self._took[task]:
                 if each in before:
@@ -316,18 +322,18 @@ FLOODS = st.lists(
         max_tasks_to_submit=st.integers(1, 5),
         runs=st.booleans(),
         early_release=st.booleans(),
-        order_by_arrival=st.booleans(),
         join_budget_s=st.just(MS),
     ),
+    policy=ANY_POLICY.filter(lambda policy: policy.is_bounded),
 )
-def test_nothing_that_is_ready_waits_longer_than_the_bound(floods, types, num_workers, configuration):
+def test_nothing_that_is_ready_waits_longer_than_the_bound(floods, types, num_workers, configuration, policy):
     """Each type: time of a step in ms, largest batch, priority."""
-    processor = Watched(num_workers, configuration, [step * MS for step, _, _ in types])
+    processor = Watched(num_workers, configuration, [step * MS for step, _, _ in types], policy)
     processor.add_kind(4096, 4096)
     for step_ms, max_batch, priority in types:
         processor.set_step_time(add_step(processor, max_batch, priority=priority), 1, step_ms * MS)
     arrivals = [
-        Arrival((start + k * period) * MS / 4, chain(cell_type, steps), lane=lane(priority))
+        Arrival((start + k * period) * MS / 4, chain(cell_type, steps), priority=priority, deadline_s=MS * (start + k))
         for cell_type, priority, start, period, count, steps in floods
         for k in range(count)
     ]
@@ -354,6 +360,6 @@ def test_floods_of_many_types_keep_to_the_bound(high, low):
     for k in range(high + low):
         cell_type = add_tree(watched, 1, priority=-k)
         watched.set_step_time(cell_type, 1, watched.costs_ns[k] / 1e9)
-        arrivals.append(Arrival(0, leaves(cell_type, 30 if k < high else 10), lane=lane(2 if k < high else 1)))
+        arrivals.append(Arrival(0, leaves(cell_type, 30 if k < high else 10), priority=2 if k < high else 1))
     simulate(watched, arrivals, lambda cell_type, rows, steps: watched.costs_ns[cell_type] / 1e9)
     check_bounds(watched, MS)

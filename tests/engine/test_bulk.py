@@ -10,7 +10,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.policy import BatchMakerPolicy, ShortestJobFirst
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.errors import CancelledError, CellError, DeadlineError, EngineClosedError, RequestError
 from cellrt.graph.reference import run_one_by_one
@@ -46,7 +45,7 @@ def steps(length: int, value: float = 0.0) -> torch.Tensor:
     failing=st.sets(st.integers(0, 149), max_size=3),
     max_requests=st.sampled_from([2, 7, 64]),
     arena_bytes=st.sampled_from([FEW_ROWS, 65_536]),
-    policy=st.sampled_from([BatchMakerPolicy(), ShortestJobFirst()]),
+    policy=st.sampled_from(["batchmaker", "shortest-job-first"]),
     workers=st.integers(1, 2),
 )
 def test_each_of_a_bulk_ends_once_with_what_it_gives_alone(

@@ -89,6 +89,7 @@ def start(tmp_path: Path) -> Iterator[Callable[[str], tuple[subprocess.Popen[str
         os.kill(process, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_program_that_ends_while_cells_are_compiled_ends_at_once_and_says_nothing(start) -> None:
     program, processes = start("0")
     said, complained = program.communicate(timeout=100)

@@ -151,6 +151,7 @@ def test_a_list_of_cells_goes_ahead_to_the_next_of_its_cells(requests, count, wo
 
 
 @pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.slow
 def test_captured_tasks_of_bodies_that_go_ahead_race_with_nothing(stub_engines, direct):  # noqa: F811
     options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, direct=direct)
     engine = device_engine("dry", 2, options, settings=ahead(2), debug=True)

@@ -314,6 +314,7 @@ def test_a_token_outside_the_embedding_fails_its_request_alone(device):
 
 @pytest.mark.one_in(3)
 @pytest.mark.parametrize("direct", [True, False])
+@pytest.mark.slow
 def test_captured_tasks_and_copies_of_pages_race_with_nothing(stub_engines, direct, monkeypatch):  # noqa: F811
     monkeypatch.setattr(DeviceArenas, "settle", lambda arenas: torch.cuda.current_stream(arenas.device).synchronize())
     options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, direct=direct)

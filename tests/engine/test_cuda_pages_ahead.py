@@ -65,6 +65,7 @@ def test_a_language_model_that_goes_ahead_says_what_it_says_on_a_cpu(device, kin
 
 
 @pytest.mark.parametrize(("kind", "workers"), quickly([("layers", 2)], of=product(MODELS, [1, 2])))
+@pytest.mark.slow
 def test_sessions_go_on_where_the_step_before_the_stop_was(kind, workers):
     model = complete("lm", MODELS[kind], max_tokens=MOST, keep=True)
     engine = device_engine("dry", workers, LATE, settings=ahead(2), **{**SIZES, "page_bytes": 1 << 15})
@@ -252,6 +253,7 @@ def test_a_session_that_is_given_up_has_the_steps_that_were_done(turns, count):
     ("make", "direct"),
     quickly([(counter_of_two, True), (counter, False)], of=product([counter, counter_of_two], [True, False])),
 )
+@pytest.mark.slow
 def test_captured_steps_that_go_ahead_race_with_nothing(stub_engines, make, direct, monkeypatch):  # noqa: F811
     monkeypatch.setattr(DeviceArenas, "settle", lambda arenas: torch.cuda.current_stream(arenas.device).synchronize())
     options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, direct=direct)
@@ -271,6 +273,7 @@ def test_captured_steps_that_go_ahead_race_with_nothing(stub_engines, make, dire
 
 @pytest.mark.parametrize(("kind", "count"), quickly([("one cell", 2)], of=product(MODELS, [0, 2])))
 @pytest.mark.usefixtures("capturable_attention")
+@pytest.mark.slow
 def test_a_language_model_whose_steps_are_captured_says_what_it_says_on_a_cpu(stub_engines, kind, count):  # noqa: F811
     model = complete("lm", MODELS[kind], max_tokens=MOST)
     engine = device_engine("dry", 1, CAPTURED, settings=ahead(count), **SIZES)

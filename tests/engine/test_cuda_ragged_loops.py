@@ -127,6 +127,7 @@ def test_loops_that_attend_to_any_number_of_rows_share_captures():
 
 @pytest.mark.parametrize("encodes", [False, True])
 @pytest.mark.parametrize("direct", [False, True])
+@pytest.mark.slow
 def test_captured_loops_that_attend_race_with_nothing(stub_engines, direct, encodes):  # noqa: F811
     options = DeviceOptions(ring_bytes=1 << 16, capture_after=1, direct=direct, fused=True)
     engine = device_engine("dry", 1, options, settings=ahead(2, runs=False), debug=True)

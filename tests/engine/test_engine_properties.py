@@ -7,11 +7,11 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, ShortestJobFirst
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
+from tests.core.policies import ANY_POLICY
 from tests.effort import examples
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, small_engine
@@ -25,7 +25,7 @@ REQUESTS = st.lists(
 ENGINES = st.fixed_dictionaries(
     {
         "workers": st.integers(1, 3),
-        "policy": st.sampled_from([BatchMakerPolicy(), FirstComeFirstServed(), ShortestJobFirst()]),
+        "policy": ANY_POLICY,
         "settings": st.builds(
             SchedulerSettings,
             max_tasks_to_submit=st.integers(1, 5),

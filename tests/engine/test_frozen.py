@@ -56,6 +56,7 @@ def test_an_engine_that_is_dropped_holds_nothing():
 
 
 @pytest.mark.parametrize("grows_by", [0, WORTH_A_PAUSE_BYTES // 2, WORTH_A_PAUSE_BYTES])
+@pytest.mark.slow
 def test_models_that_were_replaced_stay_until_their_weights_are_worth_a_pause(monkeypatch, grows_by):
     """As modules do that a server has loaded: in a cycle."""
     engine, gone, memory = small_engine(freeze=True), [], itertools.count(10**9, grows_by)

@@ -13,7 +13,6 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.policy import BatchMakerPolicy, ShortestJobFirst
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.engine.engine import Engine
 from cellrt.engine.records import Bulk
@@ -72,7 +71,7 @@ REQUEST = st.tuples(
     failing=st.sets(st.integers(0, 29), max_size=3),
     max_requests=st.sampled_from([2, 7, 64]),
     arena_bytes=st.sampled_from([FEW_ROWS, 65_536]),
-    policy=st.sampled_from([BatchMakerPolicy(), ShortestJobFirst()]),
+    policy=st.sampled_from(["batchmaker", "shortest-job-first"]),
 )
 def test_each_ends_once_with_what_it_gives_alone(asked, cancelled, failing, max_requests, arena_bytes, policy):
     limits = Limits(**{**vars(SMALL), "max_requests": max_requests})

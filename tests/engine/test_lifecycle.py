@@ -155,7 +155,7 @@ def test_a_deadline_or_priority_that_makes_no_sense_is_refused():
         ({"threads_per_worker": 0}, "threads_per_worker: expected a positive integer"),
         ({"max_nodes": True}, "max_nodes: expected a positive integer, got True"),
         ({"queue_depth": 0}, "queue_depth: expected a positive integer"),
-        ({"policy": "fifo"}, "policy: expected a BatchMakerPolicy, got 'fifo'"),
+        ({"policy": "fifo"}, "policy: expected a Policy, one of batchmaker, .* got 'fifo'"),
         ({"settings": {"runs": False}}, "settings: expected a SchedulerSettings"),
         ({"device_options": {}}, "device_options: expected a DeviceOptions"),
     ],

@@ -183,6 +183,7 @@ def test_a_weight_of_a_dtype_that_rows_cannot_have_is_refused(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("divide", [torch.floor_divide, torch.remainder, torch.fmod])
+@pytest.mark.slow
 def test_integers_are_divided_by_what_cannot_be_zero(divide) -> None:
     """A division by zero, which raises in the module, would end the process in compiled code."""
     cases = {

@@ -267,6 +267,7 @@ def test_nothing_fails_while_modules_are_traced(cache: None) -> None:
     close_and_check(engine)
 
 
+@pytest.mark.slow
 def test_clients_and_sessions_new_and_old_go_on_when_a_form_comes(cache: None, tmp_path: Path) -> None:
     path, asked = tmp_path / "mine.py", (torch.ones(2, WIDTH), 3)
     source = "from tests.engine.test_own_cells import decoder, model_of\nmodel = model_of(decoder(0), keep=['h'])\n"

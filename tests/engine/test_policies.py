@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import math
 import threading
-from dataclasses import dataclass
 
 import pytest
 import torch
 
-from cellrt.core.policy import BatchMakerPolicy, FirstComeFirstServed, Job, ShortestJobFirst
+from cellrt.core.policy import Policy
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.engine.engine import Engine
-from cellrt.graph.unfolder import Unfolder
+from tests.core.policies import BROKEN
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
 
@@ -36,7 +35,7 @@ class Order:
         future.add_done_callback(note)
 
 
-def held_engine(gate: Gate, policy: BatchMakerPolicy, **options) -> tuple[Engine, object]:
+def held_engine(gate: Gate, policy: Policy | str, **options) -> tuple[Engine, object]:
     """An engine with one worker, which is inside the gate: what is submitted now is ordered once it opens."""
     options.setdefault("settings", ONE_TASK)
     engine = small_engine(1, policy=policy, queue_depth=1, **options)
@@ -47,7 +46,7 @@ def held_engine(gate: Gate, policy: BatchMakerPolicy, **options) -> tuple[Engine
     return engine, future
 
 
-def ends_of(policy: BatchMakerPolicy, jobs: list[tuple[str, int, int]], **options) -> list[str]:
+def ends_of(policy: Policy | str, jobs: list[tuple[str, int, int]], **options) -> list[str]:
     """Order in which jobs (name, steps, priority) end that were submitted in this order, all before any could run."""
     gate, order = Gate(WAIT_S), Order()
     engine, held = held_engine(gate, policy, **options)
@@ -65,36 +64,36 @@ def ends_of(policy: BatchMakerPolicy, jobs: list[tuple[str, int, int]], **option
 
 def test_first_come_first_served():
     jobs = [("long", 6, 1), ("short", 1, 1), ("middle", 3, 1)]
-    assert ends_of(FirstComeFirstServed(), jobs) == ["long", "short", "middle"]
-    assert ends_of(BatchMakerPolicy(), jobs) == ["long", "short", "middle"]
+    assert ends_of("first-come-first-served", jobs) == ["long", "short", "middle"]
+    assert ends_of("batchmaker", jobs) == ["long", "short", "middle"]
 
 
 def test_shortest_job_first():
     jobs = [("long", 9, 1), ("short", 1, 1), ("middle", 4, 1)]
-    assert ends_of(ShortestJobFirst(), jobs) == ["short", "middle", "long"]
+    assert ends_of("shortest-job-first", jobs) == ["short", "middle", "long"]
 
 
 def test_the_priority_of_a_request_comes_before_the_policy():
     jobs = [("low", 1, 0), ("normal", 1, 1), ("high", 9, 3)]
-    assert ends_of(BatchMakerPolicy(), jobs) == ["high", "normal", "low"]
-    assert ends_of(ShortestJobFirst(), jobs) == ["high", "normal", "low"]
+    assert ends_of("batchmaker", jobs) == ["high", "normal", "low"]
+    assert ends_of("shortest-job-first", jobs) == ["high", "normal", "low"]
 
 
-@pytest.mark.parametrize("policy", [BatchMakerPolicy(), ShortestJobFirst()])
+@pytest.mark.parametrize("policy", ["batchmaker", "shortest-job-first"])
 def test_priority_and_policy_order_those_that_wait_for_room(policy):
     one_at_a_time = Limits(
         max_requests=1, max_nodes=4096, max_values=8192, max_links=32_768, max_subgraphs=2048, max_tasks=8
     )
     jobs = [("low", 2, 0), ("long", 7, 1), ("short", 1, 1), ("high", 9, 3)]
     ended = ends_of(policy, jobs, limits=one_at_a_time)
-    by_policy = ["short", "long"] if isinstance(policy, ShortestJobFirst) else ["long", "short"]
+    by_policy = ["short", "long"] if policy == "shortest-job-first" else ["long", "short"]
     assert ended == ["high", *by_policy, "low"]
 
 
 def test_a_long_request_does_not_starve_under_shortest_job_first():
     """Short requests keep coming, each sent when the one before ends; the long one ends all the same."""
     gate = Gate(WAIT_S)
-    engine, held = held_engine(gate, ShortestJobFirst())
+    engine, held = held_engine(gate, "shortest-job-first")
     long = engine.submit("chain", torch.ones(20, WIDTH))
     most, sent, ended = 3000, [2], threading.Event()
     stop = threading.Event()
@@ -122,7 +121,7 @@ def test_a_long_request_does_not_starve_under_shortest_job_first():
 
 def test_a_request_of_the_lowest_priority_does_not_starve():
     gate, order = Gate(WAIT_S), Order()
-    engine, held = held_engine(gate, BatchMakerPolicy(), settings=SchedulerSettings(1, runs=False, max_wait_s=0.0))
+    engine, held = held_engine(gate, "batchmaker", settings=SchedulerSettings(1, runs=False, max_wait_s=0.0))
     low = engine.submit("chain", torch.ones(2, WIDTH), priority=0)
     order.watch("low", low)
     high = [engine.submit("chain", torch.ones(2, WIDTH), priority=3) for _ in range(40)]
@@ -136,61 +135,31 @@ def test_a_request_of_the_lowest_priority_does_not_starve():
     close_and_check(engine)
 
 
-@dataclass(frozen=True)
-class LatestFirst(BatchMakerPolicy):
-    """A user's own: the last to come is the first to be admitted, and is served in the first lane."""
-
-    def lane(self, job: Job) -> int:
-        return max(0, 15 - job.sequence)
-
-    def admission_key(self, job: Job) -> float:
-        return -float(job.sequence)
+def latest(waiting, asked):
+    for k in range(waiting.size):
+        waiting[k].score = -waiting[k].sequence
 
 
 def test_a_policy_of_ones_own():
     jobs = [("first", 2, 1), ("second", 2, 1), ("third", 2, 1)]
-    assert ends_of(LatestFirst(), jobs) == ["third", "second", "first"]
+    assert ends_of(Policy("latest first", latest), jobs) == ["third", "second", "first"]
 
 
-@dataclass(frozen=True)
-class Noting(BatchMakerPolicy):
-    """Keeps the jobs it was shown."""
-
-    jobs: tuple[list[Job], ...] = ([],)
-
-    def admission_key(self, job: Job) -> float:
-        self.jobs[0].append(job)
-        return 0.0
-
-
-def test_a_policy_is_shown_what_it_may_look_at():
-    policy = Noting(jobs=([],))
-
-    def unfold(graph, request):
-        return {"n": graph.loop(LOOP, max_steps=7, until="stop", x=request, at=99).last.n}
-
-    engine = small_engine(policy=policy)
-    engine.register(CHAIN, warm_up=False)
-    engine.register(Unfolder("loop", unfold, torch.zeros(WIDTH)), warm_up=False)
-    engine.submit("chain", torch.ones(5, WIDTH), priority=2, deadline=WAIT_S).result(WAIT_S)
-    engine.submit("loop", torch.ones(WIDTH)).result(WAIT_S)
-    assert policy.jobs[0] == [Job(1, 5, 2, WAIT_S), Job(2, 7, 1, None)]
+def test_the_earliest_deadline_goes_first():
+    gate, order = Gate(WAIT_S), Order()
+    engine, held = held_engine(gate, "earliest-deadline-first")
+    futures = []
+    for name, deadline in (("none", None), ("late", 2 * WAIT_S), ("soon", WAIT_S), ("middle", 1.5 * WAIT_S)):
+        futures.append(engine.submit("chain", torch.ones(2, WIDTH), deadline=deadline))
+        order.watch(name, futures[-1])
+    engine.check()
+    gate.open.set()
+    for future in [held, *futures]:
+        future.result(WAIT_S)
     close_and_check(engine)
+    assert order.ended == ["soon", "middle", "late", "none"]
 
 
-@dataclass(frozen=True)
-class Broken(BatchMakerPolicy):
-    def admission_key(self, job: Job) -> float:
-        if job.num_nodes == 3:
-            raise LookupError("no order for three nodes")
-        return 0.0
-
-
-def test_a_policy_that_raises_does_so_where_the_request_is_submitted():
-    engine = small_engine(policy=Broken())
-    engine.register(CHAIN, warm_up=False)
-    with pytest.raises(LookupError):
-        engine.submit("chain", torch.ones(3, WIDTH))
-    engine.submit("chain", torch.ones(2, WIDTH)).result(WAIT_S)
-    assert engine.statistics()["unfinished"] == 0
-    close_and_check(engine)
+def test_a_policy_that_raises_costs_its_order_alone_and_is_told():
+    jobs = [("first", 2, 1), ("second", 2, 1), ("third", 2, 1)]
+    assert ends_of(BROKEN, jobs) == ["first", "second", "third"]

@@ -93,6 +93,7 @@ def test_an_idle_process_that_is_killed_is_replaced_before_the_next_request(engi
         future.result(WAIT_S)
 
 
+@pytest.mark.slow
 def test_a_registered_model_is_loaded_by_every_process():
     with cellrt.Engine(2 * APART, debug=True) as engine:
         engine.register(chain)
@@ -102,6 +103,7 @@ def test_a_registered_model_is_loaded_by_every_process():
             assert worker.poll() == [], "what was loaded is no task"
 
 
+@pytest.mark.slow
 def test_a_successor_is_not_waited_for_beside_a_free_worker(engine, monkeypatch, tmp_path):
     """The first worker dies with a task that it has not begun; its successor is long in coming."""
     first, second = engine._manager.workers
@@ -154,6 +156,7 @@ def linear(factor: float) -> cellrt.Unfolder:
     return cellrt.Unfolder("linear", lambda graph, x: {"y": made(input=x)}, torch.zeros(256))
 
 
+@pytest.mark.slow
 def test_a_model_that_had_no_task_leaves_no_weights_for_workers_processes():
     with cellrt.Engine(2 * APART) as engine:
         pool = engine._registrar._shared.pool

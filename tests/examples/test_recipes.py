@@ -38,6 +38,7 @@ def test_pieces_of_a_stream_are_answered_as_the_whole(weights: tuple[wake_word.W
 
 
 @NEEDS_SERVER
+@pytest.mark.slow
 def test_a_client_hears_of_a_file_s_weights(weights: tuple[wake_word.WakeWord, Path]) -> None:
     from tests.serve.helpers import Server
 

@@ -147,6 +147,7 @@ def test_training_learns_what_the_labels_follow() -> None:
     assert evaluate(model, vocabulary, made[300:]) > 0.95
 
 
+@pytest.mark.slow
 def test_training_without_trees_says_where_to_get_them(tmp_path: Path) -> None:
     command = [sys.executable, str(ROOT / "examples" / "train_sentiment.py")]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}

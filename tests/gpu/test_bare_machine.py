@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from benchmarks.gpu_parts import SETS
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +26,7 @@ def collect(*options: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow
 def test_tests_for_a_gpu_need_nothing_else_and_never_skip() -> None:
     done = collect("-m", "gpu")
     assert done.returncode == 0, done.stdout + done.stderr

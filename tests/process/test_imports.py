@@ -47,6 +47,7 @@ def test_a_file_imports_what_lies_beside_it_in_the_engines_process_and_here(tmp_
         assert engine.submit("helped", torch.ones(2)).result(WAIT_S)["y"].tolist() == [2, 2]
 
 
+@pytest.mark.slow
 def test_a_client_that_cannot_import_a_model_says_that_it_imports_it_for_itself_and_from_where(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -76,6 +77,7 @@ def test_of_two_helpers_of_one_name_the_first_is_meant(tmp_path: Path) -> None:
     assert sys.modules["imports_helper"].__file__ == str(tmp_path / "a" / "imports_helper.py")
 
 
+@pytest.mark.slow
 def test_the_engines_process_looks_into_the_current_folder_only_if_we_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

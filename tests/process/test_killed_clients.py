@@ -145,6 +145,7 @@ def kill_some(watched, plans: list[list[str]], after_s: float) -> None:
     assert_as_before(engine, before, held_before, engine.pid)
 
 
+@pytest.mark.slow
 def test_processes_that_are_killed_leave_nothing(watched):
     kill_some(watched, [["submit", "many", "stream", "session"], ["wait", "held", "cancel", "wrong", "shared"]], 0.05)
 

@@ -60,7 +60,9 @@ class Waiters:
         assert not [thread for thread in self._threads if thread.is_alive()]
 
 
-@pytest.mark.parametrize("end", ["kill", "close", pytest.param("terminate", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "end", ["kill", *(pytest.param(end, marks=pytest.mark.slow) for end in ("close", "terminate"))]
+)
 def test_everybody_hears_of_the_end_at_once(end):
     before = holdings()
     end_and_look(end)

@@ -60,6 +60,7 @@ def test_a_program_without_a_main_guard_is_told_of_it_by_the_first_process_that_
     assert "computed" not in ended.stdout and "is gone" not in last
 
 
+@pytest.mark.slow
 def test_a_workers_process_that_imports_a_module_without_a_main_guard_starts_none(tmp_path: Path) -> None:
     ended = run_program(tmp_path, LEVELS + MODEL + WITH_A_PROCESS, "-c", "import unguarded")
     assert levels(ended) == 2, ended.stdout + ended.stderr
@@ -73,6 +74,7 @@ def test_a_model_whose_file_starts_an_engine_is_refused_wherever_it_is_imported(
             load(str(tmp_path / "unguarded.py"))
 
 
+@pytest.mark.slow
 def test_an_engine_may_start_again_after_a_model_was_refused(tmp_path: Path) -> None:
     (tmp_path / "guarded.py").write_text(MODEL)
     (tmp_path / "unguarded.py").write_text(MODEL + IN_A_PROCESS)
@@ -94,6 +96,7 @@ AT_THE_START = (
 
 
 @pytest.mark.parametrize("program", [BY_A_CLIENT, AT_THE_START], ids=["by a client", "at the start"])
+@pytest.mark.slow
 def test_an_engines_process_that_loads_a_model_ends_with_whoever_started_it(tmp_path: Path, program: str) -> None:
     model, loading = tmp_path / "slow.py", tmp_path / "loading"
     model.write_text(LOADING)

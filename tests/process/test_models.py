@@ -179,6 +179,7 @@ def test_what_is_no_model_is_refused(engine, given, said):
     assert not [name for name in sys.modules if name.startswith("_cellrt_model_") and "nowhere" in name]
 
 
+@pytest.mark.slow
 def test_an_option_that_is_wrong_is_named():
     with pytest.raises(DefinitionError, match="unknown option 'worker'"):
         start(worker=1)
@@ -188,6 +189,7 @@ def test_an_option_that_is_wrong_is_named():
         start(policy=lambda: None)
 
 
+@pytest.mark.slow
 def test_an_address_that_is_taken_or_left_over(tmp_path):
     path = str(tmp_path / "engine")
     listener = listen(path)

@@ -147,6 +147,7 @@ def test_both_forms_tell_of_workers_and_the_timeline(engine):
     assert engine.drain(0) in (True, False)
 
 
+@pytest.mark.slow
 def test_an_engines_process_that_does_not_end_in_time_is_killed():
     with start() as engine:
         engine.register(models.chain, warm_up=False)
@@ -197,6 +198,7 @@ def test_a_map_is_not_starved_by_single_requests_that_wait(make):
 
 @pytest.mark.parametrize("make", [small_engine, start], ids=["here", "apart"])
 @pytest.mark.parametrize("ask", ["infer", "map_async", "session"])
+@pytest.mark.slow
 def test_who_would_wait_for_a_place_in_a_callback_is_refused(make, ask):
     async def wait(engine):
         if ask == "infer":

@@ -90,6 +90,7 @@ def expected(pieces: list[Tensor]) -> list[Tensor]:
     return made
 
 
+@pytest.mark.slow
 async def test_a_session_goes_on_bit_by_bit_wherever_it_is_asked_for() -> None:
     pieces = [torch.randn(rows, 2) for rows in (3, 1, 4, 1, 5, 2)]
     async with two() as (one, another, directory):

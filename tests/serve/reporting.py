@@ -20,7 +20,7 @@ def report() -> Unfolder:
     """A model, whatever engine it is for."""
     (engine,) = [each for each in gc.get_objects() if isinstance(each, Engine)]
     told = {
-        "policy": type(engine._submission._policy).__name__,
+        "policy": engine._processor.policy.name,
         "arena_bytes": engine._registrar._sizes._given.rows,
         "page_bytes": engine._registrar._sizes._given.pages,
         "freeze": engine._freeze,

@@ -63,6 +63,7 @@ def test_a_service_that_is_not_here_is_unknown(stub: Any) -> None:
     watching.cancel()
 
 
+@pytest.mark.slow
 def test_who_watches_hears_that_the_server_ends_and_does_not_delay_it() -> None:
     with ExitStack() as stack, start("chain", options=["--grpc-port", "0", "--drain-s", "60"]) as server:
         channel = stack.enter_context(grpc.insecure_channel(server.grpc_address))

@@ -9,6 +9,7 @@ import socket
 from contextlib import ExitStack
 
 import httpx
+import pytest
 
 from cellrt.serve.listener import Listener
 from tests.serve.helpers import WAIT_S, Server, children, start
@@ -49,6 +50,7 @@ def ask_anew(server: Server, timeout_s: float) -> int:
         return fresh.post("/v1/models/chain/infer", json={"request": [[1, 2]]}).status_code
 
 
+@pytest.mark.slow
 def test_a_front_end_that_hangs_or_dies_leaves_its_connections_to_the_other() -> None:
     with start("chain", options=["--front-ends", "2"]) as server:
         first, second = before = children(server, "front_end")

@@ -194,6 +194,7 @@ def test_a_model_that_a_load_makes_indescribable_is_unavailable_at_once(server: 
     until(lambda: unserved(server).keys() == INDESCRIBABLE.keys(), "it is served again")
 
 
+@pytest.mark.slow
 def test_a_server_none_of_whose_models_can_be_served_says_what_to_do_and_can_be_mended(tmp_path: Path) -> None:
     path = tmp_path / "alone.py"
     path.write_text(RELOADED.format("uint16"))

@@ -87,6 +87,7 @@ def test_a_server_is_not_ready_while_no_model_is_loaded(server: Server) -> None:
     assert said(server) == (True,) * 4, "and that it is ready again"
 
 
+@pytest.mark.slow
 def test_a_front_end_hears_at_once_what_another_loads_and_unloads(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(backend, "ASK_EVERY_S", 1000.0)
 

@@ -13,6 +13,7 @@ from tests.steps import HOLD
 from tests.waiting import until
 
 
+@pytest.mark.slow
 def test_rows_are_refused_by_the_engine_s_limit_and_the_model_s() -> None:
     pytest.importorskip("prometheus_client")
     options = ["--max-queued-rows", "100", "--max-queued-rows-per-model", "60"]

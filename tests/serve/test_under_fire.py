@@ -107,6 +107,7 @@ HEAD = f"POST /v1/models/chain/infer HTTP/1.1\r\nauthorization: Bearer {KEY}\r\n
 
 
 @pytest.mark.parametrize("begin", ["", HEAD, f"{HEAD}\r\n"], ids=["nothing", "head", "body"])
+@pytest.mark.slow
 def test_a_request_that_comes_byte_by_byte_is_given_up_and_others_are_not(small: Server, begin: str) -> None:
     with socket.create_connection((small.http.base_url.host, small.http.base_url.port), WAIT_S) as sock:
         sock.sendall(begin.encode())
@@ -263,6 +264,7 @@ def test_a_killed_engine_is_told_at_once_and_has_a_successor(small: Server) -> N
     assert small.post("/v1/models/kept/infer", {"request": [[1, 1]], "session": "gone"}).status_code == 410
 
 
+@pytest.mark.slow
 def test_websockets_go_on_with_the_next_engine_and_lost_sessions_are_closed(small: Server) -> None:
     pytest.importorskip("websockets")
     ask, lines = json.dumps({"request": [[8, 8]]}), len(small.lines)
@@ -292,6 +294,7 @@ def test_a_killed_front_end_has_a_successor(small: Server) -> None:
             until(lambda fresh=fresh: chain_by(fresh) == 200, "every connection is answered")
 
 
+@pytest.mark.slow
 def test_streams_of_killed_front_ends_are_not_counted_as_open(small: Server) -> None:
     until(lambda: len(children(small, "front_end")) == 2, "there are two")
     until(small.is_ready, "it is ready")
