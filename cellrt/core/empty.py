@@ -9,7 +9,7 @@ from cellrt.core.policy import CompiledPolicy, Policy
 from cellrt.core.settings import SUSPENSIONS, Limits, SchedulerSettings
 from cellrt.core.tables import NEVER, Tables, make_tables
 
-COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs")
+COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs", "large_batches")
 """Settings that are in the tables as they are."""
 MIN_RUN_S = 0.7e-3
 """The default of ``min_run_s`` for one worker; several share the turns that shorter runs cost, and have twice that."""

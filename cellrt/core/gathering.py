@@ -27,7 +27,7 @@ def fills_a_task(t, type_id, worker):
     """Whether a worker may take so many rows of a type that more would hardly make the task better."""
     cell_type = t.types[type_id]
     enough = cell_type.max_batch
-    if cell_type.large_batch > 0 and cell_type.has_spans == 0:
+    if cell_type.large_batch > 0 and cell_type.has_spans == 0 and t.settings[0].large_batches:
         enough = min(enough, cell_type.large_batch)
     return num_ready(t, type_id, worker) >= enough
 
@@ -38,7 +38,7 @@ def should_let_in(t, type_id, priority, worker):
     small, and what another type has ready fills one and may join them."""
     if t.settings[0].split and t.settings[0].idle_workers > 1 and not has_pinned(t, type_id, worker):
         return True
-    if fills_a_task(t, type_id, worker):
+    if fills_a_task(t, type_id, worker) or not t.settings[0].large_batches:
         return False
     for other in range(t.settings[0].num_types):
         if other != type_id and num_ready_at(t, other, priority, worker) > 0 and fills_a_task(t, other, worker):

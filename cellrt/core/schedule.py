@@ -265,7 +265,7 @@ def batch(t, type_id, priority, worker, task_ids, most):
         t.tasks[task_id].ends_ns = begin_ns + int(expected_ns)
         if expected_ns + one_ns > settings.join_budget_ns or expected_ns >= settings.min_run_ns:
             break
-        if one_ns == 0 and settings.types_ready > 1:
+        if one_ns == 0 and settings.types_ready > 1 and settings.join_budget_ns < np.inf:
             break
     return num_tasks
 

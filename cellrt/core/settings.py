@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
+from typing import Any
 
 from cellrt.errors import DefinitionError
 
@@ -47,6 +49,7 @@ class SchedulerSettings:
         fair_every: every so many tasks of a type, the request that arrived first goes first, whatever the policy says.
         split: share ready nodes out among idle workers, instead of filling one worker's task first.
         gather: leave a few rows to a worker that will be free soon, instead of giving an idle one a small task.
+        large_batches: a batch is full where more rows would gain little, as measured; else with ``max_batch`` alone.
         loops_ahead: how many tasks (of loops of several cells: steps) a loop may be ahead of the first that is not
             complete, whose stop is not known yet; None: as many as its worker wants, which on a CPU is none, as it
             knows the stop at once.
@@ -67,8 +70,27 @@ class SchedulerSettings:
     fair_every: int = 16
     split: bool = True
     gather: bool = True
+    large_batches: bool = True
     loops_ahead: int | None = None
     suspension: str = "cheaper"
+
+    @classmethod
+    def algorithm_1(cls, **others: Any) -> SchedulerSettings:
+        """Return settings with which the scheduler is Algorithm 1 of BatchMaker and nothing else; ``others``: as of the
+        class. ``docs/policies.md`` says what each of them is worth."""
+        never = math.inf
+        off: dict[str, Any] = {
+            "early_release": False,
+            "runs": False,
+            "join_budget_s": never,
+            "min_run_s": never,
+            "max_wait_s": never,
+            "split": False,
+            "gather": False,
+            "large_batches": False,
+            "loops_ahead": 0,
+        }
+        return cls(**{**off, **others})
 
     def __post_init__(self) -> None:
         if self.suspension not in SUSPENSIONS:

@@ -313,6 +313,7 @@ SETTINGS = np.dtype(
         ("fair_every", "i4"),
         ("split", "i4"),
         ("gather", "i4"),
+        ("large_batches", "i4"),
         ("idle_workers", "i4"),  # workers with nothing to do, the one being scheduled included
         ("types_ready", "i4"),  # cell types with work that the worker being scheduled may take
         ("top_priority", "i4"),  # highest client priority of that work
