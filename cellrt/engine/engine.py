@@ -17,6 +17,7 @@ from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
 from cellrt.engine.compilation import warm_up_told
 from cellrt.engine.compiling import CellCompiler, CompileMode
+from cellrt.engine.explanation import explain
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
@@ -401,6 +402,13 @@ class Engine(Serving):
     def has_timeline(self) -> bool:
         """Whether it was made with ``trace``."""
         return self._trace is not None
+
+    def explain(self, future: RequestFuture) -> str:
+        """Return in words what a request waits for: which part of it, which step, which worker.
+
+        Raises RequestError for a future that is not of this engine in this process, EngineClosedError.
+        """
+        return explain(self._manager.turns, self._processor, self._registry.name_of, future)
 
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""

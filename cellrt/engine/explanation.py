@@ -1,0 +1,38 @@
+"""What a request waits for, in words, wherever it is: in a client's hands, in a line, or in the scheduler's tables."""
+
+from __future__ import annotations
+
+from cellrt.core.explanation import Namer
+from cellrt.core.explanation import explain as explain_parts
+from cellrt.core.moves import LIVE_REQUEST, LiveState
+from cellrt.core.processor import Processor
+from cellrt.engine.future import RequestFuture
+from cellrt.engine.records import Arrival
+from cellrt.engine.turns import Turns
+from cellrt.errors import RequestError
+
+
+def explain(turns: Turns, processor: Processor, name_of: Namer, future: RequestFuture) -> str:
+    """Return in words what the request of a future waits for; it calls a turn.
+
+    Raises RequestError for a future that is not of an engine in this process, EngineClosedError.
+    """
+    arrival = future._owner
+    if future.done() or arrival is None:
+        return "the request has ended"
+    if not isinstance(arrival, Arrival):
+        raise RequestError(f"explain: expected a future of this engine, got {future!r}")
+    return turns.call(lambda: _explain(processor, name_of, arrival, future.place))
+
+
+def _explain(processor: Processor, name_of: Namer, arrival: Arrival, place: int) -> str:
+    bulk, number = arrival.bulk, arrival.first + place
+    if bulk is None:
+        return LIVE_REQUEST.states[LiveState.SUBMITTED]
+    state = LiveState(bulk.states[number])
+    told = [f"{bulk.name_of(number)}: {LIVE_REQUEST.states[state]}"]
+    if state == LiveState.ADMITTED:
+        told += explain_parts(processor, bulk.ids[number], name_of)
+    elif state == LiveState.WAITING:
+        told.append(f"{processor.num_live} requests are in the tables")
+    return "\n  ".join(told)
