@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating, compiled, short_allocating, short_entry
+from cellrt.core.jit import compiled, making, short_allocating, short_entry
 from cellrt.core.program import CARRY, FIXED, LIST, OP_NODE, STEP
 
 PICK = 4
@@ -56,7 +56,7 @@ def _given(mode, a, b, place, picked):
     return a + place * b if mode == STEP else a
 
 
-@allocating
+@making
 def write_nodes(
     order, starts, sources, ranks, leaf_type, inner_type, leaf_outputs, inner_outputs, leaf, inner, picked, first_value
 ):

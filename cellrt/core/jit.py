@@ -1,8 +1,9 @@
 """How the core's functions are compiled, and how they get at the tables.
 
 ``compiled`` is for functions that only compiled code calls: no Python wrapper, and no reference counts (an atomic
-instruction or two for every table touched), so they create no array. ``entry`` is for the few that Python calls,
-``short_entry`` for those too short to be worth handing over the interpreter lock.
+instruction or two for every table touched), so they create no array; ``making`` is for those that do. Both are parts
+of their callers (``parts.py``). ``entry`` is for the few that Python calls, ``short_entry`` for those too short to be
+worth handing over the interpreter lock.
 
 Compiled functions hand on all tables, never one of them: of an array that comes as an argument the compiler does not
 know that no index is negative (see ``RowsPointer``), and loops over it become gathers.
@@ -37,12 +38,15 @@ from cellrt.core.tables import Tables
 Function = Callable[..., Any]
 
 
-def _kept(function: Function, **options: bool | str) -> Any:
-    """Return what Numba's ``njit`` does, with what it compiles kept as ``kept_code.py`` says."""
+def _kept(function: Function, is_part: bool = False, **options: bool | str) -> Any:
+    """Return what Numba's ``njit`` does, with what it compiles kept as ``kept_code.py`` says.
+
+    ``is_part``: only compiled code calls it.
+    """
     if numba.config.DISABLE_JIT:
         return function
     told = sorted(options.items())
-    dispatcher = njit(pipeline_class=named_compiler(told), **options)(function)
+    dispatcher = njit(pipeline_class=named_compiler(told, is_part), **options)(function)
     dispatcher._cache = KeptCode(function, told)
     return dispatcher
 
@@ -78,12 +82,12 @@ def _widen(argument: types.Type) -> types.Type:
 
 def compiled(function: Function) -> Any:
     """For functions that only compiled code calls."""
-    return _njit(function, nogil=True, _nrt=False, no_cpython_wrapper=True)
+    return _njit(function, is_part=True, nogil=True, _nrt=False, no_cpython_wrapper=True)
 
 
 def inlined(function: Function) -> Any:
     """As ``compiled``, for what is called for every row of a task in one or two places, and so becomes part of them."""
-    return _njit(function, nogil=True, _nrt=False, no_cpython_wrapper=True, forceinline=True)
+    return _njit(function, is_part=True, nogil=True, _nrt=False, no_cpython_wrapper=True, forceinline=True)
 
 
 def entry(function: Function) -> Any:
@@ -104,6 +108,11 @@ def nogil(function: Function) -> Any:
 def allocating(function: Function) -> Any:
     """For functions that make arrays: they compile graphs, which does not happen for every request."""
     return _njit(function, nogil=True)
+
+
+def making(function: Function) -> Any:
+    """As ``allocating``, for functions that only compiled code calls."""
+    return _njit(function, is_part=True, nogil=True, no_cpython_wrapper=True)
 
 
 def short_allocating(function: Function) -> Any:

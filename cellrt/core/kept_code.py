@@ -35,11 +35,12 @@ import numpy as np
 from numba.core import config, types
 from numba.core.bytecode import FunctionIdentity
 from numba.core.caching import _Cache, _CacheLocator
-from numba.core.compiler import Compiler, CompileResult
+from numba.core.compiler import Compiler
 from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
 
+from cellrt.core.parts import PartLibrary, rebuilt
 from cellrt.core.sources import LIBRARIES, Sources
 
 Function = Callable[..., Any]
@@ -94,8 +95,10 @@ def _can_be_written(folder: Path) -> bool:
 SOURCES = Sources(folders_for(__file__)[0] / f"cellrt-sources.{sys.implementation.cache_tag}.json")
 
 
-def named_compiler(options: object) -> type[Compiler]:
+def named_compiler(options: object, is_part: bool = False) -> type[Compiler]:
     """Return a compiler for one function with these options: its symbols have digests in place of numbers.
+
+    ``is_part``: only compiled code calls it (``parts.py``).
 
     While it works, so have those of all functions that are compiled on the way; Numba lets one thread compile at a
     time, so this touches nobody else's.
@@ -113,6 +116,8 @@ def named_compiler(options: object) -> type[Compiler]:
                 made.unique_name = f"{made.func_qualname}${made.unique_id}"
                 return made
 
+            if is_part:
+                self.state.library = PartLibrary(self.state.targetctx.codegen(), func.__qualname__)
             FunctionIdentity.from_function = classmethod(identify)
             try:
                 return super().compile_extra(func)
@@ -271,7 +276,7 @@ class KeptCode(_Cache):  # type: ignore[misc]
         for folder in folders_for(self._file):
             payload = _read(folder / name, first_line)
             if payload is not None:
-                return CompileResult._rebuild(target_context, *payload)
+                return rebuilt(target_context, payload)
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:

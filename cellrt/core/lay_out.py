@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating, compiled, make_rows
+from cellrt.core.jit import compiled, make_rows, making
 from cellrt.core.partition import partition
 from cellrt.core.program import (
     CARRY,
@@ -92,7 +92,7 @@ def _most_edges(draft, program, types):
     return count
 
 
-@allocating
+@making
 def find_edges(draft, program, types, ports):
     """Finds each unit's producers. Whoever uses a growing state comes after all that was appended before."""
     most = _most_edges(draft, program, types)
@@ -151,7 +151,7 @@ def find_edges(draft, program, types, ports):
     return edges
 
 
-@allocating
+@making
 def cut(draft, types, edges):
     """Returns (subgraph of each unit, number of subgraphs, whether each is loose): a chain or loop has a type that
     nothing else has."""
@@ -226,7 +226,7 @@ def _append_ready(nodes, subgraph, node):
     subgraph.num_ready += 1
 
 
-@allocating
+@making
 def write_nodes(draft, program, types, ports, uses, edges, group, subgraphs):
     """Returns (nodes by subgraph, their links, the most inputs that one has); counts what subgraphs wait for."""
     num_units = draft.unit_at.size
@@ -287,7 +287,7 @@ def _write_readers(draft, edges, group, new, nodes, links, subgraphs):
                 node.bits |= CROSSING
 
 
-@allocating
+@making
 def make_subgraphs(draft, group, num_groups, is_loose):
     """The rows of subgraphs, with the types of chains and loops."""
     subgraphs = make_rows(num_groups, SUBGRAPH)

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import record_layout as record
-from cellrt.core.jit import allocating, compiled
+from cellrt.core.jit import compiled, making
 from cellrt.core.program import (
     CARRY,
     EACH,
@@ -32,7 +32,7 @@ from cellrt.core.tables import CHAIN, LOOP, MEMBER
 from cellrt.core.uses import is_chain, is_inside, place_of
 
 
-@allocating
+@making
 def write_records(draft, program, types, ports, uses, edges, group, subgraphs, first_link):
     """Returns the links of all records, which begin at link ``first_link``."""
     links, readers = np.zeros(_most_words(draft, program, types, uses, edges), np.int32), _find_readers(edges)
@@ -301,7 +301,7 @@ class Readers(NamedTuple):
     units: NDArray[np.int32]  # of each edge: who reads
 
 
-@allocating
+@making
 def _find_readers(edges):
     """The readers of each unit, in order."""
     num_units, count = edges.starts.size - 1, edges.starts[edges.starts.size - 1]

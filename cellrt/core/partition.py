@@ -14,10 +14,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.jit import allocating
+from cellrt.core.jit import allocating, making
 
 
-@allocating
+@making
 def _find(parent, node):
     while parent[node] != node:
         parent[node] = parent[parent[node]]
@@ -25,7 +25,7 @@ def _find(parent, node):
     return node
 
 
-@allocating
+@making
 def _put_together(node_types, starts, parent):
     """Puts those together that read no node and are alone; returns which nodes these are."""
     is_loose, sizes = np.zeros(parent.size, np.uint8), np.zeros(parent.size, np.int32)

@@ -47,7 +47,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating, compiled
+from cellrt.core.jit import compiled, making
 
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
     range(1, 11)
@@ -150,7 +150,7 @@ def next_operation(program, at, types):
     return at + (3 if op == OP_RESULT_STEPS else 2), 0
 
 
-@allocating
+@making
 def read_program(program, types):
     """Reads a program into a Draft."""
     at = num_units = num_sources = num_results = num_states = num_pages = num_values = 0

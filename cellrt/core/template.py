@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from cellrt.core import page_list
 from cellrt.core import record_layout as record
-from cellrt.core.jit import OpenTemplate, allocating, compiled
+from cellrt.core.jit import OpenTemplate, allocating, compiled, making
 from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, most_refs, write_records
 from cellrt.core.memory import copy_bytes
@@ -114,7 +114,7 @@ def _count_record(cell_type, ports, values, links, subgraph, needs):
             needs[value.kind, 0] += 1
 
 
-@allocating
+@making
 def _list_states(draft, program, uses, group):
     """Of each state: the value before the request and after it; or of one that is kept step by step, instead of the
     latter, the subgraph and the output."""
@@ -129,7 +129,7 @@ def _list_states(draft, program, uses, group):
     return states
 
 
-@allocating
+@making
 def _list_pages(draft, program, types, ports):
     """Of each growing state: kind, rows of a page, rows that the request appends at most, and which of its session's
     states it is, or -1."""
@@ -149,7 +149,7 @@ def _list_pages(draft, program, types, ports):
     return pages
 
 
-@allocating
+@making
 def _lay_out(program, types, ports, num_kinds):
     """The arrays of a Template in order, and its numbers before FITS; -1 steps if a value has too many readers."""
     draft = read_program(program, types)
@@ -200,7 +200,7 @@ def pages_wanted(pages, kind):
     return count
 
 
-@allocating
+@making
 def _pack_part(array, columns, item_bytes, memory, words, k, at):
     """Copies one array into memory at ``at`` and says where; returns where the next begins."""
     size = array.shape[0] * columns * item_bytes

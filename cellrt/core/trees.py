@@ -8,14 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.dags import write_nodes
-from cellrt.core.jit import allocating, short_allocating
+from cellrt.core.jit import making, short_allocating
 from cellrt.core.program import CARRY
 
 MOST_LISTED = 8
 """Nodes that an error names at most."""
 
 
-@allocating
+@making
 def _children(parents):
     """Children of each node in order (starts, children), and the nodes with every child before its parent."""
     size = parents.size

@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating, compiled, make_rows
+from cellrt.core.jit import compiled, make_rows, making
 from cellrt.core.program import (
     CARRY,
     EACH,
@@ -99,7 +99,7 @@ def _make_records(draft, program, types):
             at = next_input(program, at)
 
 
-@allocating
+@making
 def _number_sequences(draft, program, types):
     """The first sequence of each unit, and how many sequences there are."""
     first = np.full(draft.unit_at.size, -1, np.int32)
@@ -215,7 +215,7 @@ def _mark_always(draft, program, types, is_read, singles):
                 singles[value + k] |= is_any
 
 
-@allocating
+@making
 def _make_values(draft, program, types, ports, first_sequences, is_read, rows):
     """The rows of ``values``."""
     values = make_rows(max(0, rows.max() + 1) if rows.size else 0, VALUE)
@@ -352,7 +352,7 @@ def _place_sequences(draft, program, types, ports, first, is_read, places, lists
     return num_lists
 
 
-@allocating
+@making
 def _list_externals(draft, program, places, rows):
     externals = np.empty((draft.source_at.size, 3), np.int32)
     count = 0
@@ -366,7 +366,7 @@ def _list_externals(draft, program, places, rows):
     return externals[:count].copy()
 
 
-@allocating
+@making
 def find_uses(draft, program, types, ports):
     """Finds who reads what. Returns (uses, whether no value has more than MAX_READERS readers)."""
     _make_records(draft, program, types)

@@ -18,6 +18,7 @@ import pytest
 from numba.core.dispatcher import Dispatcher
 
 from cellrt.core import kept_code
+from cellrt.core.parts import bitcode_of
 from cellrt.core.warm_up import warm_up
 from cellrt.definition.compiled_form import TaskFunction
 from cellrt.products.packed import _multiply_four, multiply_three
@@ -44,8 +45,9 @@ def kept() -> Iterator[tuple[Path, str, set[str]]]:
         for path in sorted(folder.glob("*.code")):
             with path.open("rb") as file:
                 if file.readline().startswith(f"cellrt {kept_code.FORMAT} ".encode()):
-                    (_, _, (_, bitcode)), described, *_ = pickle.load(file)
-                    symbols = set(kept_code.symbols_of(llvm.parse_bitcode(bitcode)))
+                    payload = pickle.load(file)
+                    described = payload[1]
+                    symbols = set(kept_code.symbols_of(llvm.parse_bitcode(bitcode_of(payload))))
                     yield path, described.mangled_name, symbols
 
 

@@ -1,0 +1,92 @@
+"""Compiled functions that only compiled code calls: parts of their callers, without machine code of their own.
+
+Numba optimises each function together with all that it calls, makes machine code of it, and does the same again for
+each of its callers. Of a function that nobody calls from outside that is work for nothing, and of the core's calls it
+was more than half of what compiling took. So a part has LLVM's code alone, which is optimised where it is linked in.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llvmlite.binding as llvm
+from numba.core.codegen import JITCodeLibrary
+from numba.core.compiler import CompileResult
+
+KIND = "part"
+"""In place of Numba's "object": how a part is kept."""
+
+
+class _Codegen:
+    """Numba's code generator for a part, which has no variables in memory yet."""
+
+    def __init__(self, codegen: Any) -> None:
+        self._codegen = codegen
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._codegen, name)
+
+    def set_env(self, name: str, env: object) -> None:
+        """Do nothing: an environment is for code that raises what is made while it runs, and parts do not."""
+
+
+class PartLibrary(JITCodeLibrary):  # type: ignore[misc]
+    """The code of a part."""
+
+    @property
+    def codegen(self) -> Any:
+        """Return the code generator."""
+        return _Codegen(self._codegen)
+
+    def _optimize_final_module(self) -> None:
+        """Leave it to those that it is linked into."""
+
+    def _finalize_final_module(self) -> None:
+        """End the module, and make no machine code of it."""
+        self._finalize_dynamic_globals()
+        self._verify_declare_only_symbols()
+        self._finalized = True
+
+    def get_pointer_to_function(self, name: str) -> int:
+        """Return 0: nobody calls it by its address."""
+        return 0
+
+    def serialize_using_object_code(self) -> tuple[str, str, bytes]:
+        """Return what is kept of it: LLVM's code alone."""
+        return self.name, KIND, self._get_module_for_linking().as_bitcode()
+
+
+def rebuilt(target_context: Any, payload: Any) -> Any:
+    """Return a compiled function of what was kept, a part or another."""
+    (name, kind, data), described, env, signature, objectmode, lifted, annotation, reload_init, envs = payload
+    if kind != KIND:
+        return CompileResult._rebuild(target_context, *payload)
+    for initialise in reload_init:
+        initialise()
+    library = PartLibrary(target_context.codegen(), name)
+    library._final_module = llvm.parse_bitcode(data)
+    library._finalize_final_module()
+    return CompileResult(
+        target_context=target_context,
+        typing_context=target_context.typing_context,
+        library=library,
+        environment=env,
+        entry_point=target_context.get_executable(library, described, env),
+        fndesc=described,
+        type_annotation=annotation,
+        signature=signature,
+        objectmode=objectmode,
+        lifted=lifted,
+        typing_error=None,
+        call_helper=None,
+        metadata=None,
+        reload_init=reload_init,
+        referenced_envs=envs,
+    )
+
+
+def bitcode_of(payload: Any) -> bytes:
+    """Return LLVM's code of what was kept."""
+    _, kind, data = payload[0]
+    bitcode: bytes = data if kind == KIND else data[1]
+    return bitcode
