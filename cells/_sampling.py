@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.cells._row_kernels import best_column, choose_likeliest
-from cellrt.cells._selection import add_up, highest_with, keep, keep_best, new_room, place_of, weigh
+from cellrt.cells._selection import drop_below, heaviest_with, highest_with, keep, keep_best, new_room, place_of, weigh
 from cellrt.definition.compiled_form import array_at, nogil
 from cellrt.products.packed import FLOAT_BYTES
 
@@ -199,32 +199,22 @@ def _draw(logits, own, setting, number, best, room):  # type: ignore[no-untyped-
     highest = own[likeliest]
     if not highest > -np.inf:
         return best
-    values, weights, _, places, _, _ = room
-    count, none = own.size, np.empty(0, np.int64)
-    top_k, top_p, least = whole(setting[TOP_K], own.size), setting[TOP_P], setting[MIN_P]
-    temperature = max(setting[TEMPERATURE], 1e-30)
+    values, weights, places = room[0], room[1], room[3]
+    count, top_k, top_p = own.size, whole(setting[TOP_K], own.size), setting[TOP_P]
+    temperature, least, bound = max(setting[TEMPERATURE], 1e-30), min(1.0, setting[MIN_P]), np.float32(-np.inf)
     is_cut = 0 < top_k < own.size
     if is_cut:
         count = keep_best(own, count, top_k, room)
         bound = highest_with(values, weights[:0], count, top_k, room)
         count = keep(values, bound, count, values, places, room)
-        total = weigh(values, count, highest, temperature, room)
-    else:
-        total = weigh(own, count, highest, temperature, room)
-    if top_p < 1:  # tokens below this weigh less together than what top-p leaves out
-        least = max(least, 0.0)
-        low = (1 - top_p) * total / count
-        if not is_cut:
-            count = keep(weights, min(1.0, low), count, own, none, room)
-            is_cut = True
-        bound = highest_with(values, weights, count, top_p * total, room)
-        count = keep(values, bound, count, values, places, room)
-        total = add_up(weights, count, room)
-    if least > 0:
-        count = keep(weights, min(1.0, least), count, values if is_cut else own, places if is_cut else none, room)
-        is_cut = True
-        total = add_up(weights, count, room)
-    if count == 0:  # there are logits that are no numbers
+    given = values if is_cut else own
+    total = weigh(given, count, highest, temperature, room)
+    if top_p < 1:  # tokens that weigh no more than ``low`` weigh less together than what top-p leaves out
+        low = (1 - top_p) * total / max(1, count)
+        bound = heaviest_with(given, count, low, top_p * total, room)
+    if top_p < 1 or least > 0:
+        total = drop_below(given, bound, least, count, room)
+    if not total > 0:  # there are logits that are no numbers
         return likeliest
     place = place_of(weights, count, number * total, room)
     return places[place] if is_cut else place
@@ -241,7 +231,7 @@ def _list_best(own, best, chance, count, row, task, room):  # type: ignore[no-un
     count = min(count, own.size)
     if count == 0:
         return
-    values, _, _, places, _, _ = room
+    values, places = room[0], room[3]
     kept, found = keep_best(own, own.size, count, room), 0
     for k in range(kept):
         at = min(found, count)
