@@ -10,11 +10,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from cellrt.cells.language_models import language_model, layered_language_model
-from cellrt.cells.sampling import SamplingLimits
+from cellrt.cells.sampling import Sampler, SamplingLimits
+from cellrt.definition.define import cell
+from cellrt.definition.spec import grows, token
 from cellrt.engine.engine import Engine
-from cellrt.errors import RequestError
+from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.serve.forms import form_of
 from cellrt.serve.settings import Limits
@@ -318,3 +321,37 @@ def test_mistakes_in_requests_are_named(given_, match):
 def test_a_greedy_model_says_who_samples():
     with pytest.raises(RequestError, match="got \\['temperature'\\] too .*language_model\\(..., sampling=True\\)"):
         run_one_by_one(complete("lm", small_cell()), {"prompt": [1], "temperature": 1.0})
+
+
+class Own(nn.Module):
+    """A decoder of somebody's: the next token is likely one more than the sum of all so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampler, self.vocabulary = Sampler(VOCABULARY, END, LIMITS), VOCABULARY
+
+    def forward(self, token, sums, history, spans, settings, seed, stops, biases):
+        sums.append(token[:, None].float())
+        totals = [sums.rows_of(node)[: position + 1].sum() for node, position in zip(sums.nodes, sums.positions)]
+        logits = -(torch.stack(totals)[:, None] + 1 - torch.arange(VOCABULARY)).abs() % VOCABULARY
+        return self.sampler(logits, token, history, spans, settings, seed, stops, biases)
+
+
+def test_a_decoder_of_ones_own_samples():
+    module = Own()
+    inputs = {"token": token, "sums": grows(1, page_size=4), **module.sampler.inputs(page_size=4)}
+    model = complete("own", cell(module, inputs, max_batch=4, max_batch_rows=16))
+    requests = [{**EVERYTHING, "seed": seed, "prompt": draw_prompt(seed, 7), "max_tokens": 5} for seed in range(5)]
+    with Engine(workers=1, page_bytes=1 << 18, compile="off") as engine:
+        engine.register(model, warm_up=False)
+        futures = [engine.submit("own", request) for request in requests]
+        for request, future in zip(requests, futures):
+            assert_same_bits(future.result(WAIT_S), run_one_by_one(model, request))
+
+
+def test_a_module_that_has_no_vocabulary_is_refused():
+    module = Own()
+    del module.vocabulary
+    inputs = {"token": token, "sums": grows(1, page_size=4), **module.sampler.inputs(page_size=4)}
+    with pytest.raises(DefinitionError, match="expected a module with an attribute vocabulary"):
+        complete("own", cell(module, inputs, max_batch=4))
