@@ -28,7 +28,7 @@ from tests.unfolders.language_models import END, VOCABULARY, draw_prompt, small_
 from tests.unfolders.test_completion import suspending_engine
 
 LIMITS = SamplingLimits(biases=3, stops=2, logprobs=4)
-THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(4), deadline=None)
+THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(10), deadline=None)
 PAGE_BYTES = 12_288
 """64 pages of keys and values of a row each, or of 4."""
 
@@ -103,7 +103,7 @@ def assert_same_bits(actual, expected):
 )
 def test_answers_are_bit_for_bit_those_of_the_request_alone(requests, model, workers):
     """Prompts come in pieces; a worker has 64 pages, so that requests are suspended."""
-    engine = small_engine(workers, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 20)
+    engine = small_engine(workers, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 17)
     try:
         engine.register(model, warm_up=False)
         futures = [engine.submit("lm", request) for request in requests]
@@ -143,7 +143,7 @@ def test_requests_that_were_suspended_go_on_with_their_numbers(suspension):
 def test_conversations_go_on_with_all_that_they_were_told(turns, sessions, moved):
     """Penalties read what a session was told before; before turn ``moved`` each is exported, reset and restored."""
     model = sampling_model(3, 11, keep=True)
-    engine = small_engine(1, page_bytes=1 << 18, debug=True, arena_bytes=1 << 20)
+    engine = small_engine(1, page_bytes=1 << 15, debug=True, arena_bytes=1 << 17)
     states: list[list[torch.Tensor]] = [[] for _ in range(sessions)]
     begins = [torch.zeros(0, dtype=torch.int64) for _ in range(sessions)]
     asked = {"temperature": 1.0, "repetition_penalty": 1.4, "presence_penalty": 0.5}
