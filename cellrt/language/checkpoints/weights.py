@@ -125,10 +125,12 @@ def read_folder(folder: Path) -> Weights:
     named = read_json(where, MOST_INDEX_BYTES).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
         raise DefinitionError(f"{where}: expected weight_map, file names by those of weights")
-    found: dict[str, Stored] = {}
-    for file in sorted(set(named.values())):
+    files = sorted(set(named.values()))
+    for file in files:
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise DefinitionError(f"{where}: expected names of safetensors files in its own folder, got {file!r:.80}")
+    found: dict[str, Stored] = {}
+    for file in files:
         tensors = _read_file(folder / file)
         for name in tensors:
             if named.get(name) != file:
@@ -202,7 +204,7 @@ class Plan:
         tied: Mapping[str, str] = NOTHING,
     ) -> None:
         self._make, self._weights, self._turned, self._tied = make, weights, turned, tied
-        with torch.device("meta"):
+        with unfilled(has_values=False):
             wanted = {name: value.shape for name, value in make().state_dict().items() if name not in tied}
         self._names = {name: names(name) for name in wanted}
         for name, shape in wanted.items():
