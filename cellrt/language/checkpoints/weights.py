@@ -150,8 +150,8 @@ def _read_file(path: Path) -> dict[str, Stored]:
             size = int.from_bytes(file.read(8), "little")
         if size > MOST_HEADER_BYTES:
             raise DefinitionError(f"{path}: expected a header of at most {MOST_HEADER_BYTES} bytes, got {size}")
-        file = _File(path)
-        return {name: file.stored(name) for name in file.opened.keys()}  # noqa: SIM118
+        whole = _File(path)
+        return {name: whole.stored(name) for name in whole.opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise DefinitionError(f"{path}: it is no whole file of safetensors: {error}") from error
 
