@@ -112,8 +112,13 @@ class Sources:
         for text in source.imports:
             yield from self._modules_of(_absolute(module, text))
 
-    def _modules_of(self, text: str) -> Iterator[_Module]:
-        """Yield the modules that one import brings: of a package that is imported itself, all that are in it."""
+    def _modules_of(self, text: str, asking: tuple[str, ...] = ()) -> Iterator[_Module]:
+        """Yield the modules that one import brings: of a package that is imported itself, all that are in it.
+
+        ``asking``: the imports that this was met on the way of; a package may import a name from itself.
+        """
+        if text in asking:
+            return
         dotted, _, name = text.partition(":")
         if _top(dotted) in LIBRARIES:
             return
@@ -130,7 +135,7 @@ class Sources:
         if inner is None or name in source.names:
             yield package
         if name in source.of_types:
-            yield from self._modules_of(_absolute(package, source.of_types[name]))
+            yield from self._modules_of(_absolute(package, source.of_types[name]), (*asking, text))
 
     def _source(self, path: str) -> Source:
         state = _state_of(path)

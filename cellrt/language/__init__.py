@@ -1,0 +1,1 @@
+"""Language models that people can use: checkpoints as others write them."""
