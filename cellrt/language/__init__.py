@@ -1,0 +1,1 @@
+"""Language models as people use them: checkpoints, text, answers, conversations."""

@@ -1,0 +1,78 @@
+"""A language model as engines serve it: with weights in the engine's process, without in all others.
+
+An engine's process reads a checkpoint and makes the model of it. Clients and front ends are given an outline: what is
+declared of its cells, its tokenizer and its template. They unfold requests and read text with that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from cellrt.cells import LayeredModel
+from cellrt.cells.transformer_stack import EncoderDecoder
+from cellrt.definition.cell import Cell
+from cellrt.definition.outline import cell_of, outline_of
+from cellrt.errors import DefinitionError
+from cellrt.graph.unfolder import Unfolder
+from cellrt.language.checkpoint import Checkpoint
+from cellrt.language.language import Language
+from cellrt.unfolders import complete, embed, transduce
+
+MAKER = "cellrt.language.served:from_outline"
+
+
+@dataclass(frozen=True, repr=False, kw_only=True)
+class LanguageUnfolder(Unfolder):
+    """A model that engines register, with ``language``: what is known of it beside its weights."""
+
+    language: Language
+
+
+def load(path: str, name: str | None = None) -> LanguageUnfolder:
+    """Return the model of a checkpoint, a folder or GGUF file, with its weights. Raises DefinitionError."""
+    from cellrt.language.checkpoints import read_checkpoint  # each architecture that is known: not for clients
+
+    return served(read_checkpoint(path, name=name))
+
+
+def served(checkpoint: Checkpoint) -> LanguageUnfolder:
+    """Return the model of a checkpoint that was read."""
+    language = Language.of(checkpoint)
+    made = checkpoint.make(checkpoint.name, **_options(language))
+    outline = {"language": language.to_json(), "cells": [outline_of(cell) for cell in made.cells]}
+    return _with(made, language, {"maker": MAKER, "value": outline})
+
+
+def from_outline(value: Mapping[str, Any]) -> LanguageUnfolder:
+    """Return the model of an outline: it unfolds requests, and its cells have no weights."""
+    language = Language.from_json(value["language"])
+    cells = [cell_of(outline) for outline in value["cells"]]
+    return _with(_unfolder(language, cells), language, None)
+
+
+def _unfolder(language: Language, cells: list[Cell]) -> Unfolder:
+    options = _options(language)
+    if language.kind == "encoder":
+        return embed(language.name, *cells)
+    if language.kind == "encoder-decoder":
+        return transduce(language.name, EncoderDecoder(*cells), **options)
+    model = cells[0] if len(cells) == 1 else LayeredModel(cells[0], tuple(cells[1:-1]), cells[-1])
+    return complete(language.name, model, **options)
+
+
+def _options(language: Language) -> dict[str, Any]:
+    """The options of ``complete``, ``embed`` or ``transduce``: an answer may be as long as the context."""
+    if language.kind == "encoder":
+        return {}
+    if language.kind == "encoder-decoder":
+        if language.start_token is None:
+            raise DefinitionError(f"model {language.name!r}: its checkpoint does not say which token its decoder begins with")
+        return {"start": language.start_token, "max_steps": language.context}
+    return {"max_tokens": language.context, "keep": True}
+
+
+def _with(made: Unfolder, language: Language, outline: Mapping[str, Any] | None) -> LanguageUnfolder:
+    given = {each.name: getattr(made, each.name) for each in fields(Unfolder)}
+    return LanguageUnfolder(**{**given, "outline": outline}, language=language)
