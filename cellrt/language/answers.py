@@ -219,6 +219,11 @@ class TextStream:
         """Give the answer up, if it has not ended."""
         self._leave()
 
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were made so far."""
+        return len(self._reader.made)
+
     def answer(self, pieces: Iterable[Piece]) -> Answer:
         """Return the answer that all its pieces are."""
         pieces = list(pieces)
@@ -228,7 +233,7 @@ class TextStream:
             pieces[-1].finish_reason or LENGTH,
             len(self._prompt),
             self.num_cached_tokens,
-            len(self._reader.made),
+            self.num_tokens,
         )
 
     def _take(self, step: Mapping[str, torch.Tensor]) -> Piece | None:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Self
 
-from cellrt.errors import DefinitionError, RequestError
+from cellrt.errors import RequestError
 from cellrt.language.checkpoint import Checkpoint
 from cellrt.language.template import ChatTemplate
 from cellrt.language.text import Tokenizer
@@ -61,9 +61,9 @@ class Language:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises DefinitionError if the checkpoint has none, or one that cannot be read."""
+        """The tokenizer. Raises RequestError if the checkpoint has none, DefinitionError for one that cannot be read."""
         if self.tokenizer_json is None:
-            raise DefinitionError(f"model {self.name!r}: its checkpoint has no tokenizer: give tokens instead of text")
+            raise RequestError(f"model {self.name!r}: its checkpoint has no tokenizer: give tokens instead of text")
         return Tokenizer(self.tokenizer_json)
 
     @cached_property
@@ -88,6 +88,15 @@ class Language:
     def tokens_of_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Return the tokens that a conversation is asked with. Raises RequestError, as ``ChatTemplate.render``."""
         return self.tokenizer.encode(self.template.render(messages, **variables), add_special_tokens=False)
+
+    def sentence(self, text: str | Sequence[int]) -> list[int]:
+        """Return the tokens that an encoder reads of a text. Raises RequestError if the model is none, or has no room."""
+        if self.kind != "encoder":
+            raise RequestError(f"model {self.name!r} makes texts, and no embeddings")
+        tokens = self.tokens_of(text)
+        if not 0 < len(tokens) <= self.context:
+            raise RequestError(f"model {self.name!r}: expected texts of 1 to {self.context} tokens, got {len(tokens)}")
+        return tokens
 
     def room_for(self, tokens: Sequence[int]) -> int:
         """Return how many tokens an answer to a prompt may have. Raises RequestError if there are none, or too many."""

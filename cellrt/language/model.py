@@ -193,7 +193,7 @@ class LanguageModel:
 
         Raises RequestError for a model that makes none, and for a text of more tokens than its context.
         """
-        requests = [self._sentence(text) for text in _listed(texts)]
+        requests = [self.language.sentence(text) for text in _listed(texts)]
         results = self.engine.submit_many(self.name, requests, deadline=deadline, priority=priority).results()
         return torch.stack([result["embedding"] for result in results])
 
@@ -201,12 +201,9 @@ class LanguageModel:
         self, texts: Sequence[Prompt], *, deadline: float | None = None, priority: int = 1
     ) -> torch.Tensor:
         """As ``embed``."""
-        requests = await asyncio.to_thread(lambda: [self._sentence(text) for text in _listed(texts)])
+        requests = await asyncio.to_thread(lambda: [self.language.sentence(text) for text in _listed(texts)])
         results = await self.engine.submit_many(self.name, requests, deadline=deadline, priority=priority)
         return torch.stack([result["embedding"] for result in results])
-
-    def _sentence(self, text: Prompt) -> list[int]:
-        return sentence(self.language, text)
 
     def _streams(
         self, tokens: Sequence[int], n: int | None, default: int | None, options: dict[str, Any]
@@ -261,16 +258,6 @@ def options_of(given: dict[str, Any], default: int | None) -> Options:
     except TypeError:
         known = sorted(Options.__dataclass_fields__)
         raise RequestError(f"unknown are {sorted(given.keys() - set(known))}; options of an answer are {known}") from None
-
-
-def sentence(language: Language, text: Prompt) -> list[int]:
-    """Return the tokens that an encoder reads of a text. Raises RequestError if the model is none, or has no room."""
-    if language.kind != "encoder":
-        raise RequestError(f"model {language.name!r} makes texts, and no embeddings")
-    tokens = language.tokens_of(text)
-    if not 0 < len(tokens) <= language.context:
-        raise RequestError(f"expected 1 to {language.context} tokens, which the model has places for, got {len(tokens)}")
-    return tokens
 
 
 def _listed(texts: Sequence[Prompt]) -> Sequence[Prompt]:

@@ -12,8 +12,15 @@ import cellrt
 from cellrt.serve.described import Described
 from cellrt.serve.http_native import NativeRequest
 from cellrt.serve.oip import IndexRequest, InferRequest, LoadRequest
+from cellrt.serve.openai_messages import ChatRequest, CompletionRequest, EmbeddingRequest
 
 Schema = dict[str, Any]
+OPENAI = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/embeddings": EmbeddingRequest,
+}
+"""Bodies of OpenAI's protocol, by path."""
 MOST_SHOWN = 10_000
 """Requests that ``/debug/timeline`` tells of at once."""
 DESCRIPTION = """
@@ -42,7 +49,7 @@ ERRORS = {
 
 def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     """The whole description."""
-    messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest]
+    messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest, *OPENAI.values()]
     components = msgspec.json.schema_components(messages, ref_template="#/components/schemas/{name}")[1]
     schemas: Schema = {**components, "Error": _ERROR, "Ready": _READY, "Parameters": _PARAMETERS}
     paths: Schema = {}  # in this order they are shown: a model's own doors first
@@ -95,6 +102,10 @@ def _common_paths() -> Schema:
             ],
         ),
         "/v1/models": _get("The models.", "503"),
+        "/v1/models/{model}": _get("A model.", "404", "503", parameters=[model]),
+        "/v1/completions": _openai("What follows texts, by a language model.", "/v1/completions", streams="too"),
+        "/v1/chat/completions": _openai("What an assistant says next.", "/v1/chat/completions", streams="too"),
+        "/v1/embeddings": _openai("Embeddings of texts.", "/v1/embeddings"),
         "/v1/models/{model}/session": _get_websocket("Opens a websocket: see above.", parameters=[model]),
         "/v2": _get("What this server is."),
         "/v2/health/live": _get("Whether this front end answers."),
@@ -104,6 +115,12 @@ def _common_paths() -> Schema:
         f"{repository}/load": _post("Registers a model anew.", load, {}, may_lack=True, parameters=[model]),
         f"{repository}/unload": _post("Takes a model out.", None, {}, parameters=[model]),
     }
+
+
+def _openai(summary: str, path: str, *, streams: Literal["no", "too"] = "no") -> Schema:
+    """Of a path of OpenAI's protocol."""
+    body = {"$ref": f"#/components/schemas/{OPENAI[path].__name__}"}
+    return _post(summary, body, {"type": "object"}, streams=streams)
 
 
 def _paths_of(model: Described, schemas: Schema) -> Schema:
@@ -233,7 +250,8 @@ def _errors(*statuses: str) -> Schema:
 
 _ERROR: Schema = {
     "type": "object",
-    "properties": {"error": {"type": "string"}, "type": {"type": "string"}},
+    "properties": {"error": {"type": ["string", "object"]}, "type": {"type": "string"}},
+    "description": "Of OpenAI's protocol an object in error has message, type, param and code.",
     "required": ["error"],
 }
 _READY: Schema = {
