@@ -15,8 +15,8 @@ from cellrt.definition.identity import Identity
 from cellrt.definition.spec import DTYPE_NAMES, RowSpec
 from cellrt.errors import DefinitionError
 
-LONGEST_SPAN = "longest_span"
-"""The one attribute of a module that a graph's builders ask for."""
+ATTRIBUTES = "longest_span", "vocabulary"
+"""What builders of graphs, and ready-made unfolders, ask a cell's module for: integers."""
 
 
 class Elsewhere:
@@ -32,7 +32,8 @@ class Elsewhere:
 
 def outline_of(cell: Cell) -> dict[str, Any]:
     """Return what is declared of a cell and its identity, as JSON has it."""
-    declaration, longest = cell.declaration, getattr(cell.module, LONGEST_SPAN, None)
+    declaration = cell.declaration
+    asked = {name: getattr(cell.module, name, None) for name in ATTRIBUTES}
     return {
         "name": declaration.name,
         "inputs": {name: _spec_to_json(spec) for name, spec in declaration.inputs.items()},
@@ -43,7 +44,7 @@ def outline_of(cell: Cell) -> dict[str, Any]:
         "priority": declaration.priority,
         "row_wise": declaration.row_wise,
         "identity": cell.identity,
-        "module": {} if longest is None else {LONGEST_SPAN: longest},
+        "module": {name: value for name, value in asked.items() if type(value) is int},
     }
 
 

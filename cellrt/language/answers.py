@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, Self
 
@@ -15,7 +15,7 @@ from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
 from cellrt.language.options import Options
 from cellrt.language.stop import StopStrings
-from cellrt.language.text import Detokenizer, Tokenizer
+from cellrt.language.text import Detokenizer
 
 STOP, LENGTH = "stop", "length"
 """Why an answer ended: by itself or before a stop string; at the most tokens."""
@@ -86,14 +86,14 @@ class Reader:
         self.finish_reason: str | None = None
         self.is_cut = False
         self._ends = {*(() if options.ignore_eos else language.end_tokens), *options.stop_tokens}
-        self._min_tokens = options.min_tokens
+        self._min_tokens, self._num_likeliest = options.min_tokens, options.logprobs
         self._text = None if language.tokenizer_json is None else Detokenizer(language.tokenizer)
         self._stops = StopStrings(options.stop)
         self._untold: list[Token] = []
 
     def feed(self, step: Mapping[str, torch.Tensor]) -> Piece | None:
         """Return the piece that a step completes, if it does."""
-        token = _token_of(step)
+        token = _token_of(step, self._num_likeliest)
         self.made.append(token.id)
         if token.id in self._ends and len(self.made) > self._min_tokens:
             self.finish_reason = STOP
@@ -121,11 +121,13 @@ class Reader:
         return Piece(text, tokens, finish_reason)
 
 
-def _token_of(step: Mapping[str, torch.Tensor]) -> Token:
-    best: tuple[tuple[int, float], ...] = ()
-    if "top_token" in step:
-        best = tuple(zip(step["top_token"].tolist(), step["top_logprob"].tolist()))
-    return Token(int(step["token"]), float(step["logprob"]), best)
+def _token_of(step: Mapping[str, torch.Tensor], num_likeliest: int) -> Token:
+    """Return the token of a step, which may have more of the likeliest than were asked for."""
+    likeliest: tuple[tuple[int, float], ...] = ()
+    if num_likeliest:
+        best = (step[name][:num_likeliest].tolist() for name in ("top_token", "top_logprob"))
+        likeliest = tuple(zip(*best))
+    return Token(int(step["token"]), float(step["logprob"]), likeliest)
 
 
 class TextStream:

@@ -1,4 +1,4 @@
-"""What a model has read of a conversation, so that its next prompt, which repeats all of it, costs what is new alone."""
+"""What a model has read of a conversation, so that a prompt that repeats all of it costs what is new alone."""
 
 from __future__ import annotations
 

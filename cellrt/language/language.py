@@ -61,7 +61,7 @@ class Language:
 
     @cached_property
     def tokenizer(self) -> Tokenizer:
-        """The tokenizer. Raises RequestError if the checkpoint has none, DefinitionError for one that cannot be read."""
+        """The tokenizer. Raises RequestError if there is none, DefinitionError if it cannot be read."""
         if self.tokenizer_json is None:
             raise RequestError(f"model {self.name!r}: its checkpoint has no tokenizer: give tokens instead of text")
         return Tokenizer(self.tokenizer_json)
@@ -87,10 +87,11 @@ class Language:
 
     def tokens_of_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
         """Return the tokens that a conversation is asked with. Raises RequestError, as ``ChatTemplate.render``."""
-        return self.tokenizer.encode(self.template.render(messages, **variables), add_special_tokens=False)
+        text = self.template.render(messages, **variables)
+        return self.tokenizer.encode(text, add_special_tokens=False)
 
     def sentence(self, text: str | Sequence[int]) -> list[int]:
-        """Return the tokens that an encoder reads of a text. Raises RequestError if the model is none, or has no room."""
+        """Return the tokens that an encoder reads of a text. Raises RequestError for other models, and too many."""
         if self.kind != "encoder":
             raise RequestError(f"model {self.name!r} makes texts, and no embeddings")
         tokens = self.tokens_of(text)
@@ -105,7 +106,7 @@ class Language:
         room = self.context - (len(tokens) if self.kind == "decoder" else 0)
         if room < 1 or len(tokens) > self.context:
             raise RequestError(
-                f"prompt: {len(tokens)} tokens; model {self.name!r} has a context of {self.context}, the answer included"
+                f"prompt: {len(tokens)} tokens; model {self.name!r} has a context of {self.context}, with the answer"
             )
         return room
 

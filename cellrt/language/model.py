@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from os import PathLike, fspath
-from typing import Any, Self, overload
+from typing import Any, Self
 
 import torch
 
@@ -16,7 +17,9 @@ from cellrt.language.answers import Answer, TextStream
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
 from cellrt.language.options import Options
-from cellrt.language.served import LanguageUnfolder, load as load_checkpoint
+from cellrt.language.served import LanguageUnfolder
+from cellrt.language.served import load as load_checkpoint
+from cellrt.numbers import as_integer
 from cellrt.process.client import Client
 
 Prompt = str | Sequence[int]
@@ -115,78 +118,72 @@ class LanguageModel:
     def conversation(self) -> Conversation:
         """Return what keeps what the model has read, for prompts that begin with what was said before.
 
-        It changes no answer, only what it costs. Close it, or leave it by ``with``. Raises RequestError for a model that
-        keeps nothing, OverloadError.
+        It changes no answer, only what it costs. Close it, or leave it by ``with``. Raises OverloadError, and
+        RequestError for a model that keeps nothing.
         """
         return Conversation(lambda: self.engine.session(self.name))
 
-    def stream(
-        self,
-        prompt: Prompt,
-        *,
-        session: Conversation | None = None,
-        deadline: float | None = None,
-        priority: int = 1,
-        max_unread: int | None = None,
-        **options: Any,
-    ) -> TextStream:
+    def stream(self, prompt: Prompt, **options: Any) -> TextStream:
         """Submit a prompt; return the answer as it is made, for ``for`` or ``async for``.
 
         Args:
             prompt: a text, or its tokens.
-            session: a conversation that has read the beginning of the prompt, perhaps: see ``conversation``.
-            deadline, priority, max_unread: as of ``Engine.stream``.
-            options: see the class.
+            options: of ``Options``, where ``max_tokens`` is 256 unless it is given; ``deadline``, ``priority`` and
+                ``max_unread`` as of ``Engine.stream``; and ``session``, a conversation that has perhaps read the
+                beginning of the prompt: see ``conversation``.
 
         Raises RequestError for what cannot be answered so, and what ``Engine.stream`` raises.
         """
-        tokens, how = self.language.tokens_of(prompt), options_of(options, DEFAULT_TOKENS)
-        return self._stream(tokens, how, 0, session, deadline, priority, max_unread)
+        return self._stream(self.language.tokens_of(prompt), 0, **options)
 
-    @overload
-    def generate(self, prompt: Prompt, *, n: None = None, **options: Any) -> Answer: ...
+    def generate(self, prompt: Prompt, **options: Any) -> Answer:
+        """Return the answer to a prompt, what follows the text: as ``stream``, which has the options."""
+        with self.stream(prompt, **options) as stream:
+            return stream.answer(stream)
 
-    @overload
-    def generate(self, prompt: Prompt, *, n: int, **options: Any) -> list[Answer]: ...
+    async def agenerate(self, prompt: Prompt, **options: Any) -> Answer:
+        """As ``generate``; cancelling the task gives the answer up."""
+        tokens = await asyncio.to_thread(self._tokens_of, prompt)
+        with self.stream(tokens, **options) as stream:
+            return stream.answer([piece async for piece in stream])
 
-    def generate(self, prompt: Prompt, *, n: int | None = None, **options: Any) -> Answer | list[Answer]:
-        """Return the answer to a prompt: what follows the text. With ``n`` a list of so many.
-
-        As ``stream``; not in a future's callback.
-        """
-        return _whole(self._streams(self.language.tokens_of(prompt), n, DEFAULT_TOKENS, options), n)
-
-    async def agenerate(self, prompt: Prompt, *, n: int | None = None, **options: Any) -> Answer | list[Answer]:
-        """As ``generate``; cancelling the task gives the answers up."""
-        tokens = await asyncio.to_thread(self.language.tokens_of, prompt)
-        return await _whole_async(self._streams(tokens, n, DEFAULT_TOKENS, options), n)
-
-    def stream_chat(
-        self, messages: Messages, *, template: Mapping[str, Any] | None = None, **options: Any
-    ) -> TextStream:
+    def stream_chat(self, messages: Messages, **options: Any) -> TextStream:
         """Submit a conversation; return the assistant's answer as it is made.
 
         Args:
             messages: dicts of ``role`` and ``content``, all that was said so far.
-            template: what the checkpoint's template knows beside them, such as ``enable_thinking``.
-            options: as of ``stream``; without ``max_tokens`` an answer may fill the context.
+            options: as of ``stream``; without ``max_tokens`` an answer may fill the context. And ``template``: a dict
+                of what the checkpoint's template knows beside the messages, such as ``enable_thinking``.
         """
-        tokens = self.language.tokens_of_chat(messages, **(template or {}))
+        tokens = self.language.tokens_of_chat(messages, **options.pop("template", {}))
         return self.stream(tokens, **{"max_tokens": None, **options})
 
-    def chat(
-        self, messages: Messages, *, n: int | None = None, template: Mapping[str, Any] | None = None, **options: Any
-    ) -> Answer | list[Answer]:
-        """Return the assistant's answer to a conversation: as ``stream_chat`` and ``generate``."""
-        tokens = self.language.tokens_of_chat(messages, **(template or {}))
-        return _whole(self._streams(tokens, n, None, options), n)
+    def chat(self, messages: Messages, **options: Any) -> Answer:
+        """Return the assistant's answer to a conversation: as ``stream_chat``."""
+        with self.stream_chat(messages, **options) as stream:
+            return stream.answer(stream)
 
-    async def achat(
-        self, messages: Messages, *, n: int | None = None, template: Mapping[str, Any] | None = None, **options: Any
-    ) -> Answer | list[Answer]:
-        """As ``chat``; cancelling the task gives the answers up."""
-        tokens = await asyncio.to_thread(self.language.tokens_of_chat, messages, **(template or {}))
-        return await _whole_async(self._streams(tokens, n, None, options), n)
+    async def achat(self, messages: Messages, **options: Any) -> Answer:
+        """As ``chat``; cancelling the task gives the answer up."""
+        template = options.pop("template", {})
+        tokens = await asyncio.to_thread(lambda: self.language.tokens_of_chat(messages, **template))
+        return await self.agenerate(tokens, **{"max_tokens": None, **options})
+
+    def samples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
+        """Return ``n`` answers to one prompt or conversation, which are made together; the options of ``stream``.
+
+        With a ``seed`` each answer has the next one.
+        """
+        with ExitStack() as stack:
+            streams = self._streams(self._tokens_of(prompt), n, options, stack)
+            return [stream.answer(stream) for stream in streams]
+
+    async def asamples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
+        """As ``samples``; cancelling the task gives the answers up."""
+        tokens = await asyncio.to_thread(self._tokens_of, prompt)
+        with ExitStack() as stack:
+            streams = self._streams(tokens, n, options, stack)
+            return [stream.answer([piece async for piece in stream]) for stream in streams]
 
     def embed(self, texts: Sequence[Prompt], *, deadline: float | None = None, priority: int = 1) -> torch.Tensor:
         """Return the embeddings of texts, float32 ``[texts, hidden]``, each of length 1.
@@ -205,81 +202,54 @@ class LanguageModel:
         results = await self.engine.submit_many(self.name, requests, deadline=deadline, priority=priority)
         return torch.stack([result["embedding"] for result in results])
 
-    def _streams(
-        self, tokens: Sequence[int], n: int | None, default: int | None, options: dict[str, Any]
-    ) -> list[TextStream]:
-        """Submit a prompt for so many answers."""
-        if n is not None and (not isinstance(n, int) or n < 1):
-            raise RequestError(f"n: expected a number of answers, got {n!r}")
-        rest = dict(options)
-        how = [rest.pop(name, usual) for name, usual in HOW.items()]
-        chosen = options_of(rest, default)
-        made: list[TextStream] = []
-        try:
-            for number in range(n or 1):
-                made.append(self._stream(tokens, chosen, number, *how, None))
-        except BaseException:
-            for stream in made:
-                stream.close()
-            raise
-        return made
+    def _tokens_of(self, prompt: Prompt | Messages) -> list[int]:
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            messages: Any = prompt
+            return self.language.tokens_of_chat(messages)
+        text: Any = prompt
+        return self.language.tokens_of(text)
+
+    def _streams(self, tokens: list[int], n: int, options: dict[str, Any], stack: ExitStack) -> list[TextStream]:
+        """Submit a prompt for so many answers; the stack leaves them."""
+        if as_integer(n) is None or n < 1:
+            raise RequestError(f"n: expected a number of answers, got {n!r:.80}")
+        return [stack.enter_context(self._stream(tokens, number, **options)) for number in range(n)]
 
     def _stream(
         self,
-        tokens: Sequence[int],
-        options: Options,
+        tokens: list[int],
         number: int,
-        conversation: Conversation | None,
-        deadline: float | None,
-        priority: int,
-        max_unread: int | None,
+        /,
+        *,
+        session: Conversation | None = None,
+        deadline: float | None = None,
+        priority: int = 1,
+        max_unread: int | None = None,
+        **options: Any,
     ) -> TextStream:
-        room = self.language.room_for(tokens)
+        """Submit a prompt; ``number``: of its answer, among several."""
+        chosen, room = options_of(options), self.language.room_for(tokens)
 
         def start(rest: Sequence[int], within: Conversation | None) -> Stream:
-            request = options.request(self.language, rest, room, number)
+            request = chosen.request(self.language, rest, room, number)
             how: Any = {"deadline": deadline, "priority": priority, "max_unread": max_unread}
             if within is not None:
                 stream: Stream = within.session.stream(request, **how)
                 return stream
             return self.engine.stream(self.name, request, **how)
 
-        return TextStream(start, self.language, options, tokens, conversation)
+        return TextStream(start, self.language, chosen, tokens, session)
 
 
-HOW: Mapping[str, Any] = {"session": None, "deadline": None, "priority": 1}
-"""What is said of an answer beside its ``Options``, and what holds otherwise."""
-
-
-def options_of(given: dict[str, Any], default: int | None) -> Options:
-    """Return options of an answer, of so many tokens by default. Raises RequestError for one that is none."""
-    try:
-        return Options(**{"max_tokens": default, **given})
-    except TypeError:
-        known = sorted(Options.__dataclass_fields__)
-        raise RequestError(f"unknown are {sorted(given.keys() - set(known))}; options of an answer are {known}") from None
+def options_of(given: dict[str, Any]) -> Options:
+    """Return options of an answer. Raises RequestError for one that is none."""
+    known = Options.__dataclass_fields__
+    if unknown := sorted(given.keys() - known):
+        raise RequestError(f"unknown are {unknown}; options of an answer are {sorted(known)}")
+    return Options(**{"max_tokens": DEFAULT_TOKENS, **given})
 
 
 def _listed(texts: Sequence[Prompt]) -> Sequence[Prompt]:
     if isinstance(texts, str):
         raise RequestError("embed: expected a list of texts, got one text")
     return texts
-
-
-def _whole(streams: Sequence[TextStream], n: int | None) -> Any:
-    """Return the answers of streams, or the one."""
-    try:
-        answers = [stream.answer(stream) for stream in streams]
-    finally:
-        for stream in streams:
-            stream.close()
-    return answers[0] if n is None else answers
-
-
-async def _whole_async(streams: Sequence[TextStream], n: int | None) -> Any:
-    try:
-        answers = [stream.answer([piece async for piece in stream]) for stream in streams]
-    finally:
-        for stream in streams:
-            stream.close()
-    return answers[0] if n is None else answers

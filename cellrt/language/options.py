@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 from cellrt.errors import RequestError
 from cellrt.language.language import Language
 
-SEED_BITS = 31
+MOST_UNSAID = 4096
+"""The most tokens of an answer whose request says nothing of its length, where the context has room for more."""
 OF_DRAWING = ("temperature", "top_k", "top_p", "min_p")
 """What says nothing where the likeliest token is taken."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
@@ -36,7 +36,7 @@ class Options:
     """How an answer is made. None: as generation_config.json of the checkpoint says, and else the greedy answer.
 
     Attributes:
-        max_tokens: the most tokens; None: as many as the context has room for.
+        max_tokens: the most tokens; None: as many as the context has room for, up to 4,096.
         stop: texts before which the answer ends.
         temperature: 0 takes the likeliest token; else tokens are drawn.
         top_k, top_p, min_p: which tokens may be drawn.
@@ -45,7 +45,7 @@ class Options:
         min_tokens: so many there are before the answer may end by itself, or by a stop string.
         ignore_eos: whether the tokens that end a text are tokens like others.
         stop_tokens: further tokens that end the answer.
-        seed: the same one draws the same tokens; of several answers each has the next.
+        seed: the same one draws the same tokens; of several answers each has the next. None: one that nobody knows.
         logprobs: how many of the likeliest tokens are told beside each that was chosen.
     """
 
@@ -70,14 +70,16 @@ class Options:
 
         ``room``: the most tokens that the answer may have. Raises RequestError for more, and for an encoder.
         """
-        most = room if self.max_tokens is None else self.max_tokens
+        most = min(room, MOST_UNSAID) if self.max_tokens is None else self.max_tokens
         if not 1 <= most <= room:
             raise RequestError(f"max_tokens: expected 1 to {room}, which the context has room for, got {most}")
         if language.kind == "encoder":
             raise RequestError(f"model {language.name!r} makes embeddings, and no texts")
         if language.kind == "encoder-decoder":
             if unknown := self._chosen(language, number):
-                raise RequestError(f"model {language.name!r} gives the likeliest tokens alone: it knows no {list(unknown)}")
+                raise RequestError(
+                    f"model {language.name!r} gives the likeliest tokens alone: it knows no {list(unknown)}"
+                )
             return {"source": list(tokens), "max_steps": most}
         return {"prompt": list(tokens), "max_tokens": most, **self._chosen(language, number)}
 
@@ -87,10 +89,10 @@ class Options:
         for name, value in self._of_checkpoint(language).items():
             if chosen[name] is None:
                 chosen[name] = value
-        if chosen["temperature"]:
-            chosen["seed"] = secrets.randbits(SEED_BITS) if self.seed is None else self.seed + number
-        else:
-            chosen = {name: value for name, value in chosen.items() if name not in OF_DRAWING}
+        if self.seed is not None:
+            chosen["seed"] = self.seed + number
+        if not chosen["temperature"]:
+            chosen = {name: value for name, value in chosen.items() if name not in (*OF_DRAWING, "seed")}
         return {name: value for name, value in chosen.items() if value is not None and value not in NEUTRAL[name]}
 
     def _of_checkpoint(self, language: Language) -> dict[str, Any]:

@@ -33,7 +33,7 @@ LONGEST = 1 << 24
 
 
 class Generation(Extension):
-    """The block ``{% generation %}``, by which templates mark an assistant's words for training; here it is its content."""
+    """The block ``{% generation %}``, which marks an assistant's words for training; here it is its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as its base has it
 

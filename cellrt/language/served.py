@@ -10,11 +10,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
-from cellrt.cells import LayeredModel
 from cellrt.cells.transformer_stack import EncoderDecoder
 from cellrt.definition.cell import Cell
 from cellrt.definition.outline import cell_of, outline_of
-from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.language.checkpoint import Checkpoint
 from cellrt.language.language import Language
@@ -57,9 +55,9 @@ def _unfolder(language: Language, cells: list[Cell]) -> Unfolder:
     if language.kind == "encoder":
         return embed(language.name, *cells)
     if language.kind == "encoder-decoder":
-        return transduce(language.name, EncoderDecoder(*cells), **options)
-    model = cells[0] if len(cells) == 1 else LayeredModel(cells[0], tuple(cells[1:-1]), cells[-1])
-    return complete(language.name, model, **options)
+        start = 0 if language.start_token is None else language.start_token
+        return transduce(language.name, EncoderDecoder(*cells), start=start, **options)
+    return complete(language.name, *cells, **options)
 
 
 def _options(language: Language) -> dict[str, Any]:
@@ -67,9 +65,7 @@ def _options(language: Language) -> dict[str, Any]:
     if language.kind == "encoder":
         return {}
     if language.kind == "encoder-decoder":
-        if language.start_token is None:
-            raise DefinitionError(f"model {language.name!r}: its checkpoint does not say which token its decoder begins with")
-        return {"start": language.start_token, "max_steps": language.context}
+        return {"max_steps": language.context}
     return {"max_tokens": language.context, "keep": True}
 
 

@@ -19,7 +19,9 @@ class StopStrings:
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
-        if len(stops) > MOST_STOPS or not all(isinstance(stop, str) and 0 < len(stop) <= LONGEST_STOP for stop in stops):
+        if len(stops) > MOST_STOPS or not all(
+            isinstance(stop, str) and 0 < len(stop) <= LONGEST_STOP for stop in stops
+        ):
             raise RequestError(
                 f"stop: expected at most {MOST_STOPS} texts of 1 to {LONGEST_STOP} characters, got {stops!r:.200}"
             )

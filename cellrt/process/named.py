@@ -22,7 +22,8 @@ def source_of(text: str) -> str:
     """The import path of a model: see ``cellrt.process.source``.
 
     From now on its module is found here, and in all processes that are started: a file's beside it, another in the
-    current folder too. A checkpoint, a folder or GGUF file, may have a name behind it. Raises DefinitionError if it is not there.
+    current folder too. A checkpoint, a folder or GGUF file, may have a name behind it. Raises DefinitionError if it is
+    not there.
     """
     if text in NAMES:
         return NAMES[text]

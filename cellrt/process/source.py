@@ -26,7 +26,8 @@ OF_FILES = "_cellrt_model_"
 """How the names of modules begin that were loaded from files."""
 _LOADING = threading.RLock()  # a module may load another
 EXPECTED = (
-    "expected 'module:attribute', 'file.py:attribute' or 'checkpoint:name', or a model that is an attribute of its module"
+    "expected 'module:attribute', 'file.py:attribute' or 'checkpoint:name', or a model that is an attribute of its "
+    "module"
 )
 READER = "cellrt.language.served:load"
 """What makes a model of a checkpoint and the name that it is to have."""
@@ -60,7 +61,8 @@ class ModelSource:
         """The model, in this process. Raises DefinitionError, whatever the import raised."""
         try:
             if self._is_checkpoint:
-                return named(READER)(self._path, self._name)
+                read: Unfolder = named(READER)(self._path, self._name)
+                return read
             with importing():
                 found: Any = (
                     module_of_file(self._path) if self._path.endswith(".py") else importlib.import_module(self._path)

@@ -23,8 +23,8 @@ from cellrt.serve.http import error_response, json_response
 from cellrt.serve.http_native import NativeDoor
 from cellrt.serve.http_oip import OipDoor
 from cellrt.serve.http_watching import WatchingDoor
-from cellrt.serve.openai_door import OpenAIDoor
 from cellrt.serve.keys import Keys
+from cellrt.serve.openai_door import OpenAIDoor
 from cellrt.serve.shortcut import Shortcut
 
 FIRST_S = 30.0

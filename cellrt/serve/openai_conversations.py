@@ -1,7 +1,7 @@
 """The conversations of a front end, by the ids that clients give them. Belongs to its event loop.
 
-Each front end has its own: what a session has read is known where it was read alone. A request whose conversation another
-front end has is answered as one without, and so are those whose conversation was given up for newer ones.
+Each front end has its own: what a session has read is known where it was read alone. A request whose conversation
+another front end has is answered as one without, and so are those whose conversation was given up for newer ones.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
@@ -191,7 +191,7 @@ class OpenAIDoor:
         answers = [streams[number].answer(each) for number, each in enumerate(made)]
         return json_response(form.whole(answers, _usage(asked, streams)))
 
-    async def _pieces(self, asked: Asked, number: int, streams: dict[int, TextStream]) -> AsyncIterator[Piece]:
+    async def _pieces(self, asked: Asked, number: int, streams: dict[int, TextStream]) -> AsyncGenerator[Piece]:
         """Yield the pieces of one answer, by its number among all; leaving gives it up."""
         count = asked.request.n or 1
         prompt = asked.prompts[number // count]
@@ -219,8 +219,8 @@ class OpenAIDoor:
                     yield piece
 
     async def _events(
-        self, form: Form, asked: Asked, pieces: Sequence[AsyncIterator[Piece]], streams: dict[int, TextStream]
-    ) -> AsyncIterator[bytes]:
+        self, form: Form, asked: Asked, pieces: Sequence[AsyncGenerator[Piece]], streams: dict[int, TextStream]
+    ) -> AsyncGenerator[bytes]:
         options = asked.request.stream_options
         counts = bool(options is not None and options.include_usage)
         more: dict[str, Any] = {"usage": None} if counts else {}
@@ -246,7 +246,7 @@ def _priority_of(given: int | None) -> int:
     return DEFAULT_PRIORITY if given is None else given
 
 
-async def _collected(sources: Sequence[AsyncIterator[T]]) -> list[list[T]]:
+async def _collected(sources: Sequence[AsyncGenerator[T]]) -> list[list[T]]:
     """Return all that each source has."""
     made: list[list[T]] = [[] for _ in sources]
     async with aclosing(_merged(sources)) as merged:
@@ -255,16 +255,16 @@ async def _collected(sources: Sequence[AsyncIterator[T]]) -> list[list[T]]:
     return made
 
 
-async def _merged(sources: Sequence[AsyncIterator[T]]) -> AsyncIterator[tuple[int, T]]:
+async def _merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
     """Yield what sources have as it comes, each with the source's number. Leaving ends them all, as an error does."""
     if len(sources) == 1:
-        async with aclosing(sources[0]) as only:  # type: ignore[type-var]
+        async with aclosing(sources[0]) as only:
             async for item in only:
                 yield 0, item
         return
     queue: asyncio.Queue[tuple[int, Any, BaseException | None]] = asyncio.Queue(len(sources))
 
-    async def pump(number: int, source: AsyncIterator[T]) -> None:
+    async def pump(number: int, source: AsyncGenerator[T]) -> None:
         ended: BaseException | None = StopAsyncIteration()
         try:
             async for item in source:

@@ -168,7 +168,7 @@ def options_of(request: HowAnswered, max_tokens: int | None, likeliest: int) -> 
         logit_bias=_bias_of(request.logit_bias),
         min_tokens=request.min_tokens or 0,
         ignore_eos=bool(request.ignore_eos),
-        stop_tokens=request.stop_token_ids or (),
+        stop_tokens=request.stop_token_ids or [],
         seed=request.seed,
         logprobs=likeliest,
     )

@@ -68,8 +68,8 @@ def test_a_token_that_ends_the_text_is_none_of_it(engine: cellrt.Engine, model: 
 
 def test_n_answers_are_a_list(model: LanguageModel) -> None:
     one = model.generate("hello", max_tokens=5)
-    assert model.generate("hello", max_tokens=5, n=3) == [one] * 3
-    assert asyncio.run(model.agenerate("hello", max_tokens=5, n=2)) == [one] * 2
+    assert model.samples("hello", 3, max_tokens=5) == [one] * 3
+    assert asyncio.run(model.asamples(SAID, 2, max_tokens=5)) == [model.chat(SAID, max_tokens=5)] * 2
 
 
 def test_a_chat_is_asked_as_the_template_says(model: LanguageModel) -> None:
@@ -135,7 +135,7 @@ def test_what_a_model_cannot_do_is_refused(model: LanguageModel, embedder: Langu
     with pytest.raises(RequestError, match=r"unknown are \['tokens'\]"):
         model.generate("hello", tokens=3)
     with pytest.raises(RequestError, match="n: expected"):
-        model.generate("hello", n=0)
+        model.samples("hello", 0)
     with pytest.raises(RequestError, match="at least one token"):
         model.generate("")
     with pytest.raises(RequestError, match=f"from 0 to {tiny.vocabulary() - 1}, got 999"):
