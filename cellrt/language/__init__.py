@@ -1,1 +1,1 @@
-"""Language models as people use them: checkpoints, text, answers, conversations."""
+"""Language models that people can use: checkpoints as others write them."""

@@ -1,4 +1,4 @@
-"""A checkpoint that was read: weights, tokenizer and template of a model, whatever files they came from."""
+"""What a checkpoint says of a model, and how the model is made of it."""
 
 from __future__ import annotations
 
@@ -6,31 +6,35 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from cellrt.graph.unfolder import Unfolder
+from cellrt import Unfolder
+
+Kind = Literal["decoder", "encoder", "encoder-decoder"]
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A model as a file or folder has it, ready to be served.
+    """A model as a folder or file has it, ready to be served.
 
     Attributes:
         name: of the folder or file, or what the caller says.
-        kind: whether it goes on with a text, makes embeddings, or makes a text of another.
-        architecture: as the files call it: "LlamaForCausalLM", "llama".
-        vocabulary: the number of tokens.
-        context: the most tokens of a prompt and its answer.
+        kind: which of ``complete``, ``embed`` and ``transduce`` it is served by.
+        architecture: as the file names it, such as "LlamaForCausalLM" or "llama".
+        vocabulary: how many tokens there are.
+        context: the most tokens of a prompt and its answer together; of an encoder, of a text.
         end_tokens: those that end a text.
-        start_token: of an encoder-decoder the decoder's first; of a decoder the one that begins texts, if any.
-        make: from a name and options of ``complete``, ``embed`` or ``transduce`` to the model to register.
-        tokenizer: a tokenizer.json (of a GGUF file: converted), for ``tokenizers.Tokenizer.from_buffer``.
-        chat_template: in jinja2's language.
-        special_tokens: bos_token, eos_token and others, for the template.
-        generation: generation_config.json, as it is.
-        num_bytes: of the weights as they lie in memory.
+        start_token: a decoder's first token, or that of an encoder-decoder's decoder; None if there is none.
+        make: ``make(name, **options)`` -> the model to register. Options are those of the cells (``page_size``,
+            ``max_batch``, ``max_batch_rows``) and of ``complete``, ``embed`` or ``transduce``. Weights are read when it
+            is first called; calls with the same options for the cells share them.
+        tokenizer: what ``tokenizers.Tokenizer.from_buffer`` takes; None if there is none.
+        chat_template: a template of Jinja 2 for conversations.
+        special_tokens: texts by their names, such as "bos_token", for the template.
+        generation: what generation_config.json has.
+        num_bytes: of the weights as they lie in memory, each once.
     """
 
     name: str
-    kind: Literal["decoder", "encoder", "encoder-decoder"]
+    kind: Kind
     architecture: str
     vocabulary: int
     context: int
