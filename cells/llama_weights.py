@@ -105,7 +105,7 @@ def _load(state: Mapping[str, Tensor], sizes: LlamaSizes, whose: int) -> Llama:
         wanted = Llama(sizes).state_dict()
     found = {}
     for name in wanted:
-        theirs = _their_name("embedding.weight" if name == "head.weight" and sizes.is_tied else name, whose)
+        theirs = their_name("embedding.weight" if name == "head.weight" and sizes.is_tied else name, whose)
         if theirs not in state:
             raise DefinitionError(f"Llama: expected a weight {theirs}, which is not there")
         found[name] = state[theirs].detach()
@@ -115,7 +115,8 @@ def _load(state: Mapping[str, Tensor], sizes: LlamaSizes, whose: int) -> Llama:
     return made.eval()
 
 
-def _their_name(name: str, whose: int) -> str:
+def their_name(name: str, whose: int) -> str:
+    """Return the name that ``transformers`` or GGUF has for a weight of ours."""
     part, _, kind = name.rpartition(".")
     if not part.startswith("layers."):
         return f"{NAMES[part][whose]}.{kind}"

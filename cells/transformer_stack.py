@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, Protocol
 
 from torch import Tensor, nn
 from torch.nn.functional import gelu, normalize
@@ -25,6 +25,8 @@ from cellrt.cells.language_models import NextToken, pages_of_layers
 from cellrt.cells.paged_attention import Pages, Spans, TracedLayer, append_pages
 from cellrt.cells.row_layers import likeliest
 from cellrt.cells.transformer import MLP, Activation, CrossAttention, Heads, SelfAttention, TransformerLayer
+
+Pooling = Literal["mean", "first"]
 
 
 @dataclass(frozen=True)
@@ -56,12 +58,54 @@ class StackSizes:
         return Heads(self.hidden, self.heads, bias=True, out_bias=True)
 
 
-class TransformerStack(nn.Module):
+class SizesOfStack(Protocol):
+    """What every stack says of itself."""
+
+    @property
+    def positions(self) -> int:
+        """The longest sequence."""
+
+    @property
+    def layers(self) -> int:
+        """How many there are."""
+
+    @property
+    def attention(self) -> Heads:
+        """Those of a layer's attention."""
+
+
+class LayerStack(nn.Module):
+    """Layers of an encoder, or of a decoder with cross-attention, and what is before and behind them."""
+
+    embedding: nn.Embedding
+    layers: nn.ModuleList
+
+    def __init__(self, sizes: SizesOfStack) -> None:
+        super().__init__()
+        self.sizes = sizes
+
+    def _run(
+        self,
+        x: Tensor,
+        spans: Spans,
+        pages: Sequence[Pages | None] | None,
+        memory: Sequence[Pages | None] | None,
+        readers: Spans | None,
+    ) -> Tensor:
+        """Rows ``[rows, hidden]`` behind all layers; ``pages`` and ``memory`` of each layer, for a decoder, and
+        ``readers`` as ``TransformerLayer`` takes it."""
+        none = [None] * len(self.layers)
+        for layer, own, read in zip(self.layers, pages or none, memory or none):
+            x = layer(x, spans, own, read, readers)
+        return x
+
+
+class TransformerStack(LayerStack):
     """Layers with the norm last: of an encoder, or with ``is_decoder`` causal and with cross-attention."""
 
     def __init__(self, sizes: StackSizes, *, is_decoder: bool = False) -> None:
-        super().__init__()
-        self.sizes = sizes
+        super().__init__(sizes)
+        self.scale = sizes.scale
         heads = sizes.attention
 
         def norm() -> nn.Module:
@@ -90,36 +134,41 @@ class TransformerStack(nn.Module):
 
         ``readers`` is as ``TransformerLayer`` takes it.
         """
-        x: Tensor = self.embedding(tokens) * self.sizes.scale + self.positions(spans.positions)
+        x: Tensor = self.embedding(tokens) * self.scale + self.positions(spans.positions)
         if self.norm is not None:
             x = self.norm(x)
-        none = [None] * len(self.layers)
-        for layer, own, read in zip(self.layers, pages or none, memory or none):
-            x = layer(x, spans, own, read, readers)
-        return x
+        return self._run(x, spans, pages, memory, readers)
 
 
 class SentenceEncoder(nn.Module):
-    """The mean of an encoder's rows over each sentence, of length 1 (Reimers and Gurevych 2019). Every row of a
-    sentence has it."""
+    """An embedding of each sentence (Reimers and Gurevych 2019), which every row of it has.
 
-    def __init__(self, encoder: TransformerStack) -> None:
+    It is the mean of the encoder's rows or, with ``pooling`` "first", the row of the first token; of length 1, unless
+    ``is_normed`` is False.
+    """
+
+    def __init__(self, encoder: LayerStack, pooling: Pooling = "mean", is_normed: bool = True) -> None:
         super().__init__()
         self.encoder, self.longest_span = encoder, encoder.sizes.positions
+        self.pooling, self.is_normed = pooling, is_normed
 
     def forward(self, token: Tensor, sentence: cellrt.Spans) -> Tensor:
         """``[rows, hidden]``."""
         rows = self.encoder(token, Spans(sentence.offsets, sentence.positions))
-        counts = sentence.offsets.diff()
-        sums = rows.new_zeros(counts.shape[0], rows.shape[1]).index_add(0, sentence.nodes, rows)
-        found: Tensor = normalize(sums / counts[:, None])[sentence.nodes]
-        return found
+        if self.pooling == "first":
+            found: Tensor = rows[sentence.offsets[:-1].long()]
+        else:
+            counts = sentence.offsets.diff()
+            sums = rows.new_zeros(counts.shape[0], rows.shape[1]).index_add(0, sentence.nodes, rows)
+            found = sums / counts[:, None]
+        found = normalize(found) if self.is_normed else found
+        return found[sentence.nodes]
 
 
 class SourceEncoder(nn.Module):
     """An encoder that appends to ``memory`` what each layer of a decoder reads: rows ``[layers, 2, heads, size]``."""
 
-    def __init__(self, encoder: TransformerStack, readers: Sequence[CrossAttention]) -> None:
+    def __init__(self, encoder: LayerStack, readers: Sequence[CrossAttention]) -> None:
         super().__init__()
         self.encoder, self.readers = encoder, nn.ModuleList(readers)
         self.longest_span = encoder.sizes.positions
@@ -143,7 +192,7 @@ def _memory_of(reader: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
 class GreedyDecoder(nn.Module):
     """A decoder's step: the likeliest next token."""
 
-    def __init__(self, decoder: TransformerStack, head: nn.Linear, end_token: int) -> None:
+    def __init__(self, decoder: LayerStack, head: nn.Linear, end_token: int) -> None:
         super().__init__()
         self.decoder, self.head, self.end_token = decoder, head, end_token
         self.longest_span = decoder.sizes.positions
@@ -165,7 +214,13 @@ class EncoderDecoder(NamedTuple):
 
 
 def sentence_encoder(
-    encoder: TransformerStack, *, name: str = "sentence encoder", max_batch: int = 64, max_batch_rows: int = 1024
+    encoder: LayerStack,
+    *,
+    name: str = "sentence encoder",
+    pooling: Pooling = "mean",
+    is_normed: bool = True,
+    max_batch: int = 64,
+    max_batch_rows: int = 1024,
 ) -> Cell:
     """A cell that reads whole sentences: inputs ``token`` and ``sentence``, output ``output``, as of
     ``SentenceEncoder``.
@@ -173,13 +228,13 @@ def sentence_encoder(
     ``max_batch`` and ``max_batch_rows`` are the most sentences and tokens of a task; no sentence may be longer.
     """
     inputs = {"token": token, "sentence": span(whole=True)}
-    module = SentenceEncoder(encoder).eval()
+    module = SentenceEncoder(encoder, pooling, is_normed).eval()
     return cell(module, inputs, name=name, max_batch=max_batch, max_batch_rows=max_batch_rows)
 
 
 def encoder_decoder_cells(
-    encoder: TransformerStack,
-    decoder: TransformerStack,
+    encoder: LayerStack,
+    decoder: LayerStack,
     head: nn.Linear,
     end_token: int,
     *,
@@ -203,7 +258,8 @@ def encoder_decoder_cells(
         own.load_state_dict(head.state_dict())
     heads = decoder.sizes.attention
     row = decoder.sizes.layers, 2, heads.num_kv_heads, heads.size
-    growing, read = (make(*row, page_size=page_size, page_dim=2) for make in (grows, read_pages))
+    dtype = decoder.embedding.weight.dtype
+    growing, read = (make(*row, dtype=dtype, page_size=page_size, page_dim=2) for make in (grows, read_pages))
     readers = [part for part in decoder.modules() if isinstance(part, CrossAttention)]
     return EncoderDecoder(
         cell(

@@ -1,0 +1,115 @@
+"""What an architecture's file finds in a checkpoint, and the model that is made of it."""
+
+from __future__ import annotations
+
+import inspect
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import nn
+
+from cellrt import DefinitionError, Graph, RequestError, Unfolder
+from cellrt.cells import language_model
+from cellrt.cells.output import NEVER
+from cellrt.engine.announce import QUIET_S, announced
+from cellrt.language.checkpoint import Kind
+from cellrt.language.checkpoints.weights import Plan
+from cellrt.numbers import as_integer
+from cellrt.unfolders import complete
+
+NEVER_S = threading.TIMEOUT_MAX
+
+
+@dataclass(frozen=True)
+class Found:
+    """A model as its architecture's file describes it.
+
+    Attributes:
+        kind, vocabulary, context: as of ``Checkpoint``.
+        plan: its module and weights.
+        cells: ``cells(module, end_token, name=, **options)`` -> the cells of the module.
+        unfold: ``unfold(name, cells, **options)`` -> the model.
+        finish: what is still to be done with a module that has its weights.
+    """
+
+    kind: Kind
+    vocabulary: int
+    context: int
+    plan: Plan
+    cells: Callable[..., Any]
+    unfold: Callable[..., Unfolder]
+    finish: Callable[[nn.Module, torch.dtype], object] = lambda module, dtype: None
+
+
+def decoder(
+    vocabulary: int,
+    context: int,
+    plan: Plan,
+    cells: Callable[..., Any] = language_model,
+    unfold: Callable[..., Unfolder] = complete,
+) -> Found:
+    """Return a language model's; its module has the form of ``Llama``, unless other cells are made of it."""
+    return Found("decoder", vocabulary, context, plan, cells, partial(_bounded, context, unfold))
+
+
+def _bounded(context: int, unfold: Callable[..., Unfolder], name: str, cells: Any, **options: Any) -> Unfolder:
+    """The model, of which a prompt and its answer together fit the context."""
+    most = options.setdefault("max_tokens", min(256, context - 1))
+    inner = unfold(name, cells, **options)
+
+    def bounded(graph: Graph, request: Any) -> object:
+        asked = dict(request) if isinstance(request, Mapping) else {"prompt": request}
+        read = len(asked["prompt"]) if hasattr(asked.get("prompt"), "__len__") else 0
+        steps = as_integer(asked.get("max_tokens"))
+        if read >= context or (steps is not None and steps <= most and read + steps > context):
+            raise RequestError(
+                f"expected at most {context} tokens of the prompt and its answer, got {read} and "
+                f"max_tokens={asked.get('max_tokens')}"
+            )
+        if "max_tokens" not in asked:
+            asked["max_tokens"] = min(most, context - read)
+        return inner.function(graph, asked)
+
+    return Unfolder(inner.name, bounded, inner.example, inner.cells)
+
+
+class Maker:
+    """Makes the model of a checkpoint under any name; cells that were made with the same options are shared.
+
+    Args:
+        name: of the checkpoint, for the cells.
+        found: what is made.
+        dtype: of the module's weights.
+        end_token: the one that ends a text, or None.
+        is_told: whether a bar or a line in the log says how far the reading is, where it takes long.
+    """
+
+    def __init__(self, name: str, found: Found, dtype: torch.dtype, end_token: int | None, is_told: bool) -> None:
+        self._name, self._found, self._dtype = name, found, dtype
+        self._end_token = NEVER if end_token is None else end_token
+        self._quiet_s = QUIET_S if is_told else NEVER_S
+        self._made: dict[tuple[tuple[str, Any], ...], Any] = {}
+
+    def __call__(self, name: str, **options: Any) -> Unfolder:
+        """Return the model. Raises DefinitionError for options that there are not, and as the cells do."""
+        known = inspect.signature(self._found.cells).parameters
+        given = {key: options.pop(key) for key in list(options) if key in known and key != "name"}
+        key = tuple(sorted(given.items()))
+        if key not in self._made:
+            self._made[key] = self._found.cells(self._module(), self._end_token, name=self._name, **given)
+        try:
+            return self._found.unfold(name, self._made[key], **options)
+        except TypeError as error:
+            raise DefinitionError(f"model {name!r}: {error}") from error
+
+    def _module(self) -> nn.Module:
+        """The module with its weights, which only cells keep."""
+        plan = self._found.plan
+        with announced(f"Reading the weights of {self._name}", plan.num_weights, self._quiet_s) as count:
+            module = plan.fill(self._dtype, count)
+        self._found.finish(module, self._dtype)
+        return module

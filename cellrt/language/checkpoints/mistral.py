@@ -1,0 +1,14 @@
+"""Mistral: Llama's form, where a row looks back a part of the way."""
+
+from __future__ import annotations
+
+from cellrt.language.checkpoints.config import MOST_TOKENS, Config
+from cellrt.language.checkpoints.found import Found
+from cellrt.language.checkpoints.llama import of_llamas_form
+from cellrt.language.checkpoints.weights import Weights
+
+
+def mistral(config: Config, weights: Weights) -> Found:
+    """Return that of a ``MistralForCausalLM``."""
+    window = config.count("sliding_window", most=MOST_TOKENS) if "sliding_window" in config else 0
+    return of_llamas_form(config, weights, window=window)

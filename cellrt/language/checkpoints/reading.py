@@ -1,0 +1,136 @@
+"""A checkpoint is read: which architecture it is of, what beside its weights there is, and that all of it fits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+
+import torch
+
+from cellrt import DefinitionError
+from cellrt.language.checkpoint import Checkpoint
+from cellrt.language.checkpoints.bert import bert
+from cellrt.language.checkpoints.config import Config, Values, read_bytes, read_json
+from cellrt.language.checkpoints.found import Found, Maker
+from cellrt.language.checkpoints.gpt2 import gpt2
+from cellrt.language.checkpoints.llama import llama
+from cellrt.language.checkpoints.mamba2 import mamba2
+from cellrt.language.checkpoints.mistral import mistral
+from cellrt.language.checkpoints.qwen import qwen2, qwen3
+from cellrt.language.checkpoints.t5 import t5
+from cellrt.language.checkpoints.weights import Weights, read_folder
+
+ARCHITECTURES: Mapping[str, Callable[[Config, Weights], Found]] = MappingProxyType(
+    {
+        "LlamaForCausalLM": llama,
+        "MistralForCausalLM": mistral,
+        "Qwen2ForCausalLM": qwen2,
+        "Qwen3ForCausalLM": qwen3,
+        "GPT2LMHeadModel": gpt2,
+        "T5ForConditionalGeneration": t5,
+        "Mamba2ForCausalLM": mamba2,
+    }
+)
+ENCODERS = "BertModel", "BertForMaskedLM", "BertForPreTraining"
+DTYPES = torch.float32, torch.bfloat16, torch.float16
+MOST_TOKENIZER_BYTES, MOST_TEXT_BYTES = 1 << 28, 1 << 24
+
+
+def read_checkpoint(
+    path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None, progress: bool = True
+) -> Checkpoint:
+    """Return what is in a folder of Hugging Face.
+
+    A folder has config.json and model.safetensors, or several files with model.safetensors.index.json; and it may have
+    tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja. The names, shapes and types
+    of all weights are checked here; they are read when the first model is made. Nothing that is in a file is executed,
+    and no file of pickles is read. While a model is served the files must stay as they are.
+
+    Args:
+        path: the folder.
+        name: of the checkpoint; None: that of the folder.
+        dtype: in which it computes: float32 (None), bfloat16 or float16.
+        progress: whether it is said how far the reading is, where it takes long.
+
+    Raises DefinitionError, naming the file and what is wrong in it, for what is missing, not supported, misshapen,
+    superfluous, cut off or larger than any model's.
+    """
+    wanted = torch.float32 if dtype is None else dtype
+    if wanted not in DTYPES:
+        raise DefinitionError(f"read_checkpoint: expected a dtype of {', '.join(map(str, DTYPES))}, got {dtype}")
+    folder = Path(path)
+    if not folder.is_dir():
+        raise DefinitionError(f"{folder}: expected a folder with config.json and weights")
+    config = Config(str(folder / "config.json"), read_json(folder / "config.json"))
+    weights = read_folder(folder)
+    architecture, found = _found_in(folder, config, weights)
+    generation = _optional(folder / "generation_config.json")
+    told = Config(str(folder / "generation_config.json"), generation)
+    ends = told.tokens("eos_token_id") or config.tokens("eos_token_id")
+    start = config.token("decoder_start_token_id" if found.kind == "encoder-decoder" else "bos_token_id")
+    name = folder.resolve().name if name is None else name
+    texts = _optional(folder / "tokenizer_config.json", MOST_TEXT_BYTES)
+    return Checkpoint(
+        name=name,
+        kind=found.kind,
+        architecture=architecture,
+        vocabulary=found.vocabulary,
+        context=found.context,
+        end_tokens=ends,
+        start_token=start,
+        make=Maker(name, found, wanted, next(iter(ends), None), progress),
+        tokenizer=_tokenizer_in(folder),
+        chat_template=_template_in(folder, texts),
+        special_tokens=_special_tokens(texts),
+        generation=generation,
+        num_bytes=found.plan.num_numbers * wanted.itemsize,
+    )
+
+
+def _found_in(folder: Path, config: Config, weights: Weights) -> tuple[str, Found]:
+    listed = config.values.get("architectures")
+    if not isinstance(listed, list) or len(listed) != 1 or not isinstance(listed[0], str):
+        raise DefinitionError(f"{config.where}, architectures: expected the name of one, got {listed!r:.80}")
+    name = listed[0]
+    if name in ENCODERS:
+        return name, bert(config, weights, folder)
+    if name not in ARCHITECTURES:
+        known = ", ".join((*ARCHITECTURES, *ENCODERS))
+        raise DefinitionError(f"{config.where}, architectures: expected one of {known}; got {name!r:.80}")
+    return name, ARCHITECTURES[name](config, weights)
+
+
+def _optional(path: Path, most: int = 1 << 20) -> Values:
+    return read_json(path, most) if path.exists() else {}
+
+
+def _tokenizer_in(folder: Path) -> bytes | None:
+    path = folder / "tokenizer.json"
+    return read_bytes(path, MOST_TOKENIZER_BYTES) if path.exists() else None
+
+
+def _template_in(folder: Path, texts: Values) -> str | None:
+    """The template of chat_template.jinja, else that of tokenizer_config.json, of several the default one."""
+    path = folder / "chat_template.jinja"
+    if path.exists():
+        try:
+            return read_bytes(path, MOST_TEXT_BYTES).decode()
+        except UnicodeDecodeError as error:
+            raise DefinitionError(f"{path}: expected UTF-8: {error}") from error
+    given = texts.get("chat_template")
+    if isinstance(given, list):
+        by_name = {one.get("name"): one.get("template") for one in given if isinstance(one, dict)}
+        given = by_name.get("default")
+    return given if isinstance(given, str) else None
+
+
+def _special_tokens(texts: Values) -> dict[str, str]:
+    """Those of tokenizer_config.json, which are texts or objects with a content."""
+    found = {}
+    for key, value in texts.items():
+        text = value.get("content") if isinstance(value, dict) else value
+        if key.endswith("_token") and isinstance(text, str):
+            found[key] = text
+    return found

@@ -1,0 +1,206 @@
+"""The tensors of a checkpoint by name, each checked before it is read; those of safetensors stay in their files.
+
+Nothing of a file is executed: safetensors has numbers alone, and files of pickles are not read.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import torch
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from cellrt import DefinitionError
+from cellrt.cells.made_unfilled import unfilled
+from cellrt.language.checkpoints.config import read_json
+
+WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+MOST_HEADER_BYTES = 1 << 26
+MOST_INDEX_BYTES = 1 << 24
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
+"""Those that weights may have; a file may have others beside them, which no model takes."""
+NOTHING: Mapping[str, str] = MappingProxyType({})
+
+
+class Stored(NamedTuple):
+    """A tensor in a file.
+
+    Attributes:
+        file: for errors.
+        shape, dtype: as it is there; ``dtype`` None: what no weight may have.
+        read: returns it.
+    """
+
+    file: str
+    shape: tuple[int, ...]
+    dtype: torch.dtype | None
+    read: Callable[[], Tensor]
+
+
+class Weights:
+    """The tensors of a checkpoint.
+
+    What a model takes has its shape checked by ``expect``; ``refuse_others`` names what no one has asked for.
+    """
+
+    def __init__(self, where: str, tensors: Mapping[str, Stored]) -> None:
+        self.where, self._tensors = where, dict(tensors)
+        self._expected: set[str] = set()
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._tensors
+
+    def __len__(self) -> int:
+        return len(self._tensors)
+
+    def renamed(self, rename: Callable[[str], str]) -> Weights:
+        """Return the same under other names. Raises DefinitionError if two get one name."""
+        made: dict[str, Stored] = {}
+        for name, stored in self._tensors.items():
+            if (other := rename(name)) in made:
+                raise DefinitionError(f"{self.where}: two weights are {other}, one of them {name}")
+            made[other] = stored
+        return Weights(self.where, made)
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        """Return a shape. Raises DefinitionError, as ``expect``, for a weight that is not there."""
+        if name not in self._tensors:
+            raise DefinitionError(f"{self.where}: expected a weight {name}, which is not there")
+        return self._tensors[name].shape
+
+    def expect(self, name: str, shape: Iterable[int]) -> None:
+        """Raise DefinitionError unless there is a weight of that name and shape."""
+        found, wanted = self.shape_of(name), tuple(shape)
+        stored = self._tensors[name]
+        if found != wanted:
+            raise DefinitionError(f"{stored.file}: expected the weight {name} {list(wanted)}, got {list(found)}")
+        if stored.dtype is None:
+            raise DefinitionError(f"{stored.file}: expected floats in the weight {name}, got none")
+        self._expected.add(name)
+
+    def refuse_others(self, *ignored: str) -> None:
+        """Raise DefinitionError if there are weights that were not expected, but for those of names like
+        ``ignored``, regular expressions."""
+        pattern = re.compile("|".join(f"(?:{one})" for one in ignored) or "(?!)")
+        others = sorted(name for name in self._tensors.keys() - self._expected if not pattern.fullmatch(name))
+        if others:
+            more = f" and {len(others) - 5} more" if len(others) > 5 else ""
+            raise DefinitionError(f"{self.where}: the model has no use for the weights {', '.join(others[:5])}{more}")
+
+    def read(self, name: str, dtype: torch.dtype) -> Tensor:
+        """Return a weight; one of that dtype lies in its file, and must not be written to."""
+        stored = self._tensors[name]
+        try:
+            return stored.read().to(dtype)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise DefinitionError(f"{stored.file}: the weight {name} cannot be read: {error}") from error
+
+
+def read_folder(folder: Path) -> Weights:
+    """Return the weights of a folder, in one file or in several with an index. Nothing of them is read yet.
+
+    Raises DefinitionError, naming the file, if there are none, for files that are cut off or hold something else, and
+    for an index that leads out of the folder or to what is not there.
+    """
+    if not (folder / INDEX).exists():
+        if not (folder / WHOLE).exists():
+            raise DefinitionError(f"{folder}: expected {WHOLE}, or {INDEX} with the files that it names")
+        return Weights(str(folder), _read_file(folder / WHOLE))
+    where = folder / INDEX
+    named = read_json(where, MOST_INDEX_BYTES).get("weight_map")
+    if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
+        raise DefinitionError(f"{where}: expected weight_map, file names by those of weights")
+    found: dict[str, Stored] = {}
+    for file in sorted(set(named.values())):
+        if Path(file).name != file or not file.endswith(".safetensors"):
+            raise DefinitionError(f"{where}: expected names of safetensors files in its own folder, got {file!r:.80}")
+        tensors = _read_file(folder / file)
+        for name in tensors:
+            if named.get(name) != file:
+                raise DefinitionError(f"{where}: {file} has the weight {name}, which the index has not there")
+        found |= tensors
+    if missing := sorted(named.keys() - found.keys()):
+        raise DefinitionError(f"{where}: {named[missing[0]]} has no weight {missing[0]}, which the index has there")
+    return Weights(str(folder), found)
+
+
+def _read_file(path: Path) -> dict[str, Stored]:
+    """What is in a file of safetensors; its library checks that all tensors lie in it, without gaps."""
+    try:
+        if not path.is_file():
+            raise DefinitionError(f"{path}: expected a file of safetensors, which is not there")
+        with path.open("rb") as file:
+            size = int.from_bytes(file.read(8), "little")
+        if size > MOST_HEADER_BYTES:
+            raise DefinitionError(f"{path}: expected a header of at most {MOST_HEADER_BYTES} bytes, got {size}")
+        opened: Any = safe_open(path, "pt")
+        return {name: _stored(path, opened, name) for name in opened.keys()}  # noqa: SIM118
+    except (SafetensorError, OSError, ValueError) as error:
+        raise DefinitionError(f"{path}: it is no whole file of safetensors: {error}") from error
+
+
+def _stored(path: Path, opened: Any, name: str) -> Stored:
+    told = opened.get_slice(name)
+    return Stored(str(path), tuple(told.get_shape()), DTYPES.get(told.get_dtype()), lambda: opened.get_tensor(name))
+
+
+class Plan:
+    """How a module's weights are made of a checkpoint's.
+
+    Args:
+        make: makes the module, whose first weights do not matter.
+        names: of each weight of the module, theirs.
+        weights: of the checkpoint.
+        turned: which of ours are theirs turned around.
+        tied: which of ours are others of ours, too.
+
+    Attributes:
+        num_numbers: how many the module's weights have.
+
+    Raises DefinitionError, as ``Weights.expect``.
+    """
+
+    def __init__(
+        self,
+        make: Callable[[], nn.Module],
+        names: Callable[[str], str],
+        weights: Weights,
+        *,
+        turned: Collection[str] = (),
+        tied: Mapping[str, str] = NOTHING,
+    ) -> None:
+        self._make, self._weights, self._turned, self._tied = make, weights, turned, tied
+        with torch.device("meta"):
+            wanted = {name: value.shape for name, value in make().state_dict().items() if name not in tied}
+        self._names = {name: names(name) for name in wanted}
+        for name, shape in wanted.items():
+            weights.expect(self._names[name], reversed(shape) if name in turned else shape)
+        by_theirs = {self._names[name]: math.prod(shape) for name, shape in wanted.items()}
+        self.num_numbers = sum(by_theirs.values())
+
+    @property
+    def num_weights(self) -> int:
+        """How many weights are read."""
+        return len(self._names)
+
+    def fill(self, dtype: torch.dtype, count: Callable[[], object] = lambda: None) -> nn.Module:
+        """Return the module with its weights; ``count`` is called as each of them is there."""
+        found = {}
+        for name, theirs in self._names.items():
+            value = self._weights.read(theirs, dtype)
+            found[name] = value.t().contiguous() if name in self._turned else value
+            count()
+        found |= {name: found[other] for name, other in self._tied.items()}
+        with unfilled():
+            made = self._make()
+        made.load_state_dict(found, assign=True)
+        for name, other in self._tied.items():
+            part, _, last = name.rpartition(".")
+            setattr(made.get_submodule(part), last, made.get_parameter(other))
+        return made.eval()
