@@ -19,7 +19,13 @@ from cellrt.cells.gru import (
     GRUInput,
     GRURecurrent,
 )
-from cellrt.cells.language_models import GreedyLanguageModel, LayeredModel, language_model, layered_language_model
+from cellrt.cells.language_models import (
+    GreedyLanguageModel,
+    LayeredModel,
+    SamplingLanguageModel,
+    language_model,
+    layered_language_model,
+)
 from cellrt.cells.llama import Llama, LlamaSizes
 from cellrt.cells.lstm import (
     EmbeddingLSTMCell,
@@ -28,6 +34,7 @@ from cellrt.cells.lstm import (
     LSTMRecurrent,
 )
 from cellrt.cells.output import Argmax, Projection, ProjectionArgmax, Sample
+from cellrt.cells.sampling import SamplingLimits
 from cellrt.cells.stacked import BothInputs, Joined, JoinedCell
 from cellrt.cells.transformer_beams import transformer_beam_step
 from cellrt.cells.transformer_stack import StackSizes, TransformerStack, encoder_decoder_cells, sentence_encoder
@@ -70,6 +77,8 @@ __all__ = [
     "ProjectionArgmax",
     "Sample",
     "SamplingDecoder",
+    "SamplingLanguageModel",
+    "SamplingLimits",
     "StackSizes",
     "TransformerStack",
     "TreeLSTMLeaf",

@@ -5,6 +5,7 @@ Each has the bits of its module, in float32 on a CPU; what is not just so has no
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,8 @@ import torch
 from torch import nn
 
 from cellrt import RowSpec
-from cellrt.cells._host import mark_stops
 from cellrt.cells._llama_stack import LAYER_WORDS, run_layers
-from cellrt.cells._llama_step import MOST_POSITIONS, choose_tokens, has_turns, task_words
+from cellrt.cells._llama_step import MOST_POSITIONS, choose_tokens, has_turns, mark_ends, task_words
 from cellrt.cells._recurrence import all_below
 from cellrt.cells._weights import are_float32_on_cpu
 from cellrt.cells.attention import Linear
@@ -105,16 +105,16 @@ def layer_form(layers: LlamaLayers, sizes: LlamaSizes, inputs: Rows, outputs: Ro
 @TaskFunction
 def _choose(constants, task):  # type: ignore[no-untyped-def]
     """``x`` -> ``token``, ``logprob``, ``stop``. ``constants`` are as ``head_form`` lays them out."""
-    hidden, norm, _, head, bias, vocabulary, end_token = read_words(constants, 7)
+    hidden, norm, _, head, bias, vocabulary, ends, num_ends = read_words(constants, 8)
     epsilon = array_at(constants + 8 * 2, 1, np.float64)[0]
     rows, token = read_word(task, POSITIONS), port_address(task, 1)
     x, logprob = port_address(task, 0), port_address(task, 2)
     choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, token, logprob)
-    mark_stops(token, rows, end_token, port_address(task, 3))
+    mark_ends(token, rows, ends, num_ends, port_address(task, 3))
     return DONE
 
 
-def head_form(norm: RMSNorm, head: Linear, end_token: int, inputs: Rows, outputs: Rows) -> CompiledForm | None:
+def head_form(norm: RMSNorm, head: Linear, ends: Sequence[int], inputs: Rows, outputs: Rows) -> CompiledForm | None:
     """That of the last norm and the head."""
     if type(norm) is not RMSNorm or type(head) is not Linear or _is_listened_to(norm) or _is_listened_to(head):
         return None
@@ -122,8 +122,10 @@ def head_form(norm: RMSNorm, head: Linear, end_token: int, inputs: Rows, outputs
         return None
     packed, added = head._packed.of(head.weight, head.bias)
     words = [packed.depth, norm.weight.data_ptr(), bits_of(norm.eps), packed.address, added.data_ptr()]
-    constants = np.array([*words, packed.units, end_token])
-    return CompiledForm(_choose, inputs, outputs, constants, (packed, added, norm.weight), is_batch_invariant=True)
+    end_tokens = np.array(ends, np.int64)
+    constants = np.array([*words, packed.units, end_tokens.ctypes.data, len(end_tokens)])
+    keeps = packed, added, norm.weight, end_tokens
+    return CompiledForm(_choose, inputs, outputs, constants, keeps, is_batch_invariant=True)
 
 
 def bits_of(number: float) -> int:

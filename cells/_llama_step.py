@@ -7,7 +7,7 @@ which clients of the same process have meanwhile.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cellrt import PagedRows, RowSpec
-from cellrt.cells._host import mark_stops
 from cellrt.cells._llama_stack import LAYER_WORDS, run_layers
 from cellrt.cells._recurrence import all_below
 from cellrt.cells._row_kernels import choose_likeliest, norm_rows
@@ -25,6 +24,7 @@ from cellrt.cells.attention import Linear
 from cellrt.cells.llama import Llama, LlamaLayers
 from cellrt.cells.paged_attention import Mask, Pages, settings_of
 from cellrt.cells.row_layers import RMSNorm
+from cellrt.cells.sampling import ends_of
 from cellrt.definition.compiled_form import (
     DONE,
     REFUSED,
@@ -57,49 +57,65 @@ def choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, tokens
 
 
 @nogil
+def rows_read(x, rows, hidden, is_read):  # type: ignore[no-untyped-def]
+    """Those of the rows ``x`` ``[rows, hidden]`` that are read, and their places."""
+    wanted, count = array_at(is_read, rows, np.uint8), 0
+    for row in range(rows):
+        count += wanted[row]
+    read, places, at = np.empty(count * hidden, np.float32), np.empty(count, np.int64), 0
+    for row in range(rows):
+        if wanted[row]:
+            copy(read.ctypes.data + at * hidden * FLOAT_BYTES, x + row * hidden * FLOAT_BYTES, hidden)
+            places[at] = row
+            at += 1
+    return read, places
+
+
+@nogil
 def _choose(model, sizes, epsilon, x, rows, is_read, made):  # type: ignore[no-untyped-def]
     """``choose_tokens`` of those rows ``x`` ``[rows, hidden]`` that are read.
 
     ``made`` has the addresses of tokens, log-probabilities and stop flags; of other rows the first two are 0.
     """
     hidden = sizes[1]
-    _, vocabulary, norm, head, bias, end_token = read_words(model, 6)
+    _, vocabulary, norm, head, bias, ends, num_ends = read_words(model, 7)
     token, logprob = array_at(made[0], rows, np.int64), array_at(made[1], rows, np.float32)
-    wanted = array_at(is_read, rows, np.uint8)
-    count = 0
-    for row in range(rows):
-        count += wanted[row]
-    read, best, chance = np.empty(count * hidden, np.float32), np.empty(count, np.int64), np.empty(count, np.float32)
-    at = 0
-    for row in range(rows):
-        if wanted[row]:
-            copy(read.ctypes.data + at * hidden * FLOAT_BYTES, x + row * hidden * FLOAT_BYTES, hidden)
-            at += 1
-    places = best.ctypes.data, chance.ctypes.data
-    choose_tokens(read.ctypes.data, count, hidden, norm, epsilon, head, bias, vocabulary, places[0], places[1])
-    at = 0
-    for row in range(rows):
-        token[row], logprob[row] = 0, 0
-        if wanted[row]:
-            token[row], logprob[row] = best[at], chance[at]
-            at += 1
-    mark_stops(made[0], rows, end_token, made[2])
+    read, places = rows_read(x, rows, hidden, is_read)
+    best, chance = np.empty(places.size, np.int64), np.empty(places.size, np.float32)
+    to = best.ctypes.data, chance.ctypes.data
+    choose_tokens(read.ctypes.data, places.size, hidden, norm, epsilon, head, bias, vocabulary, to[0], to[1])
+    token[:], logprob[:] = 0, 0
+    for at in range(places.size):
+        token[places[at]], logprob[places[at]] = best[at], chance[at]
+    mark_ends(made[0], rows, ends, num_ends, made[2])
     return read.size  # what is used here is not freed before
 
 
 @nogil
-def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-untyped-def]
-    """False if there is a token that has no embedding; then nothing was done.
+def mark_ends(tokens, rows, ends, num_ends, stop):  # type: ignore[no-untyped-def]
+    """Write to the bytes ``stop`` whether each token is one of the int64 ``ends``."""
+    token, flags = array_at(tokens, rows, np.int64), array_at(stop, rows, np.uint8)
+    ending = array_at(ends, num_ends, np.int64)
+    flags[:] = 0
+    for row in range(rows):
+        for end in ending:
+            if token[row] == end:
+                flags[row] = 1
 
-    ``step`` is as ``LlamaStep.run`` lays it out; ``layers``, ``sizes``, ``settings`` and ``task`` are as ``run_layers``
-    takes them.
+
+@nogil
+def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[no-untyped-def]
+    """Write to ``x`` ``[rows * hidden]`` what the last layer makes; False if there is a token that has no embedding,
+    and then nothing was done.
+
+    ``step`` begins as ``LlamaStep.run`` lays it out; ``layers``, ``sizes``, ``settings`` and ``task`` are as
+    ``run_layers`` takes them.
     """
-    tokens, rows, is_read, turns, keys, model = step[0], step[1], step[2], step[3], step[4], step[8]
+    tokens, rows, _, turns, keys, model = step[0], step[1], step[2], step[3], step[4], step[5]
     hidden, table, vocabulary = sizes[1], read_word(model, 0), read_word(model, 1)
-    layer_bytes, value_bytes = read_word(model, 6), read_word(model, 7)
+    layer_bytes, value_bytes = read_word(model, 7), read_word(model, 8)
     if not all_below(tokens, rows, vocabulary):
         return False
-    x = np.empty(rows * hidden, np.float32)
     for row in range(rows):
         source = table + read_word(tokens, row) * hidden * FLOAT_BYTES
         copy(x.ctypes.data + row * hidden * FLOAT_BYTES, source, hidden)
@@ -108,7 +124,17 @@ def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-
         places[layer, 0] = keys + layer * layer_bytes
         places[layer, 1] = places[layer, 0] + value_bytes
     run_layers(layers, sizes, epsilon, x.ctypes.data, rows, task[2], turns, settings, task, places)
-    _choose(model, sizes, epsilon, x.ctypes.data, rows, is_read, step[5:8])
+    return True
+
+
+@nogil
+def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-untyped-def]
+    """As ``run_stack``, and then the likeliest tokens."""
+    rows, is_read, model = step[1], step[2], step[5]
+    x = np.empty(rows * sizes[1], np.float32)
+    if not run_stack(step, task, layers, sizes, settings, epsilon, x):
+        return False
+    _choose(model, sizes, epsilon, x.ctypes.data, rows, is_read, step[6:9])
     return x.size > 0
 
 
@@ -133,7 +159,7 @@ def task_words(tensors, page_size, page_stride):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
-    """``token``, ``kv`` -> ``token``, ``logprob``, ``stop``. ``constants`` are as ``LlamaStep.form`` lays them out."""
+    """``token``, ``kv`` -> ``token``, ``logprob``, ``stop``. ``constants`` are as ``constants_of`` lays them out."""
     model, layers, num_layers, sizes, settings, _, turns, num_turns, page_size, page_stride = read_words(constants, 10)
     epsilon = array_at(constants + 8 * 5, 1, np.float64)[0]
     words = array_at(task + 8 * FIRST_TENSOR, (NUM_TENSORS, TENSOR), np.int64)
@@ -141,7 +167,7 @@ def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
     if not has_turns(words[4, AT], rows, num_turns):
         return REFUSED
     made = words[8, AT], words[9, AT], words[10, AT]
-    step = np.array([words[0, AT], rows, words[7, AT], turns, words[1, AT], made[0], made[1], made[2], model])
+    step = np.array([words[0, AT], rows, words[7, AT], turns, words[1, AT], model, made[0], made[1], made[2]])
     given = array_at(layers, shape, np.int64), array_at(sizes, 6, np.int64), array_at(settings, 9, np.int64)
     return DONE if _run_step(step, task_words(words, page_size, page_stride), *given, epsilon) else REFUSED
 
@@ -150,8 +176,8 @@ class _Words(NamedTuple):
     """What stays the same from step to step.
 
     Attributes:
-        model: ``embedding, vocabulary, norm, head, bias, end_token, layer_bytes, value_bytes``: addresses and numbers,
-            and how far a layer's keys, and its values, lie behind the first layer's keys.
+        model: ``embedding, vocabulary, norm, head, bias, ends, num_ends, layer_bytes, value_bytes``: addresses and
+            numbers, and how far a layer's keys, and its values, lie behind the first layer's keys.
         model_at: where these words are.
         layers, sizes, settings: as ``run_layers`` takes them.
         turns: of the layers' rotary positions.
@@ -172,16 +198,28 @@ class _Words(NamedTuple):
 class LlamaStep:
     """The step of one model, with the weights as the call reads them. Copies and pickles start empty."""
 
-    def __init__(self, end_token: int) -> None:
-        self._end_token = end_token
+    def __init__(self, end_token: int | Sequence[int]) -> None:
+        self.ends = np.array(ends_of(end_token), np.int64)
         self._last: _Words | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self._end_token,)
+        return type(self), (self.ends.tolist(),)
 
     def run(self, model: Llama, token: Tensor, kv: PagedRows) -> tuple[Tensor, Tensor, Tensor] | None:
         """Next tokens int64, their log-probabilities float32, and whether they end the text, ``[rows]`` each; or None
         for what only the modules take or refuse. Of rows that are not read, tokens and log-probabilities are 0."""
+        given, rows = self.arguments_of(model, token, kv), token.shape[0]
+        if given is None:
+            return None
+        made = torch.empty_like(token), kv.pages.new_empty(rows), kv.pages.new_empty(rows, dtype=torch.bool)
+        step, *others = given
+        is_done = _run_step(np.array([*step, *(value.data_ptr() for value in made)]), *others)
+        return made if is_done else None
+
+    def arguments_of(
+        self, model: Llama, token: Tensor, kv: PagedRows
+    ) -> tuple[list[int], Any, Any, Any, Any, Any] | None:
+        """What ``run_stack`` takes, but for ``x``; None where a step cannot be one call."""
         if type(model) is not Llama or not is_token(token) or kv.page_dim != 2 or not is_fusable(kv.pages):
             return None
         words = self._words_of(model, kv.pages)
@@ -189,19 +227,23 @@ class LlamaStep:
             return None
         pages, tables, lengths, offsets, _, positions, is_read, _ = kv
         rows, (nodes, width), page_size = token.shape[0], tables.shape, words.page[2]
-        made = torch.empty_like(token), pages.new_empty(rows), pages.new_empty(rows, dtype=torch.bool)
         turns, keys = words.turns(width * page_size - 1), pages.data_ptr()
-        outputs = [value.data_ptr() for value in made]
-        step = [token.data_ptr(), rows, is_read.data_ptr(), turns.data_ptr(), keys, *outputs, words.model_at]
+        step = [token.data_ptr(), rows, is_read.data_ptr(), turns.data_ptr(), keys, words.model_at]
         spans, lists = (nodes, offsets.data_ptr(), positions.data_ptr()), (tables.data_ptr(), width, lengths.data_ptr())
         task = [*spans, *[0] * 6, page_size, pages.stride(0), *lists, 0]
-        epsilon = model.sizes.epsilon
-        is_done = _run_step(np.array(step), np.array(task), words.layers, words.sizes, words.settings, epsilon)
-        return made if is_done else None
+        return step, np.array(task), words.layers, words.sizes, words.settings, model.sizes.epsilon
 
     def form(self, model: Llama, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> CompiledForm | None:
         """The compiled form of a step, which what ``run`` leaves to the modules has none of."""
-        stored = inputs["kv"].stored
+        given = self.constants_of(model, inputs["kv"])
+        if given is None:
+            return None
+        made = SpanForm.of(_step_of_task, inputs, outputs, np.array(given[0]), given[1])
+        return made._replace(is_batch_invariant=True)
+
+    def constants_of(self, model: Llama, kv: RowSpec) -> tuple[list[int], object] | None:
+        """``NUM_CONSTANTS`` words of a form, and what they point to; None where a step cannot be one call."""
+        stored = kv.stored
         if stored.dtype is not torch.float32:
             return None
         words = self._words_of(model, torch.empty(1, *stored.shape, dtype=stored.dtype, device="cpu"))
@@ -212,8 +254,7 @@ class LlamaStep:
         page_stride = int(np.prod(stored.shape))
         constants = [words.model_at, words.layers.ctypes.data, len(words.layers), words.sizes.ctypes.data]
         constants += [words.settings.ctypes.data, epsilon, turns.data_ptr(), len(turns), words.page[2], page_stride]
-        made = SpanForm.of(_step_of_task, inputs, outputs, np.array(constants), (words, turns))
-        return made._replace(is_batch_invariant=True)
+        return constants, (words, turns)
 
     def _words_of(self, model: Llama, pages: Tensor) -> _Words | None:
         """None where a step cannot be one call."""
@@ -228,15 +269,16 @@ class LlamaStep:
         layers, kept = model.layers.weights.of(model.layers)
         packed, added = model.head._packed.of(model.head.weight, model.head.bias)
         table, norm = model.embedding.weight, model.norm.weight
-        where = table.data_ptr(), len(table), norm.data_ptr(), packed.address, added.data_ptr(), self._end_token
-        words = np.array([*where, FLOAT_BYTES * pages.stride(1), FLOAT_BYTES * pages.stride(2)])
+        where = table.data_ptr(), len(table), norm.data_ptr(), packed.address, added.data_ptr()
+        ends = self.ends.ctypes.data, len(self.ends)
+        words = np.array([*where, *ends, FLOAT_BYTES * pages.stride(1), FLOAT_BYTES * pages.stride(2)])
         numbers = sizes.layers, heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, heads.size
         scale = heads.size**-0.5 if heads.scale is None else heads.scale
         nowhere = pages.new_empty(0)
         first = Pages(pages[:1, 0, 0], pages[:1, 0, 1], nowhere, nowhere)
         settings = settings_of(heads.heads, first, Mask(True, sizes.window), scale)
         layer: Any = model.layers[0]
-        keeps, turns = (kept, packed, added, table, norm), layer.attention.rotary.turns_up_to
+        keeps, turns = (kept, packed, added, table, norm, self.ends), layer.attention.rotary.turns_up_to
         self._last = _Words(words, words.ctypes.data, layers, np.array(numbers), settings, turns, page, keeps)
         return self._last
 

@@ -60,7 +60,7 @@ def _add_powers(typing_context: Any, x: Any, highest: Any, sums: Any) -> Any:
 
 
 @intrinsic
-def _raise(typing_context: Any, x: Any, highest: Any) -> Any:
+def raise_lanes(typing_context: Any, x: Any, highest: Any) -> Any:
     """Raise ``LANES`` numbers to those of ``x`` that are higher."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -191,7 +191,7 @@ def best_column(numbers, count):  # type: ignore[no-untyped-def]
         whole = start + (stop - start) // LANES * LANES
         highest[:] = -np.inf
         for column in range(start, whole, LANES):
-            _raise(numbers + column * FLOAT_BYTES, highest.ctypes.data)
+            raise_lanes(numbers + column * FLOAT_BYTES, highest.ctypes.data)
         for column in range(whole, stop):
             highest[0] = max(highest[0], own[column])
         if highest.max() > top:

@@ -8,22 +8,36 @@ have in common are one cell. ``python -m benchmarks lm`` compares the two.
 Of the rows of a prompt nobody asks for the next token but of the last, so on a CPU logits are made for the rows that
 are read. On a GPU they are made for all: to know how many those are, the host would wait for the device, and no task
 could be captured.
+
+Greedy models choose the likeliest token; those made with ``sampling`` choose as each request asks (``sampling.py``).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from cellrt import Cell, PagedRows, RowSpec, cell, grows, rows, token
+from cellrt import Spans as Steps
 from cellrt.cells._llama_parts import embedding_form, head_form, layer_form
 from cellrt.cells._llama_step import LlamaStep
+from cellrt.cells._sampling_step import SamplingStep
 from cellrt.cells._weights import is_eager, is_token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
 from cellrt.cells.paged_attention import LayerPages, Pages, Spans, TracedLayers
 from cellrt.cells.row_layers import likeliest
+from cellrt.cells.sampling import (
+    Asked,
+    SampledToken,
+    SamplingLimits,
+    ends_of,
+    sample,
+    sampling_inputs,
+    sampling_outputs,
+)
 from cellrt.definition.compiled_form import CompiledForm, TracedPages, is_traced
 
 
@@ -46,13 +60,13 @@ class GreedyLanguageModel(nn.Module):
 
     Args:
         model: copied when the cell is made.
-        end_token: the one that ends a text.
+        end_token: the one that ends a text, or several.
         page_size: rows of a page; without, the module has no compiled form.
     """
 
-    def __init__(self, model: Llama, end_token: int, page_size: int | None = None) -> None:
+    def __init__(self, model: Llama, end_token: int | Sequence[int], page_size: int | None = None) -> None:
         super().__init__()
-        self.model, self.end_token, self._page_size = model, end_token, page_size
+        self.model, self.ends, self._page_size = model, ends_of(end_token), page_size
         self._in_one_call = LlamaStep(end_token)
 
     def forward(self, token: Tensor, kv: PagedRows) -> NextToken:
@@ -63,12 +77,12 @@ class GreedyLanguageModel(nn.Module):
         # Of single steps all are read, but for a few; and on a GPU nobody waits to know which of a prompt's are.
         if not is_traced(token) and (len(kv.tables) == len(token) or not is_token(token) or not is_eager(token)):
             best, logprob = likeliest(self.model.logits(rows))
-            return NextToken(best, logprob, best == self.end_token)
+            return NextToken(best, logprob, _is_one_of(best, self.ends))
         chosen = kv.is_read.nonzero()[:, 0]
         some, its_logprob = likeliest(self.model.logits(rows[chosen]))
         best, logprob = torch.zeros_like(token), rows.new_zeros(rows.shape[:1], dtype=torch.float32)
         best, logprob = best.index_put((chosen,), some), logprob.index_put((chosen,), its_logprob)
-        return NextToken(best, logprob, best == self.end_token)
+        return NextToken(best, logprob, _is_one_of(best, self.ends))
 
     def compiled_form(self) -> CompiledForm | None:
         """The step without Python; None where only the modules can take it."""
@@ -76,6 +90,68 @@ class GreedyLanguageModel(nn.Module):
             return None
         made = {"token": TOKEN, "logprob": LOGPROB, "stop": STOP}
         return self._in_one_call.form(self.model, {"token": TOKEN, "kv": _kv_of(self.model, self._page_size)}, made)
+
+
+class SamplingLanguageModel(nn.Module):
+    """Llama's family with sampling: the keys and values of all layers and the tokens so far as two growing states.
+
+    Args:
+        model: copied when the cell is made.
+        end_token: the one that ends a text, or several.
+        limits: the most that a request may ask for.
+        page_size: rows of a page; without, the module has no compiled form.
+    """
+
+    def __init__(
+        self,
+        model: Llama,
+        end_token: int | Sequence[int],
+        limits: SamplingLimits,
+        page_size: int | None = None,
+    ) -> None:
+        super().__init__()
+        self.model, self.ends, self.limits, self._page_size = model, ends_of(end_token), limits, page_size
+        self.vocabulary = model.sizes.vocabulary
+        self._in_one_call = SamplingStep(end_token)
+
+    def forward(
+        self,
+        token: Tensor,
+        kv: PagedRows,
+        history: PagedRows,
+        spans: Steps,
+        settings: Tensor,
+        seed: Tensor,
+        stops: Tensor,
+        biases: Tensor,
+    ) -> SampledToken:
+        """``token`` and ``kv`` as of ``GreedyLanguageModel``, ``history`` int32 rows ``[]``; the rest as ``Asked``."""
+        asked = Asked(settings, seed, stops, biases)
+        if (made := self._in_one_call.sample(self.model, token, kv, history, spans, asked, self.limits)) is not None:
+            return made
+        x = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
+        history.append(token.to(torch.int32))
+        if token.is_cpu and is_eager(token):
+            chosen = kv.is_read.nonzero()[:, 0]
+            x = x[chosen]
+        else:
+            chosen = torch.arange(len(token), device=token.device)
+        return sample(self.model.logits(x), chosen, asked, history, spans, self.ends, self.limits)
+
+    def compiled_form(self) -> CompiledForm | None:
+        """The step without Python; None where only the modules can take it."""
+        if self._page_size is None or type(self.model) is not Llama:
+            return None
+        inputs = {"token": TOKEN, "kv": _kv_of(self.model, self._page_size)}
+        inputs |= sampling_inputs(self.limits, self._page_size)
+        return self._in_one_call.form(self.model, inputs, sampling_outputs(self.limits))
+
+
+def _is_one_of(tokens: Tensor, ends: Sequence[int]) -> Tensor:
+    found = tokens == ends[0]
+    for end in ends[1:]:
+        found = found | (tokens == end)
+    return found
 
 
 TOKEN, LOGPROB, STOP = rows(dtype=torch.int64), rows(dtype=torch.float32), rows(dtype=torch.bool)
@@ -103,30 +179,39 @@ def pages_of_layers(kv: PagedRows) -> LayerPages | TracedLayers:
 
 def language_model(
     model: Llama,
-    end_token: int,
+    end_token: int | Sequence[int],
     *,
     name: str = "language model",
     page_size: int = 16,
     max_batch: int = 64,
     max_batch_rows: int = 256,
+    sampling: bool | SamplingLimits = False,
 ) -> Cell:
     """A cell that reads tokens and says the next: inputs ``token`` and ``kv``, outputs as ``NextToken``.
 
     Args:
         model: its weights are copied.
-        end_token: the one that ends a text.
+        end_token: the one that ends a text, or several.
         name: of the cell.
         page_size: tokens of a page.
         max_batch: most requests of a task.
         max_batch_rows: most tokens of a task; longer prompts are read in pieces.
+        sampling: whether requests say how tokens are chosen, and the most that they may ask for. Then the cell has the
+            inputs of ``SamplingLanguageModel``, and outputs as ``SampledToken``.
     """
-    return cell(
-        GreedyLanguageModel(model, end_token, page_size),
-        {"token": token, "kv": _kv_of(model, page_size)},
-        name=name,
-        max_batch=max_batch,
-        max_batch_rows=max_batch_rows,
-    )
+    inputs = {"token": token, "kv": _kv_of(model, page_size)}
+    limits = limits_of(sampling)
+    if limits is None:
+        module: nn.Module = GreedyLanguageModel(model, end_token, page_size)
+    else:
+        module = SamplingLanguageModel(model, end_token, limits, page_size)
+        inputs |= sampling_inputs(limits, page_size)
+    return cell(module, inputs, name=name, max_batch=max_batch, max_batch_rows=max_batch_rows)
+
+
+def limits_of(sampling: bool | SamplingLimits) -> SamplingLimits | None:
+    """Those of a model that samples; None of one that does not."""
+    return sampling if isinstance(sampling, SamplingLimits) else SamplingLimits() if sampling else None
 
 
 class LayeredModel(NamedTuple):
@@ -135,12 +220,15 @@ class LayeredModel(NamedTuple):
     Attributes:
         embed: token -> x ``[hidden]``.
         layers: x and the layer's growing state ``kv`` -> x.
-        head: x -> as ``NextToken``.
+        head: x -> as ``NextToken``. Of a model that samples it also reads the token, appends it to the growing state
+            ``history``, and has as inputs what the request asks for.
+        memory: of a model that samples: appends tokens of a prompt to ``history``.
     """
 
     embed: Cell
     layers: tuple[Cell, ...]
     head: Cell
+    memory: Cell | None = None
 
 
 class Hidden(NamedTuple):
@@ -187,19 +275,54 @@ class Layer(nn.Module):
 class Head(nn.Module):
     """The last norm and the head of a model, by themselves."""
 
-    def __init__(self, model: Llama, end_token: int) -> None:
+    def __init__(self, model: Llama, end_token: int | Sequence[int]) -> None:
         super().__init__()
-        self.norm, self.head, self.end_token = model.norm, model.head, end_token
+        self.norm, self.head, self.ends = model.norm, model.head, ends_of(end_token)
 
     def forward(self, x: Tensor) -> NextToken:
         """``x`` ``[rows, hidden]``."""
         made = likeliest(self.head(self.norm(x)))
-        return NextToken(*made, made[0] == self.end_token)
+        return NextToken(*made, _is_one_of(made[0], self.ends))
 
     def compiled_form(self) -> CompiledForm | None:
         """The same without Python."""
         made = {"token": TOKEN, "logprob": LOGPROB, "stop": STOP}
-        return head_form(self.norm, self.head, self.end_token, {"x": rows(self.head.in_features)}, made)
+        return head_form(self.norm, self.head, self.ends, {"x": rows(self.head.in_features)}, made)
+
+
+class SamplingHead(nn.Module):
+    """The last norm and the head of a model that samples, by themselves."""
+
+    def __init__(self, model: Llama, end_token: int | Sequence[int], limits: SamplingLimits) -> None:
+        super().__init__()
+        self.norm, self.head, self.ends, self.limits = model.norm, model.head, ends_of(end_token), limits
+        self.vocabulary = model.sizes.vocabulary
+
+    def forward(
+        self,
+        x: Tensor,
+        token: Tensor,
+        history: PagedRows,
+        spans: Steps,
+        settings: Tensor,
+        seed: Tensor,
+        stops: Tensor,
+        biases: Tensor,
+    ) -> SampledToken:
+        """``x`` ``[rows, hidden]`` of the tokens; the rest is as of ``SamplingLanguageModel``."""
+        history.append(token.to(torch.int32))
+        logits, chosen = self.head(self.norm(x)), torch.arange(len(token), device=token.device)
+        asked = Asked(settings, seed, stops, biases)
+        return sample(logits, chosen, asked, history, spans, self.ends, self.limits)
+
+
+class Memory(nn.Module):
+    """Appends the tokens of a prompt to a text."""
+
+    def forward(self, token: Tensor, history: PagedRows) -> Tensor:
+        """``token`` int64 ``[rows]``; the same again."""
+        history.append(token.to(torch.int32))
+        return token.clone()
 
 
 def layered_language_model(
@@ -210,10 +333,20 @@ def layered_language_model(
     page_size: int = 16,
     max_batch: int = 64,
     max_batch_rows: int = 256,
+    sampling: bool | SamplingLimits = False,
 ) -> LayeredModel:
     """The same model as ``language_model``, bit for bit, with a cell for each layer; the arguments are the same."""
     dtype = model.embedding.weight.dtype
     hidden, state = rows(model.sizes.hidden, dtype=dtype), _kv_of_layer(model.sizes, page_size, dtype)
+    spans = {"max_batch": max_batch, "max_batch_rows": max_batch_rows}
+    limits, memory = limits_of(sampling), None
+    if limits is None:
+        head = cell(Head(model, end_token), {"x": hidden}, name=f"{name}: head", max_batch=max_batch)
+    else:
+        asked = {"x": hidden, "token": token, **sampling_inputs(limits, page_size)}
+        head = cell(SamplingHead(model, end_token, limits), asked, name=f"{name}: head", max_batch=max_batch)
+        read = {"token": token, "history": asked["history"]}
+        memory = cell(Memory(), read, name=f"{name}: memory", **spans)
     return LayeredModel(
         cell(Embedding(model), {"token": token}, name=f"{name}: embedding", max_batch=max_batch_rows),
         tuple(
@@ -221,10 +354,10 @@ def layered_language_model(
                 Layer(model.sizes, layer, page_size),
                 {"x": hidden, "kv": state},
                 name=f"{name}: layer {number}",
-                max_batch=max_batch,
-                max_batch_rows=max_batch_rows,
+                **spans,
             )
             for number, layer in enumerate(model.layers)
         ),
-        cell(Head(model, end_token), {"x": hidden}, name=f"{name}: head", max_batch=max_batch),
+        head,
+        memory,
     )

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Set
 from typing import Any
 
 from cellrt import Cell, DefinitionError, Graph, Loop, LoopBody, LoopOfCells, Output, RequestError, State, Unfolder
 from cellrt.cells import LayeredModel
+from cellrt.cells.sampling import Asked
 from cellrt.numbers import as_integer
+from cellrt.unfolders._sampling import FIELDS, SamplingRequests
 from cellrt.unfolders.generation import check_prompt
 
-Write = Callable[[Graph, Any, int, bool], Loop | LoopOfCells]
-"""Writes the graph of a prompt, the most tokens to make, and whether a session keeps it; returns what makes them."""
+Write = Callable[[Graph, Any, int, bool, Mapping[str, Any]], Loop | LoopOfCells]
+"""Writes the graph of a prompt, the most tokens to make, whether a session keeps it, and what else the cell is given;
+returns what makes them."""
+ASKED = frozenset(Asked._fields)
+TOPS = ("top_token", "top_logprob")
 
 
 def complete(
@@ -27,13 +32,24 @@ def complete(
     A request is a prompt, tokens ``[steps]``, at least one; or a dict of ``prompt`` and ``max_tokens``, the most to be
     made. The tokens made, the end token included, are results ``[steps taken]``.
 
+    Of a model that samples (``language_model(..., sampling=True)``) a request may also have, each by itself:
+
+    - ``temperature`` (0, the default: the likeliest token), ``top_k``, ``top_p``, ``min_p``, ``seed`` (default: one
+      that nobody knows);
+    - ``repetition_penalty`` (of all tokens so far), ``presence_penalty``, ``frequency_penalty`` (of those of the
+      answer), ``logit_bias`` ({token: number});
+    - ``min_tokens``, ``ignore_eos``, ``stop_tokens``: the answer ends with one of them, or with the end token;
+    - ``logprobs``: so many of the likeliest tokens of each step are results ``top_token`` and ``top_logprob``
+      ``[steps taken, most]``, the likeliest first; behind so many are -1 and minus infinity.
+
     With ``keep`` a session keeps what was read. The last token made has not been read then: the next prompt begins
     with it.
 
     Args:
         name: the model's name.
         model: a cell with ``token`` among its inputs and outputs, an output ``stop`` and one growing state, such as
-            ``cellrt.cells.language_model`` makes; or the cells of ``cellrt.cells.layered_language_model``.
+            ``cellrt.cells.language_model`` makes, or one that samples, with its inputs; or the cells of
+            ``cellrt.cells.layered_language_model``.
         max_tokens: the most tokens that a request makes.
         keep: whether sessions go on where they were.
         results: outputs of the cell that are results.
@@ -41,56 +57,76 @@ def complete(
     Raises DefinitionError if the cell is no such cell.
     """
     write, cells = _layered(model) if isinstance(model, LayeredModel) else _plain(name, model, results)
+    head = model.head if isinstance(model, LayeredModel) else model
+    requests = SamplingRequests(name, head) if head.inputs.keys() >= ASKED else None
+    known = {"prompt", "max_tokens", *([] if requests is None else FIELDS)}
 
     def unfold(graph: Graph, request: Any) -> object:
         given = request if isinstance(request, Mapping) else {"prompt": request}
-        if unknown := given.keys() - {"prompt", "max_tokens"}:
-            raise RequestError(f"expected prompt and max_tokens in the request, got {sorted(unknown)} too")
-        check_prompt(given.get("prompt"))
+        if unknown := given.keys() - known:
+            samples = " (those of sampling: language_model(..., sampling=True))" if unknown & {*FIELDS} else ""
+            raise RequestError(f"expected {_listed(known)} in the request, got {sorted(unknown)} too{samples}")
+        prompt = given.get("prompt")
+        check_prompt(prompt)
         steps = given.get("max_tokens", max_tokens)
         most = as_integer(steps)
         if most is None or not 1 <= most <= max_tokens:
             raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")
-        loop = write(graph, given["prompt"], most, keep)
-        return {result: getattr(loop, result) for result in results}
+        asked, told = {}, 0
+        if requests is not None:
+            asked, told = requests.read(given, 1 if isinstance(model, LayeredModel) else len(prompt), most)
+        loop = write(graph, prompt, most, keep, asked)
+        return {result: getattr(loop, result) for result in (*results, *(TOPS if told else ()))}
 
     return Unfolder(name, unfold, {"prompt": [0, 0], "max_tokens": 1}, cells)
+
+
+def _listed(names: Set[str]) -> str:
+    *first, last = sorted(names, key=["prompt", "max_tokens", *FIELDS].index)
+    return f"{', '.join(first)} and {last}"
 
 
 def _plain(name: str, model: Cell, results: tuple[str, ...]) -> tuple[Write, tuple[Cell, ...]]:
     """How a model of one cell is written, and the cell. Raises DefinitionError for one that says no tokens."""
     grown = [key for key, spec in model.inputs.items() if spec.appends]
+    rest = model.inputs.keys() - {"token", *grown}
     missing = {"token", "stop", *results} - set(model.outputs)
-    if len(grown) != 1 or set(model.inputs) != {"token", *grown} or missing:
+    is_one = (not rest and len(grown) == 1) or (rest == {*ASKED, "spans"} and len(grown) == 2)
+    if not is_one or "token" not in model.inputs or missing:
         raise DefinitionError(
             f"model {name!r}: expected a cell with inputs token and one growing state, and outputs token, stop and "
             f"{list(results)}; got {model!r}"
         )
 
-    def write(graph: Graph, prompt: Any, steps: int, keep: bool) -> Loop:
-        state: dict[str, Any] = {grown[0]: graph.pages(model, keep=keep)}
-        return graph.loop(model, token=prompt, until="stop", max_steps=steps, **state)
+    def write(graph: Graph, prompt: Any, steps: int, keep: bool, asked: Mapping[str, Any]) -> Loop:
+        states: dict[str, Any] = {key: graph.pages(model, key, keep=keep) for key in grown}
+        return graph.loop(model, token=prompt, until="stop", max_steps=steps, **states, **asked)
 
     return write, (model,)
 
 
 def _layered(model: LayeredModel) -> tuple[Write, tuple[Cell, ...]]:
     """How a model of a cell a layer is written, and the cells."""
+    memory = () if model.memory is None else (model.memory,)
 
-    def write(graph: Graph, prompt: Any, steps: int, keep: bool) -> LoopOfCells:
+    def write(graph: Graph, prompt: Any, steps: int, keep: bool, asked: Mapping[str, Any]) -> LoopOfCells:
         states = [graph.pages(layer, keep=keep) for layer in model.layers]
+        history = [graph.pages(cell, keep=keep) for cell in memory]
         if len(prompt) > 1:
             x = graph.chain(model.embed, token=prompt[:-1]).x
             for layer, kv in zip(model.layers, states):
                 x = graph.chain(layer, x=x, kv=kv).x
+            for cell, pages in zip(memory, history):
+                graph.chain(cell, token=prompt[:-1], history=pages)
 
         def step(body: LoopBody, state: State) -> dict[str, Output]:
             x = model.embed(token=state.token).x
             for layer, kv in zip(model.layers, states):
                 x = layer(x=x, kv=kv).x
-            made = model.head(x=x)
+            sampling: dict[str, Any] = {"token": state.token, "history": history[0], **asked} if history else {}
+            made = model.head(x=x, **sampling)
             return {name: getattr(made, name) for name in model.head.outputs}
 
         return graph.loop(step, token=prompt[-1], until="stop", max_steps=steps)
 
-    return write, (model.embed, *model.layers, model.head)
+    return write, (model.embed, *model.layers, *memory, model.head)

@@ -1,0 +1,138 @@
+"""A whole step of Llama's family with sampling as one compiled call on a CPU: ``_llama_step.py``, and then
+``_sampling.py`` in place of the greedy choice."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from torch import Tensor
+
+from cellrt import PagedRows, RowSpec, Spans
+from cellrt.cells import _sampling as words_at
+from cellrt.cells._llama_stack import LAYER_WORDS
+from cellrt.cells._llama_step import LlamaStep, has_turns, rows_read, run_stack, task_words
+from cellrt.cells._row_kernels import norm_rows
+from cellrt.cells._sampling import remember_tokens, sample_rows
+from cellrt.cells.llama import Llama
+from cellrt.cells.sampling import Asked, SampledToken, SamplingLimits, are_plain, new_tokens, words_of
+from cellrt.definition.compiled_form import (
+    DONE,
+    REFUSED,
+    CompiledForm,
+    TaskFunction,
+    array_at,
+    nogil,
+    read_words,
+)
+from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
+from cellrt.products.packed import project
+
+# The tensors of a task: of ``token`` 1, of ``kv`` and ``history`` 4 each (pages, tables, lengths, positions), of the
+# spans 1, of what is asked for 4; offsets, nodes and which rows are read; and the outputs.
+HISTORY, STEPS, ASKED, OFFSETS, NODES, IS_READ, MADE = 5, 9, 10, 14, 15, 16, 17
+NUM_TENSORS = 22
+
+
+@nogil
+def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[no-untyped-def]
+    """The last norm and the head of those rows ``x`` ``[rows, hidden]`` that are read, and ``sample_rows`` of them."""
+    hidden = sizes[1]
+    _, vocabulary, norm, head, bias = read_words(model, 5)
+    read, places = rows_read(x, rows, hidden, is_read)
+    count = places.size
+    normed, logits = np.empty(count * hidden, np.float32), np.empty(count * vocabulary, np.float32)
+    norm_rows(read.ctypes.data, norm, count, hidden, epsilon, normed.ctypes.data)
+    project(normed.ctypes.data, count, hidden, head, bias, vocabulary, logits.ctypes.data)
+    sample_rows(logits.ctypes.data, count, vocabulary, places.ctypes.data, task)
+    return read.size + normed.size + logits.size + places.size  # what is used here is not freed before
+
+
+@nogil
+def _run_step(step, task, layers, sizes, settings, epsilon, sampling):  # type: ignore[no-untyped-def]
+    """As ``run_stack``; then appends the tokens to their texts and samples. ``sampling`` is as ``sample_rows`` takes
+    it."""
+    tokens, rows, is_read, model = step[0], step[1], step[2], step[5]
+    x = np.empty(rows * sizes[1], np.float32)
+    if not run_stack(step, task, layers, sizes, settings, epsilon, x):
+        return False
+    remember_tokens(tokens, rows, sampling)
+    sample_read(model, sizes, epsilon, x.ctypes.data, rows, is_read, sampling)
+    return x.size > 0
+
+
+@nogil
+def clear_outputs(rows, task):  # type: ignore[no-untyped-def]
+    """Write what rows have that nobody reads."""
+    array_at(task[words_at.TOKEN], rows, np.int64)[:] = 0
+    array_at(task[words_at.LOGPROB], rows, np.float32)[:] = 0
+    array_at(task[words_at.STOP], rows, np.uint8)[:] = 0
+    most = task[words_at.MOST_LOGPROBS]
+    array_at(task[words_at.TOP_TOKEN], rows * most, np.int64)[:] = -1
+    array_at(task[words_at.TOP_LOGPROB], rows * most, np.float32)[:] = -np.inf
+
+
+@TaskFunction
+def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
+    """``token``, ``kv``, ``history``, ``spans`` and what is asked for -> ``SampledToken``. ``constants`` are those of
+    ``LlamaStep.constants_of``, then a page's rows of the history, ``ends``, ``num_ends``."""
+    model, layers, num_layers, sizes, settings, _, turns, num_turns, page_size, page_stride = read_words(constants, 10)
+    history_size, ends, num_ends = read_words(constants + 8 * 10, 3)
+    epsilon = array_at(constants + 8 * 5, 1, np.float64)[0]
+    words = array_at(task + 8 * FIRST_TENSOR, (NUM_TENSORS, TENSOR), np.int64)
+    rows, shape = words[0, SIZES], (num_layers, LAYER_WORDS)
+    if not has_turns(words[4, AT], rows, num_turns):
+        return REFUSED
+    own = task_words(words, page_size, page_stride)
+    own[1] = words[OFFSETS, AT]
+    sampling = np.zeros(words_at.NUM_WORDS, np.int64)
+    for k in range(4):
+        sampling[words_at.SETTINGS + k] = words[ASKED + k, AT]
+    for k in range(5):
+        sampling[words_at.TOKEN + k] = words[MADE + k, AT]
+    sampling[words_at.STEPS], sampling[words_at.NODES] = words[STEPS, AT], words[NODES, AT]
+    sampling[words_at.PAGES], sampling[words_at.TABLES] = words[HISTORY, AT], words[HISTORY + 1, AT]
+    sampling[words_at.WIDTH], sampling[words_at.PAGE_SIZE] = words[HISTORY + 1, SIZES + 1], history_size
+    sampling[words_at.POSITIONS] = words[HISTORY + 3, AT]
+    sampling[words_at.MOST_STOPS], sampling[words_at.MOST_BIASES] = (
+        words[ASKED + 2, SIZES + 1],
+        words[ASKED + 3, SIZES + 1],
+    )
+    sampling[words_at.MOST_LOGPROBS] = words[MADE + 3, SIZES + 1]
+    sampling[words_at.ENDS], sampling[words_at.NUM_ENDS] = ends, num_ends
+    clear_outputs(rows, sampling)
+    step = np.array([words[0, AT], rows, words[IS_READ, AT], turns, words[1, AT], model])
+    given = array_at(layers, shape, np.int64), array_at(sizes, 6, np.int64), array_at(settings, 9, np.int64)
+    return DONE if _run_step(step, own, *given, epsilon, sampling) else REFUSED
+
+
+class SamplingStep(LlamaStep):
+    """The step of one model with sampling."""
+
+    def sample(
+        self,
+        model: Llama,
+        token: Tensor,
+        kv: PagedRows,
+        history: PagedRows,
+        spans: Spans,
+        asked: Asked,
+        limits: SamplingLimits,
+    ) -> SampledToken | None:
+        """The next tokens; None for what only the modules take or refuse."""
+        given = self.arguments_of(model, token, kv)
+        if given is None or not are_plain(asked, history, spans):
+            return None
+        made = new_tokens(len(token), limits, token.device)
+        step, *others = given
+        is_done = _run_step(np.array(step), *others, words_of(asked, history, spans.positions, made, self.ends))
+        return made if is_done else None
+
+    def form(self, model: Llama, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> CompiledForm | None:
+        """The compiled form of a step with sampling."""
+        given = self.constants_of(model, inputs["kv"])
+        if given is None:
+            return None
+        constants = [*given[0], inputs["history"].page_size, self.ends.ctypes.data, len(self.ends)]
+        made = SpanForm.of(_step_of_task, inputs, outputs, np.array(constants), (*given, self.ends))
+        return made._replace(is_batch_invariant=True)

@@ -1,0 +1,147 @@
+"""What a request to a language model that samples asks for, checked, and as the inputs of the model's cell."""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from cellrt import Cell, DefinitionError, RequestError
+from cellrt.cells import _sampling as places
+from cellrt.numbers import as_integer, as_real
+
+HIGHEST_SEED = (1 << 63) - 1
+
+
+class _Number(NamedTuple):
+    """A number that a request may give.
+
+    Attributes:
+        place: among the settings.
+        usual: without it.
+        least, most: it is from the one to the other.
+        is_above: above the least, not equal to it.
+        is_whole: it is an integer.
+    """
+
+    place: int
+    usual: float
+    least: float = -math.inf
+    most: float = math.inf
+    is_above: bool = False
+    is_whole: bool = False
+
+    def read(self, name: str, given: object) -> float:
+        """The number. Raises RequestError for another."""
+        number = as_integer(given) if self.is_whole else as_real(given)
+        is_low = number is not None and (number <= self.least if self.is_above else number < self.least)
+        if number is None or not math.isfinite(number) or is_low or number > self.most:
+            kind = "an integer" if self.is_whole else "a finite number"
+            low = "" if self.least == -math.inf else f" {'above' if self.is_above else 'of at least'} {self.least:g}"
+            high = "" if self.most == math.inf else f"{' and' if low else ''} at most {self.most:g}"
+            raise RequestError(f"expected {name} as {kind}{low}{high}, got {given!r:.80}")
+        return float(number)
+
+
+NUMBERS = {
+    "temperature": _Number(places.TEMPERATURE, 0, least=0),
+    "top_k": _Number(places.TOP_K, 0, least=0, is_whole=True),
+    "top_p": _Number(places.TOP_P, 1, least=0, most=1, is_above=True),
+    "min_p": _Number(places.MIN_P, 0, least=0, most=1),
+    "repetition_penalty": _Number(places.REPETITION, 1, least=0, is_above=True),
+    "presence_penalty": _Number(places.PRESENCE, 0),
+    "frequency_penalty": _Number(places.FREQUENCY, 0),
+}
+FIELDS = (*NUMBERS, "logit_bias", "min_tokens", "ignore_eos", "stop_tokens", "seed", "logprobs")
+
+
+class SamplingRequests:
+    """Reads the requests of one model."""
+
+    def __init__(self, name: str, cell: Cell) -> None:
+        self._vocabulary: int | None = getattr(cell.module, "vocabulary", None)
+        if self._vocabulary is None:
+            raise DefinitionError(f"model {name!r}: expected a module with an attribute vocabulary, got {cell!r}")
+        self._stops, self._biases = (cell.inputs[key].shape[0] for key in ("stops", "biases"))
+        self._logprobs = cell.outputs["top_token"].shape[0]
+        self._no_stops = torch.full((self._stops,), -1, dtype=torch.int32, device="cpu")
+        self._no_biases = torch.zeros(self._biases, 2, device="cpu")
+
+    def read(self, request: Mapping[str, Any], prompt: int, max_tokens: int) -> tuple[dict[str, Any], int]:
+        """The inputs of the cell by name, and how many of the likeliest tokens are told.
+
+        ``prompt``: how many rows the loop's first step reads. Raises RequestError for what is wrong.
+        """
+        settings = np.zeros(places.NUM_SETTINGS)
+        for name, number in NUMBERS.items():
+            settings[number.place] = number.read(name, request[name]) if name in request else number.usual
+        stops, biases = self._read_stops(request), self._read_biases(request)
+        settings[places.MIN_TOKENS] = _integer(request, "min_tokens", 0, max_tokens)
+        settings[places.NUM_LOGPROBS] = told = _integer(request, "logprobs", 0, self._logprobs)
+        settings[places.IGNORES_END] = _flag(request, "ignore_eos")
+        settings[places.PROMPT] = prompt
+        settings[places.NUM_STOPS], settings[places.NUM_BIASES] = len(stops), len(biases)
+        seed = _integer(request, "seed", -HIGHEST_SEED - 1, HIGHEST_SEED) if "seed" in request else secrets.randbits(63)
+        given = {
+            "settings": torch.from_numpy(settings),
+            "seed": seed,
+            "stops": _filled(self._no_stops, stops),
+            "biases": _filled(self._no_biases, list(biases.items())),
+        }
+        return given, told
+
+    def _read_stops(self, request: Mapping[str, Any]) -> list[int]:
+        given = request.get("stop_tokens", ())
+        tokens = list(given) if isinstance(given, list | tuple | np.ndarray | Tensor) else None
+        if tokens is None or len(tokens) > self._stops:
+            got = f"{given!r:.80}" if tokens is None else f"{len(tokens)}"
+            raise RequestError(f"expected stop_tokens as a list of at most {self._stops} tokens, got {got}")
+        return [self._token("stop_tokens", token) for token in tokens]
+
+    def _read_biases(self, request: Mapping[str, Any]) -> dict[int, float]:
+        given = request.get("logit_bias", {})
+        if not isinstance(given, Mapping) or len(given) > self._biases:
+            got = f"{len(given)}" if isinstance(given, Mapping) else f"{given!r:.80}"
+            raise RequestError(f"expected logit_bias as a dict of at most {self._biases} tokens, got {got}")
+        bias = _Number(0, 0, least=-np.finfo(np.float32).max, most=np.finfo(np.float32).max)
+        found: dict[int, float] = {}
+        for key, value in given.items():
+            is_text = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20  # as JSON has keys
+            token = self._token("logit_bias", int(key) if is_text else key)
+            found[token] = found.get(token, 0) + bias.read(f"logit_bias of {token}", value)
+        return found
+
+    def _token(self, name: str, given: object) -> int:
+        token, vocabulary = as_integer(given), self._vocabulary or 0
+        if token is None or not 0 <= token < vocabulary:
+            raise RequestError(f"expected tokens from 0 to {vocabulary - 1} in {name}, got {given!r:.80}")
+        return token
+
+
+def _filled(like: Tensor, values: list[Any]) -> Tensor:
+    """A copy that begins with these values."""
+    if not values:
+        return like
+    made = like.clone()
+    made[: len(values)] = torch.tensor(values, dtype=like.dtype, device="cpu")
+    return made
+
+
+def _integer(request: Mapping[str, Any], name: str, least: int, most: int) -> int:
+    given = request.get(name, 0)
+    number = as_integer(given)
+    if number is None or not least <= number <= most:
+        raise RequestError(f"expected {name} as an integer from {least} to {most}, got {given!r:.80}")
+    return number
+
+
+def _flag(request: Mapping[str, Any], name: str) -> bool:
+    given = request.get(name, False)
+    if not isinstance(given, bool | np.bool_):
+        raise RequestError(f"expected {name} as a bool, got {given!r:.80}")
+    return bool(given)
