@@ -10,13 +10,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from cellrt.cells.mamba2 import RecurrentModel
 from cellrt.cells.transformer_stack import EncoderDecoder
 from cellrt.definition.cell import Cell
 from cellrt.definition.outline import cell_of, outline_of
 from cellrt.graph.unfolder import Unfolder
+from cellrt.language.bounded import bounded
 from cellrt.language.checkpoint import Checkpoint
 from cellrt.language.language import Language
 from cellrt.unfolders import complete, embed, transduce
+from cellrt.unfolders.recurrent_completion import complete_recurrent
 
 MAKER = "cellrt.language.served:from_outline"
 
@@ -57,7 +60,9 @@ def _unfolder(language: Language, cells: list[Cell]) -> Unfolder:
     if language.kind == "encoder-decoder":
         start = 0 if language.start_token is None else language.start_token
         return transduce(language.name, EncoderDecoder(*cells), start=start, **options)
-    return complete(language.name, *cells, **options)
+    if len(cells) == 1:
+        return bounded(language.context, complete, language.name, *cells, **options)
+    return bounded(language.context, complete_recurrent, language.name, RecurrentModel(*cells), **options)
 
 
 def _options(language: Language) -> dict[str, Any]:
