@@ -26,7 +26,7 @@ from cellrt.language.language import Language
 from cellrt.language.options import Options
 from cellrt.serve import openai_messages as messages
 from cellrt.serve.described import Described
-from cellrt.serve.door import Door, unless_gone
+from cellrt.serve.door import SEEN, Door, unless_gone
 from cellrt.serve.http import EventStream, error_answer, gone, json_response, read_body
 from cellrt.serve.oip import DEFAULT_PRIORITY, encode
 from cellrt.serve.openai_answers import ChatForm, CompletionForm, Form, model_entry, usage_of
@@ -189,7 +189,8 @@ class OpenAIDoor:
         collecting = asyncio.ensure_future(_collected(pieces))
         made = await unless_gone(collecting, gone(request.receive))
         answers = [streams[number].answer(each) for number, each in enumerate(made)]
-        return json_response(form.whole(answers, _usage(asked, streams)))
+        seen = SEEN.get() or [""]
+        return json_response(form.whole(answers, _usage(asked, streams)), request_id=seen[-1])
 
     async def _pieces(self, asked: Asked, number: int, streams: dict[int, TextStream]) -> AsyncGenerator[Piece]:
         """Yield the pieces of one answer, by its number among all; leaving gives it up."""
