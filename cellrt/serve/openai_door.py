@@ -25,7 +25,7 @@ from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
 from cellrt.language.options import Options
 from cellrt.serve import openai_messages as messages
-from cellrt.serve.described import Described
+from cellrt.serve.described import Described, language_in
 from cellrt.serve.door import SEEN, Door, unless_gone
 from cellrt.serve.http import EventStream, error_answer, gone, json_response, read_body
 from cellrt.serve.oip import DEFAULT_PRIORITY, encode
@@ -154,8 +154,8 @@ class OpenAIDoor:
     async def _language(self, name: str) -> tuple[Described, Language]:
         """Return a model. Raises UnknownModelError, and RequestError for one that is no language model."""
         described = await self._backend.model(name)
-        language = getattr(described.binding.unfolder, "language", None)
-        if not isinstance(language, Language):
+        language = language_in(described)
+        if language is None:
             raise RequestError(f"model {name!r} is no language model: its requests go to /v1/models/{name}/infer")
         return described, language
 
