@@ -85,7 +85,7 @@ class Language:
                 raise RequestError(f"prompt: expected tokens from 0 to {self.vocabulary - 1}, got {given!r:.80}")
         return [token for token in tokens if token is not None]
 
-    def tokens_of_chat(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> list[int]:
+    def tokens_of_chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[int]:
         """Return the tokens that a conversation is asked with. Raises RequestError, as ``ChatTemplate.render``."""
         text = self.template.render(messages, **variables)
         return self.tokenizer.encode(text, add_special_tokens=False)

@@ -39,8 +39,10 @@ def load(path: str, name: str | None = None) -> LanguageUnfolder:
 
 
 def served(checkpoint: Checkpoint) -> LanguageUnfolder:
-    """Return the model of a checkpoint that was read."""
+    """Return the model of a checkpoint that was read. Raises DefinitionError, also for a wrong tokenizer."""
     language = Language.of(checkpoint)
+    if language.tokenizer_json is not None:
+        _ = language.tokenizer  # what cannot be read is said before anybody asks
     made = checkpoint.make(checkpoint.name, **_options(language))
     outline = {"language": language.to_json(), "cells": [outline_of(cell) for cell in made.cells]}
     return _with(made, language, {"maker": MAKER, "value": outline})

@@ -41,14 +41,14 @@ class ChatTemplate:
         self._lock = threading.Lock()
         self._process: PythonProcess | None = None
 
-    def render(self, messages: Sequence[Mapping[str, Any]], **variables: Any) -> str:
+    def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """Return the text of a conversation, up to where the assistant's answer begins.
 
         ``variables``: others that the template knows, such as ``enable_thinking``.
 
         Raises RequestError, with the template's own words if it has some.
         """
-        given = {"messages": messages, "add_generation_prompt": True, **self._tokens, **variables}
+        given = {"add_generation_prompt": True, **self._tokens, **variables, "messages": messages}
         with self._lock:
             answer = self._ask(given)
         if "text" not in answer:

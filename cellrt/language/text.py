@@ -21,9 +21,6 @@ class Tokenizer:
     Args:
         content: of a tokenizer.json.
 
-    Attributes:
-        special: tokens that are no text, such as those that begin and end one.
-
     Raises DefinitionError for what is none, or where the library is not installed.
     """
 
@@ -39,7 +36,11 @@ class Tokenizer:
         self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
-        self.special = frozenset(token for token, what in added.items() if what.special)
+        self._special = frozenset(token for token, what in added.items() if what.special)
+
+    def is_text(self, token: int) -> bool:
+        """Whether a token is text: none that begins or ends one, and none that the model has beyond the tokenizer's."""
+        return token not in self._special and self._tokenizer.id_to_token(token) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Return the tokens of a text, with those that begin and end one unless it has them already."""
@@ -71,7 +72,7 @@ class Detokenizer:
 
     def feed(self, token: int) -> str:
         """Return the characters that are whole with this token."""
-        if token in self._tokenizer.special:
+        if not self._tokenizer.is_text(token):
             return ""
         self._window.append(token)
         self._held += 1

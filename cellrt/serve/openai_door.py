@@ -25,8 +25,8 @@ from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
 from cellrt.language.options import Options
 from cellrt.serve import openai_messages as messages
-from cellrt.serve.described import Described
-from cellrt.serve.door import Door, unless_gone
+from cellrt.serve.described import Described, language_in
+from cellrt.serve.door import SEEN, Door, unless_gone
 from cellrt.serve.http import EventStream, error_answer, gone, json_response, read_body
 from cellrt.serve.oip import DEFAULT_PRIORITY, encode
 from cellrt.serve.openai_answers import ChatForm, CompletionForm, Form, model_entry, usage_of
@@ -154,8 +154,8 @@ class OpenAIDoor:
     async def _language(self, name: str) -> tuple[Described, Language]:
         """Return a model. Raises UnknownModelError, and RequestError for one that is no language model."""
         described = await self._backend.model(name)
-        language = getattr(described.binding.unfolder, "language", None)
-        if not isinstance(language, Language):
+        language = language_in(described)
+        if language is None:
             raise RequestError(f"model {name!r} is no language model: its requests go to /v1/models/{name}/infer")
         return described, language
 
@@ -189,7 +189,8 @@ class OpenAIDoor:
         collecting = asyncio.ensure_future(_collected(pieces))
         made = await unless_gone(collecting, gone(request.receive))
         answers = [streams[number].answer(each) for number, each in enumerate(made)]
-        return json_response(form.whole(answers, _usage(asked, streams)))
+        seen = SEEN.get() or [""]
+        return json_response(form.whole(answers, _usage(asked, streams)), request_id=seen[-1])
 
     async def _pieces(self, asked: Asked, number: int, streams: dict[int, TextStream]) -> AsyncGenerator[Piece]:
         """Yield the pieces of one answer, by its number among all; leaving gives it up."""

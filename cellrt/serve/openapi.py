@@ -9,7 +9,7 @@ from urllib.parse import quote
 import msgspec
 
 import cellrt
-from cellrt.serve.described import Described
+from cellrt.serve.described import Described, language_in
 from cellrt.serve.http_native import NativeRequest
 from cellrt.serve.oip import IndexRequest, InferRequest, LoadRequest
 from cellrt.serve.openai_messages import ChatRequest, CompletionRequest, EmbeddingRequest
@@ -52,6 +52,9 @@ def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest, *OPENAI.values()]
     components = msgspec.json.schema_components(messages, ref_template="#/components/schemas/{name}")[1]
     schemas: Schema = {**components, "Error": _ERROR, "Ready": _READY, "Parameters": _PARAMETERS}
+    names = [model.name for model in models if language_in(model) is not None]
+    for each in OPENAI.values() if names else ():
+        schemas[each.__name__] = _with_field(schemas[each.__name__], "model", {"enum": names})
     paths: Schema = {}  # in this order they are shown: a model's own doors first
     for model in models:
         paths |= _tagged(_paths_of(model, schemas), model.name)
@@ -117,6 +120,11 @@ def _common_paths() -> Schema:
     }
 
 
+def _with_field(schema: Schema, name: str, field: Schema) -> Schema:
+    """Return the schema of an object, one of whose fields is like that."""
+    return {**schema, "properties": {**schema["properties"], name: field}}
+
+
 def _openai(summary: str, path: str, *, streams: Literal["no", "too"] = "no") -> Schema:
     """Of a path of OpenAI's protocol."""
     body = {"$ref": f"#/components/schemas/{OPENAI[path].__name__}"}
@@ -127,10 +135,7 @@ def _paths_of(model: Described, schemas: Schema) -> Schema:
     """The paths of one model; its request is added to the schemas."""
     name, place = model.name, quote(model.name, safe="")
     key = f"{place.replace('.', '%2E').replace('~', '%7E').replace('%', '.')}.Request"  # what may stand in such a key
-    schemas[key] = {
-        **schemas["NativeRequest"],
-        "properties": {**schemas["NativeRequest"]["properties"], "request": model.request.schema()},
-    }
+    schemas[key] = _with_field(schemas["NativeRequest"], "request", model.request.schema())
     results = {"type": "object", "required": ["model", "version", "results"], "properties": _results(model)}
     generate: Schema = {
         "type": "object",

@@ -63,6 +63,11 @@ def test_a_checkpoint_is_a_model_by_its_path(tmp_path: Path, monkeypatch: pytest
     assert ModelSource(f"{folder}:other name").load().name == f"{folder}|other name"
 
 
+def test_a_wrong_tokenizer_is_told_when_a_model_is_made() -> None:
+    with pytest.raises(DefinitionError, match=r"tokenizer\.json cannot be read"):
+        served.served(tiny.checkpoint(tokenizer=b"[]"))
+
+
 def test_a_model_that_is_dropped_is_freed() -> None:
     made = served.served(tiny.checkpoint())
     module = weakref.ref(made.cells[0].module)

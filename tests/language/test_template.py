@@ -40,7 +40,7 @@ def made(source: str) -> Iterator[ChatTemplate]:
 )
 def test_a_template_is_rendered_as_transformers_does(source: str, expected: str) -> None:
     with made(source) as rendering:
-        assert rendering.render(SAID, thinking="no") == expected
+        assert rendering.render(SAID, thinking="no", messages=[], self=1) == expected
 
 
 @pytest.mark.parametrize(

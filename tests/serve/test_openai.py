@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -165,6 +166,12 @@ def test_embeddings_are_numbers_or_their_bytes(server: Server, client: Any) -> N
             "messages",
             "of type text",
         ),
+        ("chat/completions", {"model": "tiny", "messages": SAID, "stop": [""]}, None, "stop: expected"),
+        (
+            "chat/completions",
+            "n",
+            ">= 1",
+        ),
         ("embeddings", {"model": "tiny", "input": "a"}, None, "no embeddings"),
         ("embeddings", {"model": "embedder", "input": "a" * 99}, None, "1 to 64 tokens"),
     ],
@@ -216,11 +223,26 @@ async def test_an_error_after_the_first_piece_is_an_event() -> None:
     assert error == {"message": "too late", "type": "server_error", "param": None, "code": None}
 
 
+def test_who_leaves_before_the_answer_ends_all_its_requests(server: Server) -> None:
+    body = {"model": "tiny", "prompt": "hello", "max_tokens": 390, "n": 100}
+    with pytest.raises(httpx.ReadTimeout):
+        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3, trust_env=False)
+    until(lambda: server.unfinished() == 0, "the requests have ended")
+    assert server.statistics()["errors"].get("CancelledError", 0) >= 10
+
+
+def test_an_answer_says_where_to_find_its_request(server: Server) -> None:
+    answer = server.post("/v1/completions", {"model": "tiny", "prompt": "hello", "max_tokens": 2})
+    id = answer.headers["x-cellrt-request"]
+    assert server.http.get(f"/debug/requests/{id}").json()["model"] == "tiny"
+
+
 def test_who_leaves_a_stream_ends_its_request(server: Server, client: Any) -> None:
+    before = server.statistics()["errors"].get("CancelledError", 0)
     with client.completions.create(model="tiny", prompt="hello", max_tokens=390, stream=True) as stream:
         next(iter(stream))
     until(lambda: server.unfinished() == 0, "the request has ended")
-    assert server.statistics()["errors"].get("CancelledError", 0) >= 1
+    assert server.statistics()["errors"].get("CancelledError", 0) > before
 
 
 def asked(client: Any, prompt: list[int], **more: Any) -> Any:
