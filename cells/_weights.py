@@ -76,9 +76,11 @@ class Derived(Generic[Value]):
 
     A change is noticed when a parameter is replaced, moved, or written in place (by an optimizer or
     ``load_state_dict``), but not when it is written through ``parameter.data`` or was made under
-    ``torch.inference_mode``. Copies and pickles start empty. Any thread may call ``of``; two that come first at
-    the same time may both compute the value.
+    ``torch.inference_mode``. Copies and pickles start empty; a cell's replicas, which share its weights, share this,
+    too. Any thread may call ``of``; two that come first at the same time may both compute the value.
     """
+
+    is_of_weights_alone = True
 
     def __init__(self, compute: Callable[..., Value]) -> None:
         self._compute = compute

@@ -11,9 +11,16 @@ from torch.overrides import TorchFunctionMode
 
 from cellrt.cells._made_apart import DRAWS
 
+MAKES = frozenset((torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn))
+"""What modules call to make their weights."""
 
-class _DrawingNothing(TorchFunctionMode):
-    """While it lasts, this thread leaves alone what it is to draw into."""
+
+class _Unfilled(TorchFunctionMode):
+    """While it lasts, this thread leaves alone what it is to draw into, and makes weights on one device."""
+
+    def __init__(self, device: str) -> None:
+        super().__init__()
+        self._device = device
 
     def __torch_function__(
         self,
@@ -23,14 +30,18 @@ class _DrawingNothing(TorchFunctionMode):
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
         given = dict(kwargs or {})
-        if func not in DRAWS:
-            return func(*args, **given)
-        into = given["tensor"] if "tensor" in given else args[0]
-        return into if isinstance(into, torch.Tensor) else torch.empty(*args, **given)
+        if func in MAKES:
+            return torch.empty(*args, **{**given, "device": self._device})
+        if func in DRAWS:
+            return given["tensor"] if "tensor" in given else args[0]
+        return func(*args, **given)
 
 
 @contextmanager
-def unfilled() -> Iterator[None]:
-    """Modules that are made inside lie on the CPU, and their weights are whatever is there."""
-    with torch.device("cpu"), _DrawingNothing():
+def unfilled(*, has_values: bool = True) -> Iterator[None]:
+    """Modules that are made inside lie on the CPU, and their weights are whatever is there.
+
+    Without ``has_values`` weights have shapes alone, on the device "meta"; what is computed is not.
+    """
+    with torch.device("cpu"), _Unfilled("cpu" if has_values else "meta"):
         yield

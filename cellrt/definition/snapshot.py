@@ -28,6 +28,8 @@ from cellrt.errors import DefinitionError
 
 Value = TypeVar("Value")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+CONSTANT, OF_WEIGHTS = "_is_constant_to_cellrt", "is_of_weights_alone"
+"""Attributes: of a weight that nobody writes to, and of a class of values that are made of weights alone."""
 _SETTLED: WeakSet[nn.Module] = WeakSet()
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 """Where a module has functions that run with it."""
@@ -53,19 +55,34 @@ def replica_of(definition: Callable[..., Any]) -> Callable[..., Any]:
     """A copy of a snapshot that shares its weights: what a call leaves in attributes and containers, another thread
     that calls another copy does not find there.
 
-    Weights are the parameters and buffers of modules, which no call may write to; any other tensor may be scratch.
+    Weights are the parameters and buffers of modules, which no call may write to; any other tensor may be scratch. What
+    is made of weights alone is shared with them, if its class says so (``OF_WEIGHTS``).
     """
-    modules = [part for part in _parts_of_copy(definition) if isinstance(part, nn.Module)]
+    parts = list(_parts_of_copy(definition))
+    modules = [part for part in parts if isinstance(part, nn.Module)]
     weights = {id(tensor): tensor for module in modules for tensor in weights_of(module).values()}
+    derived = {id(part): part for part in parts if getattr(type(part), OF_WEIGHTS, False) is True}
     with torch.inference_mode():
-        made = copy.deepcopy(definition, {**weights, **_code_in(_parts_of_copy(definition))})
+        made = copy.deepcopy(definition, {**weights, **derived, **_code_in(parts)})
     _SETTLED.update(part for part in _parts_of_copy(made) if isinstance(part, nn.Module))
     return made
 
 
 def copy_of(definition: Value) -> Value:
-    """A copy of a snapshot, weights and all."""
-    return copy.deepcopy(definition, _code_in(_parts_of_copy(definition)))
+    """A copy of a snapshot, weights and all, but for those that are constant."""
+    parts = list(_parts_of_copy(definition))
+    return copy.deepcopy(definition, {**_code_in(parts), **_constants_in(parts)})
+
+
+def set_constant(weight: torch.Tensor) -> None:
+    """Have snapshots share a weight instead of copying it: nobody else has it, and nobody will ever write to it."""
+    setattr(weight, CONSTANT, True)
+
+
+def _constants_in(parts: Iterable[object]) -> dict[int, torch.Tensor]:
+    """The constant weights of modules by their identity."""
+    held = (tensor for part in parts if isinstance(part, nn.Module) for tensor in part._parameters.values())
+    return {id(tensor): tensor for tensor in held if tensor is not None and getattr(tensor, CONSTANT, False)}
 
 
 def is_settled(module: nn.Module) -> bool:
@@ -215,7 +232,7 @@ def _copy_with_code(value: Value, memo: dict[int, Any]) -> Value:
     ``memo``: as ``deepcopy`` has it, of all that is copied together.
     """
     parts = list(_parts_of_copy(value, is_code_wanted=True))
-    memo |= _code_in(parts)
+    memo |= {**_code_in(parts), **_constants_in(parts)}
     for part in parts:
         if isinstance(part, torch.Tensor) and part.grad_fn is not None and id(part) not in memo:
             memo[id(part)] = part.detach().clone()  # deepcopy refuses what was computed

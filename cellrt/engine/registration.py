@@ -13,6 +13,7 @@ from torch.nn.modules.rnn import RNNCellBase
 from cellrt.core.processor import Processor
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.definition.resting import let_rest
 from cellrt.definition.row_wise import refuse_unless_row_wise, warn_if_it_raises
 from cellrt.definition.spec import RowSpec
 from cellrt.definition.trial import INSTEAD
@@ -119,6 +120,7 @@ class Registrar:
         forms = self._forms(unfolder.name, discovery.cells)
         with compilation_told(f"what {unfolder.name!r} calls"):
             times = self._prepare(discovery.cells, forms, warm_up)
+        let_rest(cell.module for cell in discovery.cells)
         memory = self._allocate(discovery)
         types, new = self._run_in_turn(lambda: self._add(discovery, forms, times, memory, max_batch))
         model = Model(unfolder, self._registry, self._processor, types, priorities, max_queue)

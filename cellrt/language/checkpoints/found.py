@@ -15,6 +15,7 @@ from torch import nn
 from cellrt import DefinitionError, Unfolder
 from cellrt.cells import language_model
 from cellrt.cells.output import NEVER
+from cellrt.definition.resting import let_rest
 from cellrt.engine.announce import QUIET_S, announced
 from cellrt.language.bounded import bounded
 from cellrt.language.checkpoint import Kind
@@ -80,7 +81,9 @@ class Maker:
         given = {key: options.pop(key) for key in list(options) if key in known and key != "name"}
         key = tuple(sorted(given.items()))
         if key not in self._made:
-            self._made[key] = self._found.cells(self._module(), self._end_token, name=self._name, **given)
+            module = self._module()
+            self._made[key] = self._found.cells(module, self._end_token, name=self._name, **given)
+            let_rest([module])
         try:
             return self._found.unfold(name, self._made[key], **options)
         except TypeError as error:

@@ -14,6 +14,9 @@ from cellrt.language.checkpoint import Checkpoint
 from cellrt.language.checkpoints.bert import bert
 from cellrt.language.checkpoints.config import Config, Values, read_bytes, read_json
 from cellrt.language.checkpoints.found import Found, Maker
+from cellrt.language.checkpoints.gguf_file import read_gguf
+from cellrt.language.checkpoints.gguf_models import of_gguf
+from cellrt.language.checkpoints.gguf_tokenizer import tokenizer_of
 from cellrt.language.checkpoints.gpt2 import gpt2
 from cellrt.language.checkpoints.llama import llama
 from cellrt.language.checkpoints.mamba2 import mamba2
@@ -33,6 +36,8 @@ ARCHITECTURES: Mapping[str, Callable[[Config, Weights], Found]] = MappingProxyTy
         "Mamba2ForCausalLM": mamba2,
     }
 )
+GGUF_ENDS = "eos", "eot"
+GGUF_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 ENCODERS = "BertModel", "BertForMaskedLM", "BertForPreTraining"
 DTYPES = torch.float32, torch.bfloat16, torch.float16
 MOST_TOKENIZER_BYTES, MOST_TEXT_BYTES = 1 << 28, 1 << 24
@@ -41,16 +46,19 @@ MOST_TOKENIZER_BYTES, MOST_TEXT_BYTES = 1 << 28, 1 << 24
 def read_checkpoint(
     path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None, progress: bool = True
 ) -> Checkpoint:
-    """Return what is in a folder of Hugging Face.
+    """Return what is in a folder of Hugging Face, or in a GGUF file of Llama's form (llama, qwen2, qwen3).
 
     A folder has config.json and model.safetensors, or several files with model.safetensors.index.json; and it may have
     tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja. The names, shapes and types
     of all weights are checked here; they are read when the first model is made. Nothing that is in a file is executed,
     and no file of pickles is read. While a model is served the files must stay as they are.
 
+    A GGUF file's tokenizer becomes a tokenizer.json, if it is one of byte pairs. Tensors in blocks of few bits need the
+    package gguf (``pip install '.[lm]'``) and become ``dtype``.
+
     Args:
-        path: the folder.
-        name: of the checkpoint; None: that of the folder.
+        path: the folder or file.
+        name: of the checkpoint; None: that of the folder or file.
         dtype: in which it computes: float32 (None), bfloat16 or float16.
         progress: whether it is said how far the reading is, where it takes long.
 
@@ -60,9 +68,15 @@ def read_checkpoint(
     wanted = torch.float32 if dtype is None else dtype
     if wanted not in DTYPES:
         raise DefinitionError(f"read_checkpoint: expected a dtype of {', '.join(map(str, DTYPES))}, got {dtype}")
-    folder = Path(path)
-    if not folder.is_dir():
-        raise DefinitionError(f"{folder}: expected a folder with config.json and weights")
+    place = Path(path)
+    if not place.exists():
+        raise DefinitionError(f"{place}: expected a folder with config.json and weights, or a GGUF file")
+    own_name = place.resolve().name if place.is_dir() else place.stem
+    read = _in_folder if place.is_dir() else _in_file
+    return read(place, own_name if name is None else name, wanted, progress)
+
+
+def _in_folder(folder: Path, name: str, dtype: torch.dtype, progress: bool) -> Checkpoint:
     config = Config(str(folder / "config.json"), read_json(folder / "config.json"))
     weights = read_folder(folder)
     architecture, found = _found_in(folder, config, weights)
@@ -70,7 +84,6 @@ def read_checkpoint(
     told = Config(str(folder / "generation_config.json"), generation)
     ends = told.tokens("eos_token_id") or config.tokens("eos_token_id")
     start = config.token("decoder_start_token_id" if found.kind == "encoder-decoder" else "bos_token_id")
-    name = folder.resolve().name if name is None else name
     texts = _optional(folder / "tokenizer_config.json", MOST_TEXT_BYTES)
     return Checkpoint(
         name=name,
@@ -80,12 +93,36 @@ def read_checkpoint(
         context=found.context,
         end_tokens=ends,
         start_token=start,
-        make=Maker(name, found, wanted, next(iter(ends), None), progress),
+        make=Maker(name, found, dtype, next(iter(ends), None), progress),
         tokenizer=_tokenizer_in(folder),
         chat_template=_template_in(folder, texts),
         special_tokens=_special_tokens(texts),
         generation=generation,
-        num_bytes=found.plan.num_numbers * wanted.itemsize,
+        num_bytes=found.plan.num_numbers * dtype.itemsize,
+    )
+
+
+def _in_file(path: Path, name: str, dtype: torch.dtype, progress: bool) -> Checkpoint:
+    file = read_gguf(path)
+    found = of_gguf(str(path), file)
+    fields = Config(str(path), file.fields)
+    ends = dict.fromkeys(one for key in GGUF_ENDS for one in fields.tokens(f"tokenizer.ggml.{key}_token_id"))
+    tokens = file.fields.get("tokenizer.ggml.tokens", [])
+    special = {f"{key}_token": fields.token(f"tokenizer.ggml.{theirs}_token_id") for key, theirs in GGUF_TOKENS.items()}
+    return Checkpoint(
+        name=name,
+        kind=found.kind,
+        architecture=fields.text("general.architecture"),
+        vocabulary=found.vocabulary,
+        context=found.context,
+        end_tokens=tuple(ends),
+        start_token=special["bos_token"],
+        make=Maker(name, found, dtype, next(iter(ends), None), progress),
+        tokenizer=tokenizer_of(str(path), file.fields, found.vocabulary),
+        chat_template=fields.text("tokenizer.chat_template") if "tokenizer.chat_template" in fields else None,
+        special_tokens={key: tokens[one] for key, one in special.items() if one is not None and one < len(tokens)},
+        generation={},
+        num_bytes=found.plan.num_numbers * dtype.itemsize,
     )
 
 

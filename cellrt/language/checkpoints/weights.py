@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 
 from cellrt import DefinitionError
 from cellrt.cells.made_unfilled import unfilled
+from cellrt.definition.resting import keep_constant, set_aside
 from cellrt.language.checkpoints.config import read_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -35,12 +37,14 @@ class Stored(NamedTuple):
         file: for errors.
         shape, dtype: as it is there; ``dtype`` None: what no weight may have.
         read: returns it.
+        close: says that nothing more is read for now.
     """
 
     file: str
     shape: tuple[int, ...]
     dtype: torch.dtype | None
     read: Callable[[], Tensor]
+    close: Callable[[], object] = lambda: None
 
 
 class Weights:
@@ -97,9 +101,14 @@ class Weights:
         """Return a weight; one of that dtype lies in its file, and must not be written to."""
         stored = self._tensors[name]
         try:
-            return stored.read().to(dtype)
+            return stored.read() if stored.dtype == dtype else set_aside(stored.read().to(dtype))
         except (SafetensorError, OSError, ValueError) as error:
             raise DefinitionError(f"{stored.file}: the weight {name} cannot be read: {error}") from error
+
+    def close(self) -> None:
+        """Close files; they are opened again when something is read."""
+        for stored in self._tensors.values():
+            stored.close()
 
 
 def read_folder(folder: Path) -> Weights:
@@ -116,10 +125,12 @@ def read_folder(folder: Path) -> Weights:
     named = read_json(where, MOST_INDEX_BYTES).get("weight_map")
     if not isinstance(named, dict) or not all(isinstance(file, str) for file in named.values()):
         raise DefinitionError(f"{where}: expected weight_map, file names by those of weights")
-    found: dict[str, Stored] = {}
-    for file in sorted(set(named.values())):
+    files = sorted(set(named.values()))
+    for file in files:
         if Path(file).name != file or not file.endswith(".safetensors"):
             raise DefinitionError(f"{where}: expected names of safetensors files in its own folder, got {file!r:.80}")
+    found: dict[str, Stored] = {}
+    for file in files:
         tensors = _read_file(folder / file)
         for name in tensors:
             if named.get(name) != file:
@@ -139,15 +150,32 @@ def _read_file(path: Path) -> dict[str, Stored]:
             size = int.from_bytes(file.read(8), "little")
         if size > MOST_HEADER_BYTES:
             raise DefinitionError(f"{path}: expected a header of at most {MOST_HEADER_BYTES} bytes, got {size}")
-        opened: Any = safe_open(path, "pt")
-        return {name: _stored(path, opened, name) for name in opened.keys()}  # noqa: SIM118
+        file = _File(path)
+        return {name: file.stored(name) for name in file.opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise DefinitionError(f"{path}: it is no whole file of safetensors: {error}") from error
 
 
-def _stored(path: Path, opened: Any, name: str) -> Stored:
-    told = opened.get_slice(name)
-    return Stored(str(path), tuple(told.get_shape()), DTYPES.get(told.get_dtype()), lambda: opened.get_tensor(name))
+class _File:
+    """A file of safetensors, open while somebody reads it: its tensors are memory of the file, which they keep."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    @cached_property
+    def opened(self) -> Any:
+        """What reads it."""
+        return safe_open(self._path, "pt")
+
+    def close(self) -> None:
+        """Open it anew when it is read again."""
+        vars(self).pop("opened", None)
+
+    def stored(self, name: str) -> Stored:
+        """Return the tensor of that name."""
+        told = self.opened.get_slice(name)
+        shape, dtype = tuple(told.get_shape()), DTYPES.get(told.get_dtype())
+        return Stored(str(self._path), shape, dtype, lambda: self.opened.get_tensor(name), self.close)
 
 
 class Plan:
@@ -176,7 +204,7 @@ class Plan:
         tied: Mapping[str, str] = NOTHING,
     ) -> None:
         self._make, self._weights, self._turned, self._tied = make, weights, turned, tied
-        with torch.device("meta"):
+        with unfilled(has_values=False):
             wanted = {name: value.shape for name, value in make().state_dict().items() if name not in tied}
         self._names = {name: names(name) for name in wanted}
         for name, shape in wanted.items():
@@ -194,8 +222,9 @@ class Plan:
         found = {}
         for name, theirs in self._names.items():
             value = self._weights.read(theirs, dtype)
-            found[name] = value.t().contiguous() if name in self._turned else value
+            found[name] = set_aside(value.t()) if name in self._turned else value
             count()
+        self._weights.close()
         found |= {name: found[other] for name, other in self._tied.items()}
         with unfilled():
             made = self._make()
@@ -203,4 +232,5 @@ class Plan:
         for name, other in self._tied.items():
             part, _, last = name.rpartition(".")
             setattr(made.get_submodule(part), last, made.get_parameter(other))
+        keep_constant(made.requires_grad_(False).parameters())
         return made.eval()
