@@ -13,6 +13,7 @@ anew with the others of a prompt, in microseconds.
 takes at least: the larger of its weights over the bandwidth of a dot product of two vectors, as large together, and its
 operations over the rate of a product of 1,024 rows and columns, torch's or ours, whichever is faster.
 ``products``: what it costs that a row's bits do not depend on its company, beside torch's products, in microseconds.
+``sampling``: steps of SmolLM2-135M's sizes, greedy and with what requests may ask for (``lm_sampling.py``).
 
 All use one torch thread. Tokens/s is up to the last token of all; the time to the first token and the time per token
 behind it are medians over requests. Servers take turns; each figure is the median of the rounds. Tokens are compared
@@ -37,6 +38,7 @@ from torch import nn
 import cellrt
 from benchmarks.compare import is_ours
 from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
+from benchmarks.lm_sampling import run_sampling
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.timing import medians_us
@@ -51,7 +53,7 @@ from cellrt.products.packed import new_room
 from cellrt.unfolders.completion import complete
 from examples.models.talker import find_smollm
 
-PARTS = ("random", "smollm", "products")
+PARTS = ("random", "smollm", "products", "sampling")
 PAGES_ANEW = 16
 """So many pages are computed anew at once: of a longer prompt each takes longer, as attention looks back further."""
 MODELS = ("random", "smollm")
@@ -327,6 +329,9 @@ def run(recorder: Recorder, options: Options) -> None:
     if options.has("products"):
         with torch_threads(1):
             run_products(recorder, 0.5 if options.quick else 3.0)
+    if options.has("sampling"):
+        with torch_threads(1):
+            run_sampling(recorder, 0.5 if options.quick else 5.0)
     for part in MODELS:
         model = load(part) if options.has(part) else None
         if model is None:

@@ -15,6 +15,7 @@ Greedy models choose the likeliest token; those made with ``sampling`` choose as
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -338,7 +339,7 @@ def layered_language_model(
     """The same model as ``language_model``, bit for bit, with a cell for each layer; the arguments are the same."""
     dtype = model.embedding.weight.dtype
     hidden, state = rows(model.sizes.hidden, dtype=dtype), _kv_of_layer(model.sizes, page_size, dtype)
-    spans = {"max_batch": max_batch, "max_batch_rows": max_batch_rows}
+    spanning = partial(cell, max_batch=max_batch, max_batch_rows=max_batch_rows)
     limits, memory = limits_of(sampling), None
     if limits is None:
         head = cell(Head(model, end_token), {"x": hidden}, name=f"{name}: head", max_batch=max_batch)
@@ -346,16 +347,11 @@ def layered_language_model(
         asked = {"x": hidden, "token": token, **sampling_inputs(limits, page_size)}
         head = cell(SamplingHead(model, end_token, limits), asked, name=f"{name}: head", max_batch=max_batch)
         read = {"token": token, "history": asked["history"]}
-        memory = cell(Memory(), read, name=f"{name}: memory", **spans)
+        memory = spanning(Memory(), read, name=f"{name}: memory")
     return LayeredModel(
         cell(Embedding(model), {"token": token}, name=f"{name}: embedding", max_batch=max_batch_rows),
         tuple(
-            cell(
-                Layer(model.sizes, layer, page_size),
-                {"x": hidden, "kv": state},
-                name=f"{name}: layer {number}",
-                **spans,
-            )
+            spanning(Layer(model.sizes, layer, page_size), {"x": hidden, "kv": state}, name=f"{name}: layer {number}")
             for number, layer in enumerate(model.layers)
         ),
         head,

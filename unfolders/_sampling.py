@@ -108,7 +108,8 @@ class SamplingRequests:
         if not isinstance(given, Mapping) or len(given) > self._biases:
             got = f"{len(given)}" if isinstance(given, Mapping) else f"{given!r:.80}"
             raise RequestError(f"expected logit_bias as a dict of at most {self._biases} tokens, got {got}")
-        bias = _Number(0, 0, least=-np.finfo(np.float32).max, most=np.finfo(np.float32).max)
+        most = float(np.finfo(np.float32).max)
+        bias = _Number(0, 0, least=-most, most=most)
         found: dict[int, float] = {}
         for key, value in given.items():
             is_text = isinstance(key, str) and key.isascii() and key.isdigit() and len(key) < 20  # as JSON has keys

@@ -66,13 +66,14 @@ def complete(
         if unknown := given.keys() - known:
             samples = " (those of sampling: language_model(..., sampling=True))" if unknown & {*FIELDS} else ""
             raise RequestError(f"expected {_listed(known)} in the request, got {sorted(unknown)} too{samples}")
-        prompt = given.get("prompt")
+        prompt: Any = given.get("prompt")
         check_prompt(prompt)
         steps = given.get("max_tokens", max_tokens)
         most = as_integer(steps)
         if most is None or not 1 <= most <= max_tokens:
             raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")
-        asked, told = {}, 0
+        asked: Mapping[str, Any] = {}
+        told = 0
         if requests is not None:
             asked, told = requests.read(given, 1 if isinstance(model, LayeredModel) else len(prompt), most)
         loop = write(graph, prompt, most, keep, asked)

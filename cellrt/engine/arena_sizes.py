@@ -68,12 +68,13 @@ class ArenaSizes:
         """How many rows each of these kinds, which are new, has; ``cells``: of the model that brings them."""
         batches = _largest_batches(cells)
         at_worker = None if self._free_at_worker is None else self._free_at_worker()
-        num_paged = sum(bool(spec.page_size) for spec in specs)
-        host_share = self._left // PAGES_PART // max(1, num_paged)
-        chosen = {}
+        paged = sum(_bytes_of_state(spec) for spec in specs)
+        shared, chosen = self._left // PAGES_PART, {}
         for spec in specs:
             if spec.page_size:
-                worker, host = self._page_bytes(host_share, num_paged, at_worker)
+                host_share = shared * _bytes_of_state(spec) // paged
+                own = None if at_worker is None else at_worker // DEVICE_PAGES_PART * _bytes_of_state(spec) // paged
+                worker, host = self._page_bytes(host_share, own)
                 if self._given.pages is None:
                     self._left -= host_share
                 most = MAX_ARENA_PAGES
@@ -83,15 +84,15 @@ class ArenaSizes:
             chosen[spec] = NumRows(rows_for(spec, host, HOST_TIMES * most), rows_for(spec, worker, most))
         return chosen
 
-    def _page_bytes(self, share: int, num_paged: int, at_worker: int | None) -> tuple[int, int]:
-        """Bytes of a kind of pages at a worker and at the host."""
+    def _page_bytes(self, share: int, at_worker: int | None) -> tuple[int, int]:
+        """Bytes of a kind of pages at a worker and at the host; ``at_worker``: its share of a worker's own memory."""
         given = self._given.pages or (USUAL_PAGES if self._free is None else None)
         if given is not None:
             return given, HOST_TIMES * given
         if at_worker is None:
             worker = max(LEAST_BYTES, share // (self._num_workers + HOST_TIMES))
             return worker, HOST_TIMES * worker
-        worker = max(LEAST_BYTES, at_worker // DEVICE_PAGES_PART // num_paged)
+        worker = max(LEAST_BYTES, at_worker)
         return worker, max(LEAST_BYTES, min(HOST_TIMES * worker, share))
 
     def _row_bytes(self, batches: int, at_worker: int | None) -> tuple[int, int]:
@@ -106,6 +107,11 @@ class ArenaSizes:
             return worker, HOST_TIMES * worker
         worker = _between(at_worker // DEVICE_ROWS_PART, batches, at_worker // DEVICE_BATCHES_PART)
         return worker, max(LEAST_BYTES, min(HOST_TIMES * worker, free // BATCHES_PART))
+
+
+def _bytes_of_state(spec: RowSpec) -> int:
+    """Bytes by which a state grows at a step, of the spec of its pages: states that grow together take memory so."""
+    return spec.num_bytes // spec.page_size if spec.page_size else 0
 
 
 def _between(usual: int, wanted: int, most: int) -> int:

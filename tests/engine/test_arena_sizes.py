@@ -69,6 +69,19 @@ def test_pages_of_further_models_come_to_a_third_of_what_is_left(monkeypatch):
     assert 28 * GB < total < 30 * GB
 
 
+@pytest.mark.parametrize("at_worker", [None, 64 * GB])
+def test_a_small_state_leaves_the_pages_of_a_large_one_nearly_all(monkeypatch, at_worker):
+    """As the tokens of a text beside its keys and values."""
+    monkeypatch.setattr(arena_sizes, "free_bytes", lambda: 30 * GB)
+    small, found = grows(dtype=torch.int32, page_size=PAGE.page_size).stored, []
+    for specs in ([PAGE], [PAGE, small], [small, PAGE]):
+        sizes = ArenaSizes(ArenaBytes(), 1, None if at_worker is None else lambda: at_worker)
+        chosen = sizes.choose(specs, [])
+        found.append(chosen[PAGE].worker)
+        assert small not in chosen or chosen[small].worker >= chosen[PAGE].worker
+    assert min(found[1:]) > 0.99 * found[0]
+
+
 def test_a_device_has_parts_of_its_own_memory_and_the_host_of_its_own(monkeypatch):
     host, worker = chosen(PAGE, monkeypatch, free=6 * GB, free_at_worker=lambda: 80 * GB)
     assert worker == pytest.approx(20 * GB, rel=0.01) and host == pytest.approx(2 * GB, rel=0.01)

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
+from cellrt.cells.language_models import layered_language_model
 from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows
@@ -26,6 +27,7 @@ from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
 from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, on_every_device
 from tests.unfolders.language_models import draw_prompt, small_cell, small_layers
+from tests.unfolders.test_completion_sampling import EVERYTHING, sampling_model
 
 CELLS = {page_size: make_cells(page_size, most) for page_size, most in ((1, 5), (2, 64), (3, 7))}
 LEADING = st.one_of(st.just(0), st.integers(1, 40))
@@ -181,6 +183,31 @@ def test_pieces_that_are_captured_race_with_nothing(stub_engines):  # noqa: F811
     close_and_check(engine)
     assert stub_engines.races == []
     assert counts["replayed"] > 15 and counts["eager"] <= 5, counts
+
+
+SAMPLING = {"one cell": sampling_model(4, 16), "layers": sampling_model(4, 16, layered_language_model)}
+
+
+@on_every_device
+@pytest.mark.parametrize("kind", SAMPLING)
+def test_a_language_model_samples_what_it_samples_on_a_cpu(device, kind):
+    model = SAMPLING[kind]
+    engine = device_engine(device, 1, CAPTURED, debug=True, arena_bytes=1 << 20, page_bytes=1 << 18)
+    asked = [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}, EVERYTHING]
+    try:
+        engine.register(model)
+        requests = [
+            {**asked[seed % 4], "seed": seed, "prompt": draw_prompt(seed, 1 + 3 * seed), "max_tokens": 12}
+            for seed in range(12)
+        ]
+        futures = [engine.submit("lm", request) for request in requests]
+        for request, future in zip(requests, futures):
+            wanted, made = run_one_by_one(model, request), future.result(WAIT_S)
+            assert made["token"].tolist() == wanted["token"].tolist()
+            for name in wanted.keys() - {"token"}:
+                torch.testing.assert_close(made[name], wanted[name], rtol=1e-4, atol=1e-4)
+    finally:
+        close_and_check(engine)
 
 
 @on_every_device
