@@ -66,12 +66,13 @@ class LlamaLayers(nn.ModuleList):
 
     def forward(self, x: Tensor, spans: Spans, pages: Sequence[Pages] | TracedLayers) -> Tensor:
         """``pages`` has those of each layer; the rows' keys and values are written there. It may change ``x``."""
-        if isinstance(pages, TracedLayers) or not has_one_call(x, spans, pages):
+        first: Any = self[0]
+        is_plain = type(first.mlp.up) is Linear  # what keeps int8 is not packed
+        if isinstance(pages, TracedLayers) or not is_plain or not has_one_call(x, spans, pages):
             for layer, paged in zip(self, pages):
                 x = layer(x, spans, paged)
             return x
         words, _ = self.weights.of(self)
-        first: Any = self[0]
         turns = first.attention.rotary.turns_up_to(int(spans.positions.max()))  # all layers' are the same
         return run_all(words, self.layer_sizes, turns, x, spans, pages)
 

@@ -192,7 +192,7 @@ def _memory_of(reader: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
 class GreedyDecoder(nn.Module):
     """A decoder's step: the likeliest next token."""
 
-    def __init__(self, decoder: LayerStack, head: nn.Linear, end_token: int) -> None:
+    def __init__(self, decoder: LayerStack, head: nn.Module, end_token: int) -> None:
         super().__init__()
         self.decoder, self.head, self.end_token = decoder, head, end_token
         self.longest_span = decoder.sizes.positions
@@ -253,9 +253,11 @@ def encoder_decoder_cells(
         page_size: tokens of a page.
         max_batch, max_batch_rows: the most requests and tokens of a task; no source may be longer.
     """
-    with made_apart():
-        own = Linear(head.in_features, head.out_features, head.bias is not None).to(head.weight.dtype)
-        own.load_state_dict(head.state_dict())
+    own: nn.Module = head
+    if type(head) is nn.Linear:
+        with made_apart():
+            own = Linear(head.in_features, head.out_features, head.bias is not None).to(head.weight.dtype)
+            own.load_state_dict(head.state_dict())
     heads = decoder.sizes.attention
     row = decoder.sizes.layers, 2, heads.num_kv_heads, heads.size
     dtype = decoder.embedding.weight.dtype

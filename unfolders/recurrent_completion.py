@@ -40,7 +40,7 @@ def complete_recurrent(
         given = request if isinstance(request, Mapping) else {"prompt": request}
         if unknown := given.keys() - {"prompt", "max_tokens"}:
             raise RequestError(f"expected prompt and max_tokens in the request, got {sorted(unknown)} too")
-        prompt = given.get("prompt")
+        prompt: Any = given.get("prompt")
         check_prompt(prompt)
         most = as_integer(given.get("max_tokens", max_tokens))
         if most is None or not 1 <= most <= max_tokens:

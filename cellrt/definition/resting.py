@@ -31,9 +31,9 @@ def set_aside(weight: Tensor) -> Tensor:
     """Return a copy that lies in a file without a name; the weight itself where there is no room for one."""
     if weight.nbytes < LEAST_BYTES:
         return weight.contiguous()
-    content = weight.detach().contiguous().view(torch.uint8).flatten().numpy()
+    content: Any = weight.detach().contiguous().view(torch.uint8).flatten().numpy()
     with suppress(OSError), tempfile.TemporaryFile() as file:
-        file.write(memoryview(content))
+        file.write(content.data)
         file.flush()
         mapped = mmap.mmap(file.fileno(), len(content))
         return torch.frombuffer(mapped, dtype=weight.dtype).view(weight.shape)

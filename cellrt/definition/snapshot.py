@@ -81,7 +81,8 @@ def set_constant(weight: torch.Tensor) -> None:
 
 def _constants_in(parts: Iterable[object]) -> dict[int, torch.Tensor]:
     """The constant weights of modules by their identity."""
-    held = (tensor for part in parts if isinstance(part, nn.Module) for tensor in part._parameters.values())
+    modules = (part for part in parts if isinstance(part, nn.Module))
+    held = (tensor for module in modules for of in (module._parameters, module._buffers) for tensor in of.values())
     return {id(tensor): tensor for tensor in held if tensor is not None and getattr(tensor, CONSTANT, False)}
 
 

@@ -198,7 +198,7 @@ def test_pickles_are_never_read(tmp_path):
 def test_what_is_not_there_is_named(tmp_path):
     refused(tmp_path / "nowhere", "nowhere", "expected a folder")
     refused(tmp_path, "config.json")
-    refused(write(tmp_path), "torch.int8", dtype=torch.int8)
+    refused(write(tmp_path), "torch.int16", dtype=torch.int16)
 
 
 def test_an_option_that_there_is_not_is_refused(tmp_path):

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from torch import nn
 
 from cellrt import Cell, DefinitionError
@@ -43,10 +42,10 @@ def bert(config: Config, weights: Weights, folder: Path) -> Found:
     plan = Plan(lambda: TransformerStack(sizes), _their_name, own)
     own.refuse_others(*NOT_WEIGHTS)
 
-    def add_type(module: nn.Module, dtype: torch.dtype) -> None:
+    def add_type(module: nn.Module) -> None:
         places = module.get_parameter("positions.weight")
         assert isinstance(module, TransformerStack)
-        module.positions.weight = nn.Parameter(places.detach() + own.read(TYPES, dtype)[0])
+        module.positions.weight = nn.Parameter(places.detach() + own.read(TYPES, places.dtype)[0])
 
     pooling, is_normed, most = _sentences_of(folder)
     context = min(sizes.positions, most)

@@ -44,7 +44,7 @@ class Found:
     plan: Plan
     cells: Callable[..., Any]
     unfold: Callable[..., Unfolder]
-    finish: Callable[[nn.Module, torch.dtype], object] = lambda module, dtype: None
+    finish: Callable[[nn.Module], object] = lambda module: None
 
 
 def decoder(
@@ -94,5 +94,5 @@ class Maker:
         plan = self._found.plan
         with announced(f"Reading the weights of {self._name}", plan.num_weights, self._quiet_s) as count:
             module = plan.fill(self._dtype, count)
-        self._found.finish(module, self._dtype)
+        self._found.finish(module)
         return module

@@ -80,7 +80,7 @@ class _Reader:
         if type(alignment) is not int or not 1 <= alignment <= 1 << 16:
             raise ValueError(f"general.alignment is {alignment!r:.80}")
         start = -(-self._at // alignment) * alignment
-        tensors = {name: self._stored(name, start, *told) for name, *told in described}
+        tensors = {name: self._stored(name, start, *told) for name, told in described}
         if len(tensors) < num_tensors:
             raise ValueError("two tensors have one name")
         return GgufFile(fields, tensors)
@@ -118,15 +118,16 @@ class _Reader:
         if self._left < 0:
             raise ValueError(f"its fields take more than {MOST_FIELD_BYTES} bytes")
 
-    def _described(self) -> tuple[str, tuple[int, ...], int, int]:
-        """Name, shape, type and offset of a tensor."""
+    def _described(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
+        """The name of a tensor, and its shape, type and offset."""
         name, (dimensions,) = self._text(MOST_NAME), self._unpack("I")
         if not 1 <= dimensions <= 4:
             raise ValueError(f"{name} has {dimensions} dimensions")
         shape = self._unpack(f"{dimensions}Q")[::-1]
         if not 1 <= math.prod(shape) < 1 << 48:
             raise ValueError(f"{name} has the shape {list(shape)}")
-        return name, shape, *self._unpack("IQ")
+        kind, offset = self._unpack("IQ")
+        return name, (shape, kind, offset)
 
     def _stored(self, name: str, start: int, shape: tuple[int, ...], kind: int, offset: int) -> Stored:
         first, where = start + offset, f"{self._path}: the tensor {name}"

@@ -39,7 +39,7 @@ ARCHITECTURES: Mapping[str, Callable[[Config, Weights], Found]] = MappingProxyTy
 GGUF_ENDS = "eos", "eot"
 GGUF_TOKENS = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
 ENCODERS = "BertModel", "BertForMaskedLM", "BertForPreTraining"
-DTYPES = torch.float32, torch.bfloat16, torch.float16
+DTYPES = torch.float32, torch.bfloat16, torch.float16, torch.int8
 MOST_TOKENIZER_BYTES, MOST_TEXT_BYTES = 1 << 28, 1 << 24
 
 
@@ -59,7 +59,8 @@ def read_checkpoint(
     Args:
         path: the folder or file.
         name: of the checkpoint; None: that of the folder or file.
-        dtype: in which it computes: float32 (None), bfloat16 or float16.
+        dtype: in which it computes: float32 (None), bfloat16 or float16. With int8 it computes in float32, and the
+            weights of linear layers are int8, rounded with a factor for each output.
         progress: whether it is said how far the reading is, where it takes long.
 
     Raises DefinitionError, naming the file and what is wrong in it, for what is missing, not supported, misshapen,
@@ -98,7 +99,7 @@ def _in_folder(folder: Path, name: str, dtype: torch.dtype, progress: bool) -> C
         chat_template=_template_in(folder, texts),
         special_tokens=_special_tokens(texts),
         generation=generation,
-        num_bytes=found.plan.num_numbers * dtype.itemsize,
+        num_bytes=found.plan.num_bytes(dtype),
     )
 
 
@@ -122,7 +123,7 @@ def _in_file(path: Path, name: str, dtype: torch.dtype, progress: bool) -> Check
         chat_template=fields.text("tokenizer.chat_template") if "tokenizer.chat_template" in fields else None,
         special_tokens={key: tokens[one] for key, one in special.items() if one is not None and one < len(tokens)},
         generation={},
-        num_bytes=found.plan.num_numbers * dtype.itemsize,
+        num_bytes=found.plan.num_bytes(dtype),
     )
 
 

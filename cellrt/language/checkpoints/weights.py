@@ -18,6 +18,8 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor, nn
 
 from cellrt import DefinitionError
+from cellrt.cells.attention import Linear
+from cellrt.cells.int8 import with_int8_weights
 from cellrt.cells.made_unfilled import unfilled
 from cellrt.definition.resting import keep_constant, set_aside
 from cellrt.language.checkpoints.config import read_json
@@ -150,8 +152,8 @@ def _read_file(path: Path) -> dict[str, Stored]:
             size = int.from_bytes(file.read(8), "little")
         if size > MOST_HEADER_BYTES:
             raise DefinitionError(f"{path}: expected a header of at most {MOST_HEADER_BYTES} bytes, got {size}")
-        file = _File(path)
-        return {name: file.stored(name) for name in file.opened.keys()}  # noqa: SIM118
+        whole = _File(path)
+        return {name: whole.stored(name) for name in whole.opened.keys()}  # noqa: SIM118
     except (SafetensorError, OSError, ValueError) as error:
         raise DefinitionError(f"{path}: it is no whole file of safetensors: {error}") from error
 
@@ -188,9 +190,6 @@ class Plan:
         turned: which of ours are theirs turned around.
         tied: which of ours are others of ours, too.
 
-    Attributes:
-        num_numbers: how many the module's weights have.
-
     Raises DefinitionError, as ``Weights.expect``.
     """
 
@@ -205,12 +204,25 @@ class Plan:
     ) -> None:
         self._make, self._weights, self._turned, self._tied = make, weights, turned, tied
         with unfilled(has_values=False):
-            wanted = {name: value.shape for name, value in make().state_dict().items() if name not in tied}
+            made = make()
+        shapes = {name: value.shape for name, value in made.state_dict().items()}
+        wanted = {name: shape for name, shape in shapes.items() if name not in tied}
         self._names = {name: names(name) for name in wanted}
         for name, shape in wanted.items():
             weights.expect(self._names[name], reversed(shape) if name in turned else shape)
-        by_theirs = {self._names[name]: math.prod(shape) for name, shape in wanted.items()}
-        self.num_numbers = sum(by_theirs.values())
+        self._sizes = {self._names[name]: math.prod(shape) for name, shape in wanted.items()}
+        linear = [f"{name}.weight" for name, part in made.named_modules() if type(part) is Linear]
+        self._linear = [(shapes[name], name in tied) for name in linear]
+
+    def num_bytes(self, dtype: torch.dtype) -> int:
+        """How many the module's weights have, each once; of int8 are those of its linear layers alone."""
+        wide_bytes: int = torch.float32.itemsize if dtype is torch.int8 else dtype.itemsize
+        num_bytes = wide_bytes * sum(self._sizes.values())
+        if dtype is torch.int8:
+            for shape, is_looked_up in self._linear:
+                wide = 0 if is_looked_up else wide_bytes * math.prod(shape)
+                num_bytes += math.prod(shape) + wide_bytes * shape[0] - wide
+        return num_bytes
 
     @property
     def num_weights(self) -> int:
@@ -219,9 +231,9 @@ class Plan:
 
     def fill(self, dtype: torch.dtype, count: Callable[[], object] = lambda: None) -> nn.Module:
         """Return the module with its weights; ``count`` is called as each of them is there."""
-        found = {}
+        found, wide = {}, torch.float32 if dtype is torch.int8 else dtype
         for name, theirs in self._names.items():
-            value = self._weights.read(theirs, dtype)
+            value = self._weights.read(theirs, wide)
             found[name] = set_aside(value.t()) if name in self._turned else value
             count()
         self._weights.close()
@@ -232,5 +244,7 @@ class Plan:
         for name, other in self._tied.items():
             part, _, last = name.rpartition(".")
             setattr(made.get_submodule(part), last, made.get_parameter(other))
-        keep_constant(made.requires_grad_(False).parameters())
+        if dtype is torch.int8:
+            made = with_int8_weights(made)
+        keep_constant((*made.requires_grad_(False).parameters(), *made.buffers()))
         return made.eval()
