@@ -57,7 +57,17 @@ NUMBERS = {
     "presence_penalty": _Number(places.PRESENCE, 0),
     "frequency_penalty": _Number(places.FREQUENCY, 0),
 }
-FIELDS = (*NUMBERS, "logit_bias", "min_tokens", "ignore_eos", "stop_tokens", "seed", "logprobs")
+EXAMPLE = {
+    **{name: int(number.usual) if number.is_whole else float(number.usual) for name, number in NUMBERS.items()},
+    "logit_bias": {0: 0.0},
+    "min_tokens": 0,
+    "ignore_eos": False,
+    "stop_tokens": [0],
+    "seed": 0,
+    "logprobs": 0,
+}
+"""All fields, for who finds the form of requests in it."""
+FIELDS = tuple(EXAMPLE)
 
 
 class SamplingRequests:

@@ -9,7 +9,7 @@ from cellrt import Cell, DefinitionError, Graph, Loop, LoopBody, LoopOfCells, Ou
 from cellrt.cells import LayeredModel
 from cellrt.cells.sampling import Asked
 from cellrt.numbers import as_integer
-from cellrt.unfolders._sampling import FIELDS, SamplingRequests
+from cellrt.unfolders._sampling import EXAMPLE, FIELDS, SamplingRequests
 from cellrt.unfolders.generation import check_prompt
 
 Write = Callable[[Graph, Any, int, bool, Mapping[str, Any]], Loop | LoopOfCells]
@@ -79,7 +79,8 @@ def complete(
         loop = write(graph, prompt, most, keep, asked)
         return {result: getattr(loop, result) for result in (*results, *(TOPS if told else ()))}
 
-    return Unfolder(name, unfold, {"prompt": [0, 0], "max_tokens": 1}, cells)
+    example = {"prompt": [0, 0], "max_tokens": 1, **(EXAMPLE if requests is not None else {})}
+    return Unfolder(name, unfold, example, cells)
 
 
 def _listed(names: Set[str]) -> str:

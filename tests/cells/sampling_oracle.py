@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import torch
@@ -103,7 +104,9 @@ def tokens_at(shares: Sequence[float], number: float) -> set[int]:
     return {token for token in range(min(likely), max(likely) + 1) if shares[token] > 0}
 
 
-def run(logits: torch.Tensor, wanted: Sequence[Wanted], chosen: Sequence[int] | None = None) -> SampledToken:
+def run(
+    logits: torch.Tensor, wanted: Sequence[Wanted], chosen: Sequence[int] | None = None, device: str = "cpu"
+) -> SampledToken:
     """``sample`` of rows of logits, each a node of one row; their texts lie in pages in a mixed order."""
     count, longest = len(wanted), max(len(each.text) for each in wanted)
     width = -(-longest // PAGE)
@@ -124,4 +127,10 @@ def run(logits: torch.Tensor, wanted: Sequence[Wanted], chosen: Sequence[int] | 
     settings = torch.tensor([each.settings() for each in wanted], dtype=torch.float64)
     asked = Asked(settings, torch.tensor([each.seed for each in wanted]), stops, biases)
     rows = torch.arange(count) if chosen is None else torch.tensor(chosen)
-    return sample(logits, rows, asked, history, Spans(offsets, lengths - 1, is_read), [END], LIMITS)
+    given = history, Spans(offsets, lengths - 1, is_read), asked
+    history, spans, asked = (type(each)(*(_moved(value, device) for value in each)) for each in given)
+    return sample(logits.to(device), rows.to(device), asked, history, spans, [END], LIMITS)
+
+
+def _moved(value: Any, device: str) -> Any:
+    return value.to(device) if isinstance(value, torch.Tensor) else value

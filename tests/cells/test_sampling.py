@@ -210,6 +210,14 @@ def test_a_row_that_may_say_nothing_says_the_likeliest(way):
     assert run(logits.clone(), [wanted, replace(wanted, temperature=1.0)]).token.tolist() == logits.argmax(1).tolist()
 
 
+@torch.inference_mode()
+def test_no_device_is_asked_for_numbers():
+    """On meta tensors there are none."""
+    wanted = [Wanted(0.8, top_k=3, top_p=0.9, min_p=0.1, repetition=1.2, stops=[1], biases={3: 1.0}, min_tokens=1)] * 3
+    made = run(drawn_logits(3), wanted, device="meta")
+    assert all(each.is_meta and len(each) == 3 for each in made)
+
+
 def test_random_numbers_are_those_of_the_other_cells():
     for seed, step in ((0, 0), (-1, 5), ((1 << 63) - 1, 1 << 30), (-(1 << 63), 17)):
         expected = float(uniform_of_rows(torch.tensor([seed]), torch.tensor([step])))

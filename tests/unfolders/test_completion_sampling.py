@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import numpy as np
@@ -15,6 +16,8 @@ from cellrt.cells.sampling import SamplingLimits
 from cellrt.engine.engine import Engine
 from cellrt.errors import RequestError
 from cellrt.graph.reference import run_one_by_one
+from cellrt.serve.forms import form_of
+from cellrt.serve.settings import Limits
 from cellrt.unfolders.completion import complete
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine, watch_suspensions
@@ -208,6 +211,12 @@ def test_numbers_of_numpy_are_numbers(engine):
     made |= {"stop_tokens": np.array([1, 2]), "logit_bias": {np.int64(4): np.float32(1.5)}}
     plain |= {"stop_tokens": [1, 2], "logit_bias": {"4": 1.5}}
     assert_same_bits(made_of(engine, **made), made_of(engine, **plain))
+
+
+def test_the_example_has_all_fields_so_that_they_are_found_in_json():
+    sent = {**EVERYTHING, "ignore_eos": True, "seed": 1 << 60, "prompt": [5, 9, 3], "max_tokens": 6}
+    read = form_of(MODEL.example, Limits()).read(json.loads(json.dumps(sent)), "request")
+    assert_same_bits(run_one_by_one(MODEL, read), run_one_by_one(MODEL, sent))
 
 
 def test_an_answer_ends_with_a_stop_token(engine):
