@@ -167,11 +167,7 @@ def test_embeddings_are_numbers_or_their_bytes(server: Server, client: Any) -> N
             "of type text",
         ),
         ("chat/completions", {"model": "tiny", "messages": SAID, "stop": [""]}, None, "stop: expected"),
-        (
-            "chat/completions",
-            "n",
-            ">= 1",
-        ),
+        ("chat/completions", {"model": "tiny", "messages": SAID, "n": 0}, "n", ">= 1"),
         ("embeddings", {"model": "tiny", "input": "a"}, None, "no embeddings"),
         ("embeddings", {"model": "embedder", "input": "a" * 99}, None, "1 to 64 tokens"),
     ],
