@@ -83,11 +83,16 @@ class OpenAIDoor:
     def routes(self) -> list[BaseRoute]:
         """All of them; ``/v1/models`` is among the native ones."""
         return [
+            Route("/health", self.health),
             Route("/v1/models/{model}", self.model),
             Route("/v1/completions", self.complete, methods=["POST"]),
             Route("/v1/chat/completions", self.chat, methods=["POST"]),
             Route("/v1/embeddings", self.embed, methods=["POST"]),
         ]
+
+    async def health(self, request: Request) -> Response:
+        """Whether requests are taken, where clients of other servers of this protocol ask."""
+        return json_response({"ready": self._backend.is_ready}, 200 if self._backend.is_ready else 503)
 
     @_telling
     async def model(self, request: Request) -> Response:

@@ -104,6 +104,7 @@ def _common_paths() -> Schema:
                 _parameter("format", {"const": "trace"}, "query"),
             ],
         ),
+        "/health": _get_ready("Whether every model that is loaded can be served."),
         "/v1/models": _get("The models.", "503"),
         "/v1/models/{model}": _get("A model.", "404", "503", parameters=[model]),
         "/v1/completions": _openai("What follows texts, by a language model.", "/v1/completions", streams="too"),

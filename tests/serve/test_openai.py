@@ -41,6 +41,7 @@ def test_models_are_told_in_both_shapes(server: Server, client: Any) -> None:
     assert {"tiny", "embedder", "chain"} == {model.id for model in client.models.list()}
     assert server.http.get("/v1/models").json()["models"] == ["chain", "embedder", "tiny"]
     assert client.models.retrieve("tiny").id == "tiny"
+    assert server.http.get("/health").json() == {"ready": True}
     with pytest.raises(openai.NotFoundError):
         client.models.retrieve("none")
 
