@@ -50,9 +50,13 @@ class Tokenizer:
         """Return the text of tokens, without the special ones."""
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
-    def text_of(self, token: int) -> str:
-        """Return the text of one token by itself; of a special one its name."""
-        return str(self._tokenizer.decode([token], skip_special_tokens=False))
+    def name_of(self, token: int) -> tuple[str, bool]:
+        """Return the text of one token by itself, and that it is one; of part of a character what the tokenizer calls
+        it, and that it is none."""
+        text = str(self._tokenizer.decode([token], skip_special_tokens=False))
+        if text and REPLACEMENT not in text:
+            return text, True
+        return self._tokenizer.id_to_token(token) or f"token_id:{token}", False
 
 
 class Detokenizer:

@@ -51,8 +51,11 @@ class Form:
     def _choice(self, number: int, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
         raise NotImplementedError
 
-    def _named(self, token: int) -> str:
-        return self._language.tokenizer.text_of(token) if self._language.tokenizer_json else f"token_id:{token}"
+    def _named(self, token: int) -> tuple[str, bool]:
+        """Return what a token is called, and whether that is its text."""
+        if self._language.tokenizer_json is None:
+            return f"token_id:{token}", False
+        return self._language.tokenizer.name_of(token)
 
 
 class CompletionForm(Form):
@@ -75,7 +78,7 @@ class CompletionForm(Form):
         return {"index": number, "text": text, "logprobs": logprobs}
 
     def _logprobs(self, number: int, tokens: Sequence[Token]) -> dict[str, Any]:
-        texts, offsets, offset = [self._named(token.id) for token in tokens], [], self._offsets.get(number, 0)
+        texts, offsets, offset = [self._named(token.id)[0] for token in tokens], [], self._offsets.get(number, 0)
         for text in texts:
             offsets.append(offset)
             offset += len(text)
@@ -83,7 +86,9 @@ class CompletionForm(Form):
         return {
             "tokens": texts,
             "token_logprobs": [token.logprob for token in tokens],
-            "top_logprobs": [{self._named(id): logprob for id, logprob in token.likeliest} for token in tokens],
+            "top_logprobs": [
+                {self._named(id)[0]: logprob for id, logprob in reversed(token.likeliest)} for token in tokens
+            ],  # of two that are called alike the likelier one
             "text_offset": offsets,
         }
 
@@ -120,8 +125,8 @@ class ChatForm(Form):
         return {"content": content, "refusal": None}
 
     def _entry(self, token: int, logprob: float) -> dict[str, Any]:
-        text = self._named(token)
-        return {"token": text, "logprob": logprob, "bytes": list(text.encode())}
+        text, is_text = self._named(token)
+        return {"token": text, "logprob": logprob, "bytes": list(text.encode()) if is_text else None}
 
 
 def usage_of(num_prompt_tokens: int, num_tokens: int, num_cached_tokens: int) -> dict[str, Any]:

@@ -61,6 +61,12 @@ def test_a_character_of_several_tokens_comes_with_the_last(tokenizer: Tokenizer)
     assert pieces(tokenizer, tokens) == ["", "", "€", "a", ""]
 
 
+def test_a_part_of_a_character_has_a_name_of_its_own(tokenizer: Tokenizer) -> None:
+    names = [tokenizer.name_of(token) for token in tokens_of(tokenizer, "€a".encode())]
+    assert len(set(names)) == 4 and names[3] == ("a", True) and not any(is_text for _, is_text in names[:3])
+    assert tokenizer.name_of(9999) == ("token_id:9999", False)
+
+
 def test_special_tokens_are_no_text(tokenizer: Tokenizer) -> None:
     made = pieces(tokenizer, tokenizer.encode("<|start|>hello<|end|>"))
     assert "".join(made) == "hello"
