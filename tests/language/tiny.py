@@ -51,7 +51,7 @@ def checkpoint(name: str = "tiny", **fields: Any) -> Checkpoint:
     def make(name: str, **options: Any) -> Unfolder:
         torch.manual_seed(5)
         llama = Llama(LlamaSizes(vocabulary=vocabulary(), hidden=32, inner=64, layers=2, heads=4, kv_heads=2))
-        return complete(name, language_model(llama, END), **options)
+        return complete(name, language_model(llama, END, sampling=True), **options)
 
     return _checkpoint(name, "decoder", make, **fields)
 

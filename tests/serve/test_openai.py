@@ -13,8 +13,10 @@ import numpy as np
 import pytest
 
 from cellrt.errors import DeadlineError
+from cellrt.language.text import Tokenizer
 from cellrt.serve.http import EventStream
 from cellrt.serve.openai_messages import told
+from tests.language import tiny
 from tests.serve.helpers import Server
 from tests.waiting import until
 
@@ -123,6 +125,41 @@ def test_logprobs_are_those_of_the_tokens(client: Any) -> None:
     pieces = client.completions.create(model="tiny", prompt="hello", max_tokens=6, logprobs=0, stream=True)
     streamed = [logprob for piece in pieces for logprob in piece.choices[0].logprobs.token_logprobs]
     assert streamed == made.token_logprobs
+
+
+def test_the_likeliest_tokens_are_told_as_many_as_were_asked_for(client: Any) -> None:
+    made = client.completions.create(model="tiny", prompt="hello", max_tokens=4, logprobs=3).choices[0].logprobs
+    assert [max(best.values()) for best in made.top_logprobs] == made.token_logprobs
+    chat = client.chat.completions.create(
+        model="tiny", messages=SAID, max_tokens=4, logprobs=True, top_logprobs=2
+    ).choices[0]
+    assert [len(each.top_logprobs) for each in chat.logprobs.content] == [2] * 4
+
+
+def test_a_seed_draws_the_same_tokens_and_each_of_n_answers_others(client: Any) -> None:
+    def drawn(**options: Any) -> list[str]:
+        made = client.completions.create(model="tiny", prompt="hello", max_tokens=12, temperature=1.5, **options)
+        return [choice.text for choice in made.choices]
+
+    texts = drawn(seed=7, n=3)
+    assert texts == drawn(seed=7, n=3) and len(set(texts)) == 3
+    assert drawn(seed=9) == texts[2:]
+    assert drawn() != drawn()
+
+
+def test_how_tokens_are_chosen_is_as_a_request_says(client: Any) -> None:
+    free = client.completions.create(model="tiny", prompt="hello", max_tokens=12, logprobs=0).choices[0]
+    biased = client.completions.create(model="tiny", prompt="hello", max_tokens=4, logit_bias={"72": 100}).choices[0]
+    assert biased.text == tiny_text([72] * 4) != free.text
+    ended = client.completions.create(
+        model="tiny", prompt="hello", max_tokens=12, extra_body={"stop_token_ids": [72], "min_tokens": 3},
+        logit_bias={"72": 100},
+    )  # fmt: skip
+    assert (ended.usage.completion_tokens, ended.choices[0].finish_reason) == (4, "stop")
+
+
+def tiny_text(tokens: list[int]) -> str:
+    return Tokenizer(tiny.tokenizer_json()).decode(tokens)
 
 
 def test_embeddings_are_numbers_or_their_bytes(server: Server, client: Any) -> None:
