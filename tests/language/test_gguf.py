@@ -10,6 +10,7 @@ import torch
 import cellrt
 from cellrt.errors import DefinitionError
 from cellrt.language.checkpoints import read_checkpoint
+from tests.cells.smollm import smollm
 from tests.language.small_models import MODELS, saved
 from tests.language.test_architectures import PROMPTS, STEPS, answers, check_tokens
 
@@ -217,3 +218,22 @@ def test_tokenizers_are_json():
     for cut in CUTS:
         made = tokenizer_of("x", TEXTS | lists | {"tokenizer.ggml.pre": cut}, 9)
         assert len(json.loads(made)["model"]["vocab"]) == 9
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_smollm_is_cut_as_in_transformers_and_knows_the_capital_of_france():
+    tokenizers = pytest.importorskip("tokenizers", reason="needs tokenizers: pip install tokenizers")
+    path = smollm()
+    import transformers
+
+    checkpoint = read_checkpoint(path)
+    cut = tokenizers.Tokenizer.from_buffer(checkpoint.tokenizer)
+    reference = transformers.AutoTokenizer.from_pretrained(path.parent, gguf_file=path.name)
+    for line in ["The capital of France is", " 1234 don't\n\n  world é漢字 I'll", "<|im_start|>user\nHi!<|im_end|>\n"]:
+        assert cut.encode(line).ids == reference(line)["input_ids"]
+    asked = "<|im_start|>user\nWhat is the capital of France?<|im_end|>\n<|im_start|>assistant\n"
+    with cellrt.Engine(page_bytes=1 << 26, workers=1) as large:
+        large.register(checkpoint.make("smollm", max_tokens=20))
+        made = large.submit("smollm", cut.encode(asked).ids).result(timeout=120)["token"].tolist()
+    assert cut.decode(made) == "The capital of France is Paris."

@@ -210,14 +210,14 @@ class Plan:
         self._names = {name: names(name) for name in wanted}
         for name, shape in wanted.items():
             weights.expect(self._names[name], reversed(shape) if name in turned else shape)
-        self._sizes = {self._names[name]: math.prod(shape) for name, shape in wanted.items()}
+        self._sizes: dict[str, int] = {self._names[name]: math.prod(shape) for name, shape in wanted.items()}
         linear = [f"{name}.weight" for name, part in made.named_modules() if type(part) is Linear]
         self._linear = [(shapes[name], name in tied) for name in linear]
 
     def num_bytes(self, dtype: torch.dtype) -> int:
         """How many the module's weights have, each once; of int8 are those of its linear layers alone."""
         wide_bytes: int = torch.float32.itemsize if dtype is torch.int8 else dtype.itemsize
-        num_bytes = wide_bytes * sum(self._sizes.values())
+        num_bytes: int = wide_bytes * sum(self._sizes.values())
         if dtype is torch.int8:
             for shape, is_looked_up in self._linear:
                 wide = 0 if is_looked_up else wide_bytes * math.prod(shape)
