@@ -34,7 +34,7 @@ from cellrt.cells.lstm import (
     LSTMRecurrent,
 )
 from cellrt.cells.output import Argmax, Projection, ProjectionArgmax, Sample
-from cellrt.cells.sampling import SamplingLimits
+from cellrt.cells.sampling import Sampler, SamplingLimits
 from cellrt.cells.stacked import BothInputs, Joined, JoinedCell
 from cellrt.cells.transformer_beams import transformer_beam_step
 from cellrt.cells.transformer_stack import StackSizes, TransformerStack, encoder_decoder_cells, sentence_encoder
@@ -76,6 +76,7 @@ __all__ = [
     "Projection",
     "ProjectionArgmax",
     "Sample",
+    "Sampler",
     "SamplingDecoder",
     "SamplingLanguageModel",
     "SamplingLimits",

@@ -33,6 +33,7 @@ from cellrt.cells.row_layers import likeliest
 from cellrt.cells.sampling import (
     Asked,
     SampledToken,
+    Sampler,
     SamplingLimits,
     ends_of,
     sample,
@@ -296,8 +297,8 @@ class SamplingHead(nn.Module):
 
     def __init__(self, model: Llama, end_token: int | Sequence[int], limits: SamplingLimits) -> None:
         super().__init__()
-        self.norm, self.head, self.ends, self.limits = model.norm, model.head, ends_of(end_token), limits
-        self.vocabulary = model.sizes.vocabulary
+        self.norm, self.head, self.vocabulary = model.norm, model.head, model.sizes.vocabulary
+        self.sampler = Sampler(self.vocabulary, end_token, limits)
 
     def forward(
         self,
@@ -310,11 +311,9 @@ class SamplingHead(nn.Module):
         stops: Tensor,
         biases: Tensor,
     ) -> SampledToken:
-        """``x`` ``[rows, hidden]`` of the tokens; the rest is as of ``SamplingLanguageModel``."""
-        history.append(token.to(torch.int32))
-        logits, chosen = self.head(self.norm(x)), torch.arange(len(token), device=token.device)
-        asked = Asked(settings, seed, stops, biases)
-        return sample(logits, chosen, asked, history, spans, self.ends, self.limits)
+        """``x`` ``[rows, hidden]`` of the tokens; the rest is as of ``Sampler``."""
+        made: SampledToken = self.sampler(self.head(self.norm(x)), token, history, spans, settings, seed, stops, biases)
+        return made
 
 
 class Memory(nn.Module):

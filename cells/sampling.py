@@ -23,11 +23,11 @@ from typing import NamedTuple
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor
+from torch import Tensor, nn
 
 from cellrt import DefinitionError, PagedRows, RowSpec, Spans, grows, rows, span, token
 from cellrt.cells import _sampling as compiled
-from cellrt.cells._weights import is_fusable
+from cellrt.cells._weights import is_eager, is_fusable
 from cellrt.cells.output import LEAST_TEMPERATURE, uniform
 from cellrt.numbers import as_integer
 
@@ -279,3 +279,46 @@ def _drawn(below: Tensor, settings: Tensor, number: Tensor) -> Tensor:
     sums = kept.cumsum(1)
     place = torch.searchsorted(sums, (number * sums[:, -1])[:, None], right=True)[:, 0]
     return torch.where(sums[:, -1] > 0, place.clamp(max=width - 1), -1)
+
+
+class Sampler(nn.Module):
+    """The end of a step of a decoder of your own: from logits to tokens, as each request asks.
+
+    Args:
+        vocabulary: how many tokens there are.
+        end_token: the one that ends a text, or several.
+        limits: the most that a request may ask for.
+
+    A cell that ends so has the inputs of ``inputs`` beside its own, its outputs are a ``SampledToken``, and its module
+    has an attribute ``vocabulary``.
+    """
+
+    def __init__(self, vocabulary: int, end_token: int | Sequence[int], limits: SamplingLimits | None = None) -> None:
+        super().__init__()
+        self.vocabulary, self.ends, self.limits = vocabulary, ends_of(end_token), limits or SamplingLimits()
+
+    def inputs(self, page_size: int = 16) -> dict[str, RowSpec]:
+        """What the cell takes beside its own inputs, with the tokens so far in pages of so many."""
+        return sampling_inputs(self.limits, page_size)
+
+    def forward(
+        self,
+        logits: Tensor,
+        token: Tensor,
+        history: PagedRows,
+        spans: Spans,
+        settings: Tensor,
+        seed: Tensor,
+        stops: Tensor,
+        biases: Tensor,
+    ) -> SampledToken:
+        """``logits`` ``[rows, vocabulary]`` of the rows' ``token`` int64 ``[rows]``, which are appended to ``history``;
+        the rest is as of ``Asked``."""
+        history.append(token.to(torch.int32))
+        asked = Asked(settings, seed, stops, biases)
+        if token.is_cpu and is_eager(token):
+            chosen = spans.is_read.nonzero()[:, 0]
+            logits = logits[chosen]
+        else:
+            chosen = torch.arange(len(token), device=token.device)
+        return sample(logits, chosen, asked, history, spans, self.ends, self.limits)

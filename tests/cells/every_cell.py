@@ -199,7 +199,8 @@ NOT_CELLS = {
     **dict.fromkeys(
         ["Embedding", "Head", "Layer", "LayeredModel", "LlamaLayers", "layered_language_model"], WITH_PAGES
     ),
-    **dict.fromkeys(["Memory", "SamplingHead", "SamplingLanguageModel", "SamplingLimits"], WITH_PAGES),
+    "SamplingLimits": "the most that a request may ask of a model that samples",
+    **dict.fromkeys(["Memory", "Sampler", "SamplingHead", "SamplingLanguageModel"], WITH_PAGES),
     **dict.fromkeys(["GreedyDecoder", "SentenceEncoder", "SourceEncoder", "TransformerStack"], WITH_PAGES),
     **dict.fromkeys(
         ["append_key_values", "cached_attention", "cross_attention", "key_values", "span_attention"],

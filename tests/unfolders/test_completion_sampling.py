@@ -10,11 +10,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from torch import nn
 
 from cellrt.cells.language_models import language_model, layered_language_model
-from cellrt.cells.sampling import SamplingLimits
+from cellrt.cells.sampling import Sampler, SamplingLimits
+from cellrt.definition.define import cell
+from cellrt.definition.spec import grows, token
 from cellrt.engine.engine import Engine
-from cellrt.errors import RequestError
+from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.serve.forms import form_of
 from cellrt.serve.settings import Limits
@@ -25,7 +28,7 @@ from tests.unfolders.language_models import END, VOCABULARY, draw_prompt, small_
 from tests.unfolders.test_completion import suspending_engine
 
 LIMITS = SamplingLimits(biases=3, stops=2, logprobs=4)
-THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(4), deadline=None)
+THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=examples(10), deadline=None)
 PAGE_BYTES = 12_288
 """64 pages of keys and values of a row each, or of 4."""
 
@@ -100,7 +103,7 @@ def assert_same_bits(actual, expected):
 )
 def test_answers_are_bit_for_bit_those_of_the_request_alone(requests, model, workers):
     """Prompts come in pieces; a worker has 64 pages, so that requests are suspended."""
-    engine = small_engine(workers, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 20)
+    engine = small_engine(workers, page_bytes=PAGE_BYTES, debug=True, arena_bytes=1 << 17)
     try:
         engine.register(model, warm_up=False)
         futures = [engine.submit("lm", request) for request in requests]
@@ -140,7 +143,7 @@ def test_requests_that_were_suspended_go_on_with_their_numbers(suspension):
 def test_conversations_go_on_with_all_that_they_were_told(turns, sessions, moved):
     """Penalties read what a session was told before; before turn ``moved`` each is exported, reset and restored."""
     model = sampling_model(3, 11, keep=True)
-    engine = small_engine(1, page_bytes=1 << 18, debug=True, arena_bytes=1 << 20)
+    engine = small_engine(1, page_bytes=1 << 15, debug=True, arena_bytes=1 << 17)
     states: list[list[torch.Tensor]] = [[] for _ in range(sessions)]
     begins = [torch.zeros(0, dtype=torch.int64) for _ in range(sessions)]
     asked = {"temperature": 1.0, "repetition_penalty": 1.4, "presence_penalty": 0.5}
@@ -318,3 +321,37 @@ def test_mistakes_in_requests_are_named(given_, match):
 def test_a_greedy_model_says_who_samples():
     with pytest.raises(RequestError, match="got \\['temperature'\\] too .*language_model\\(..., sampling=True\\)"):
         run_one_by_one(complete("lm", small_cell()), {"prompt": [1], "temperature": 1.0})
+
+
+class Own(nn.Module):
+    """A decoder of somebody's: the next token is likely one more than the sum of all so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.sampler, self.vocabulary = Sampler(VOCABULARY, END, LIMITS), VOCABULARY
+
+    def forward(self, token, sums, history, spans, settings, seed, stops, biases):
+        sums.append(token[:, None].float())
+        totals = [sums.rows_of(node)[: position + 1].sum() for node, position in zip(sums.nodes, sums.positions)]
+        logits = -(torch.stack(totals)[:, None] + 1 - torch.arange(VOCABULARY)).abs() % VOCABULARY
+        return self.sampler(logits, token, history, spans, settings, seed, stops, biases)
+
+
+def test_a_decoder_of_ones_own_samples():
+    module = Own()
+    inputs = {"token": token, "sums": grows(1, page_size=4), **module.sampler.inputs(page_size=4)}
+    model = complete("own", cell(module, inputs, max_batch=4, max_batch_rows=16))
+    requests = [{**EVERYTHING, "seed": seed, "prompt": draw_prompt(seed, 7), "max_tokens": 5} for seed in range(5)]
+    with Engine(workers=1, page_bytes=1 << 18, compile="off") as engine:
+        engine.register(model, warm_up=False)
+        futures = [engine.submit("own", request) for request in requests]
+        for request, future in zip(requests, futures):
+            assert_same_bits(future.result(WAIT_S), run_one_by_one(model, request))
+
+
+def test_a_module_that_has_no_vocabulary_is_refused():
+    module = Own()
+    del module.vocabulary
+    inputs = {"token": token, "sums": grows(1, page_size=4), **module.sampler.inputs(page_size=4)}
+    with pytest.raises(DefinitionError, match="expected a module with an attribute vocabulary"):
+        complete("own", cell(module, inputs, max_batch=4))
