@@ -65,13 +65,14 @@ class Maker:
         name: of the checkpoint, for the cells.
         found: what is made.
         dtype: of the module's weights.
-        end_token: the one that ends a text, or None.
+        end_tokens: those that end a text; cells that know one alone are given the first.
         is_told: whether a bar or a line in the log says how far the reading is, where it takes long.
     """
 
-    def __init__(self, name: str, found: Found, dtype: torch.dtype, end_token: int | None, is_told: bool) -> None:
+    def __init__(self, name: str, found: Found, dtype: torch.dtype, end_tokens: tuple[int, ...], is_told: bool) -> None:
         self._name, self._found, self._dtype = name, found, dtype
-        self._end_token = NEVER if end_token is None else end_token
+        ends = tuple(end_tokens) or (NEVER,)
+        self._ends = ends if found.cells is SAMPLING else ends[0]
         self._quiet_s = QUIET_S if is_told else NEVER_S
         self._made: dict[tuple[tuple[str, Any], ...], Any] = {}
 
@@ -82,7 +83,7 @@ class Maker:
         key = tuple(sorted(given.items()))
         if key not in self._made:
             module = self._module()
-            self._made[key] = self._found.cells(module, self._end_token, name=self._name, **given)
+            self._made[key] = self._found.cells(module, self._ends, name=self._name, **given)
             let_rest([module])
         try:
             return self._found.unfold(name, self._made[key], **options)
