@@ -29,13 +29,20 @@ DEFAULT_TOKENS = 256
 
 
 def load(
-    path: str | PathLike[str], *, name: str | None = None, engine: Engine | Client | None = None, **options: Any
+    path: str | PathLike[str],
+    *,
+    name: str | None = None,
+    dtype: torch.dtype | None = None,
+    engine: Engine | Client | None = None,
+    **options: Any,
 ) -> LanguageModel:
     """Return the language model of a checkpoint: a folder as Hugging Face has them, or a GGUF file.
 
     Args:
         path: of the folder or file.
         name: of the model in the engine; default: that of the folder or file.
+        dtype: in which it computes; None: what the environment's ``CELLRT_DTYPE`` says (float32, bfloat16, float16, or
+            int8 for weights of linear layers), or float32.
         engine: that serves it, beside others; a client's reads the checkpoint there. Default: one of its own, which
             ends with the model.
         options: as of ``Engine``, for one of its own.
@@ -45,12 +52,14 @@ def load(
     if engine is not None and options:
         raise DefinitionError(f"load: {sorted(options)} are options of an engine of its own, but there is engine=")
     if isinstance(engine, Client):
+        if dtype is not None:
+            raise DefinitionError("load: the process of the engine chooses the dtype: CELLRT_DTYPE in its environment")
         from cellrt.process.named import source_of
 
         source = source_of(fspath(path) if name is None else f"{fspath(path)}:{name}")
         engine.register(source)
         return LanguageModel(_unfolder_of(engine, source.rpartition(":")[2]), engine, is_registered=True)
-    made = load_checkpoint(fspath(path), name)
+    made = load_checkpoint(fspath(path), name, dtype)
     return LanguageModel(made, engine, **options)
 
 

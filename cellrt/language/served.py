@@ -6,14 +6,18 @@ declared of its cells, its tokenizer and its template. They unfold requests and 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
+
+import torch
 
 from cellrt.cells.mamba2 import RecurrentModel
 from cellrt.cells.transformer_stack import EncoderDecoder
 from cellrt.definition.cell import Cell
 from cellrt.definition.outline import cell_of, outline_of
+from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.language.bounded import bounded
 from cellrt.language.checkpoint import Checkpoint
@@ -21,6 +25,8 @@ from cellrt.language.language import Language
 from cellrt.unfolders import complete, embed, transduce
 from cellrt.unfolders.recurrent_completion import complete_recurrent
 
+DTYPE, DTYPES = "CELLRT_DTYPE", ("float32", "bfloat16", "float16", "int8")
+"""The environment's word for what models of checkpoints compute in, and what it may say."""
 MAKER = "cellrt.language.served:from_outline"
 
 
@@ -31,11 +37,24 @@ class LanguageUnfolder(Unfolder):
     language: Language
 
 
-def load(path: str, name: str | None = None) -> LanguageUnfolder:
-    """Return the model of a checkpoint, a folder or GGUF file, with its weights. Raises DefinitionError."""
+def load(path: str, name: str | None = None, dtype: torch.dtype | None = None) -> LanguageUnfolder:
+    """Return the model of a checkpoint, a folder or GGUF file, with its weights.
+
+    ``dtype``: as of ``read_checkpoint``; None: what the environment's ``CELLRT_DTYPE`` says, or float32.
+
+    Raises DefinitionError.
+    """
     from cellrt.language.checkpoints import read_checkpoint  # each architecture that is known: not for clients
 
-    return served(read_checkpoint(path, name=name))
+    return served(read_checkpoint(path, name=name, dtype=dtype_said() if dtype is None else dtype))
+
+
+def dtype_said() -> torch.dtype | None:
+    """Return the dtype that the environment names. Raises DefinitionError for none that a model may have."""
+    said = os.environ.get(DTYPE, "")
+    if said and said not in DTYPES:
+        raise DefinitionError(f"{DTYPE}: expected one of {', '.join(DTYPES)}, got {said!r:.40}")
+    return getattr(torch, said) if said else None
 
 
 def served(checkpoint: Checkpoint) -> LanguageUnfolder:

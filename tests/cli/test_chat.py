@@ -18,7 +18,7 @@ pytest.importorskip("jinja2")
 
 
 def talk(monkeypatch: pytest.MonkeyPatch, typed: str, *options: str, **fields: Any) -> str:
-    monkeypatch.setattr(models, "load_checkpoint", lambda path, name: served(tiny.checkpoint(**fields)))
+    monkeypatch.setattr(models, "load_checkpoint", lambda *_: served(tiny.checkpoint(**fields)))
     result = CliRunner().invoke(app, ["chat", "some", "--max-tokens", "8", *options], input=typed)
     assert result.exit_code == 0, result.output
     return result.output

@@ -7,6 +7,7 @@ import weakref
 from pathlib import Path
 
 import pytest
+import torch
 
 import cellrt
 from cellrt.definition.outline import cell_of, outline_of
@@ -61,6 +62,15 @@ def test_a_checkpoint_is_a_model_by_its_path(tmp_path: Path, monkeypatch: pytest
         source_of("none.gguf")
     monkeypatch.setattr(served, "load", lambda *read: served.served(tiny.checkpoint("|".join(read))))
     assert ModelSource(f"{folder}:other name").load().name == f"{folder}|other name"
+
+
+def test_the_environment_says_what_checkpoints_compute_in(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert served.dtype_said() is None
+    monkeypatch.setenv("CELLRT_DTYPE", "bfloat16")
+    assert served.dtype_said() is torch.bfloat16
+    monkeypatch.setenv("CELLRT_DTYPE", "float64")
+    with pytest.raises(DefinitionError, match="CELLRT_DTYPE: expected one of float32, bfloat16"):
+        served.dtype_said()
 
 
 def test_a_wrong_tokenizer_is_told_when_a_model_is_made() -> None:
