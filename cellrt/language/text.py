@@ -12,7 +12,7 @@ MOST_HELD = 24
 """Tokens that are held back at most: a character has four bytes, and whoever makes no whole one is shown that."""
 UNSURE = 3
 """Characters at the end of bytes that are no text which the next token may still change."""
-NEEDED = "language models need more packages: pip install 'cellrt[lm]' ({})"
+NEEDED = "language models need more packages: in a clone pip install '.[lm]' ({})"
 
 
 class Tokenizer:
