@@ -41,6 +41,7 @@ if TYPE_CHECKING:
     from cellrt.graph.loops import LoopBody
     from cellrt.graph.symbols import Chain, Dag, GrowingState, Loop, LoopOfCells, Node, Output, State, Steps, Tree
     from cellrt.graph.unfolder import Unfolder, unfold
+    from cellrt.language.model import LanguageModel, load
     from cellrt.process.client import Client, connect
     from cellrt.process.engine_process import EngineProcess
     from cellrt.process.remote_session import RemoteSession
@@ -90,6 +91,7 @@ _HOMES = {
     ),
     "engine.session": ("Session",),
     "engine.session_limits": ("SessionLimits",),
+    "language.model": ("LanguageModel", "load"),
     "process.client": ("Client", "connect"),
     "process.engine_process": ("EngineProcess",),
     "process.remote_session": ("RemoteSession",),
@@ -120,6 +122,7 @@ __all__ = [
     "Graph",
     "GrowingState",
     "InternalError",
+    "LanguageModel",
     "Limits",
     "Loop",
     "LoopBody",
@@ -152,6 +155,7 @@ __all__ = [
     "connect",
     "grows",
     "http_status",
+    "load",
     "load_cell",
     "pages",
     "ragged",

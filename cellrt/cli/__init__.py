@@ -1,4 +1,4 @@
-"""The command line: ``cellrt demo``, ``serve``, ``check``, ``tune``, ``bench`` and ``simulate``."""
+"""The command line: ``cellrt demo``, ``serve``, ``chat``, ``check``, ``tune``, ``bench`` and ``simulate``."""
 
 from __future__ import annotations
 
@@ -8,14 +8,15 @@ import typer
 
 import cellrt
 from cellrt.cli import bench
+from cellrt.cli.chat import chat
 from cellrt.cli.demo import demo
 from cellrt.cli.planning import check, simulate, tune
 from cellrt.cli.serve import serve
 
 ABOUT = (
     "Serve neural networks whose shape depends on the request (RNNs, trees, decoders), batched cell by cell over all "
-    "requests. cellrt serve starts a server; cellrt check tells beforehand whether a model can be served. Each option "
-    "may also come as an environment variable, which its help names."
+    "requests. cellrt serve starts a server; cellrt chat talks with a language model; cellrt check tells beforehand "
+    "whether a model can be served. Each option may also come as an environment variable, which its help names."
 )
 app = typer.Typer(no_args_is_help=True, help=ABOUT)
 
@@ -42,7 +43,7 @@ def _common(
     """See ``ABOUT``, which is the help."""
 
 
-for _command in (demo, serve, check, tune, simulate):
+for _command in (demo, serve, chat, check, tune, simulate):
     app.command()(_command)
 app.add_typer(bench.app, name="bench")
 

@@ -150,7 +150,8 @@ def serve(
             envvar=MODELS,  # an argument gets none by itself, as options do
             help=(
                 "The models, which @cellrt.unfold made, each as module:attribute, file.py:attribute, file.py "
-                "if it has one model, or g2p, the model of the demo."
+                "if it has one model, or g2p, the model of the demo; or a checkpoint of a language model, a folder "
+                "with a config.json or a GGUF file, with :name behind it if it is to have another."
             ),
         ),
     ],
@@ -262,7 +263,7 @@ def serve(
     ] = None,
     engine: Any = None,
 ) -> None:
-    """Serve models over HTTP: the Open Inference Protocol at /v2, their own JSON at /v1, /docs, /metrics."""
+    """Serve models over HTTP: the Open Inference Protocol at /v2, their own and OpenAI's at /v1, /docs, /metrics."""
     try:
         from cellrt.process.named import sources_of
         from cellrt.serve.keeper import Keeper

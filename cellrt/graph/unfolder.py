@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,6 +24,8 @@ class Unfolder:
             row shapes of the model.
         cells: further cells that other requests may use.
         key: what a request's graph depends on alone, if that is known; see ``unfold``.
+        outline: what clients in other processes make the model of, instead of importing it with its weights: JSON, with
+            ``maker``, the "module:function" that makes it, and ``value``, what that is given.
     """
 
     name: str
@@ -31,6 +33,7 @@ class Unfolder:
     example: Any
     cells: Sequence[Cell] = field(default=())
     key: Callable[[Any], Hashable] | None = None
+    outline: Mapping[str, Any] | None = field(default=None, compare=False)
 
     def __repr__(self) -> str:
         return f"Unfolder({self.name!r})"

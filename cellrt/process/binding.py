@@ -21,7 +21,7 @@ from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.graph.known import KnownGraphs
 from cellrt.graph.results import StateLayout
 from cellrt.graph.unfolder import Unfolder
-from cellrt.process.source import ModelSource
+from cellrt.process.source import ModelSource, made_of
 
 
 class RowFormat:
@@ -56,6 +56,7 @@ def described(model: Model, registry: Registry) -> dict[str, Any]:
         ],
         "constants": constants,
         "states": [list(state) for state in model.states],
+        "outline": model.unfolder.outline,
     }
 
 
@@ -111,6 +112,7 @@ class Binding:
         self.number, self.name = number, str(description["name"])
         self.version = int(description["version"])
         self.source = ModelSource(description["source"])
+        self._outline: Mapping[str, Any] | None = description["outline"]
         self._unfolders = unfolders
         self._unfolder: Unfolder | None = None
         self._known: KnownGraphs | None = None
@@ -151,7 +153,7 @@ class Binding:
 
     def _load(self) -> Unfolder:
         try:
-            return self.source.load()
+            return self.source.load() if self._outline is None else made_of(self._outline)
         except DefinitionError as error:  # the engine's process could
             raise DefinitionError(
                 f"{error}; a client imports the model for itself, from where its imports look: the folder of its "

@@ -1,8 +1,9 @@
-"""Where imports look: in a model's folder first, as in that of a program."""
+"""Where imports look: in a model's folder first, as in that of a program; and which paths are no code to import."""
 
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 
 def make_importable(folder: str) -> None:
@@ -16,3 +17,8 @@ def said(error: BaseException) -> str:
     is_missing = isinstance(error, ModuleNotFoundError)
     hint = ": install it, or have PYTHONPATH name the folder that it is in" if is_missing else ""
     return f"{type(error).__name__}: {error}{hint}"
+
+
+def is_checkpoint(path: str) -> bool:
+    """Whether a path is that of a model's files: a folder with a config.json, or a file of GGUF."""
+    return path.endswith(".gguf") or (Path(path) / "config.json").is_file()

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from cellrt.errors import DefinitionError
-from cellrt.process.imports import make_importable, said
+from cellrt.process.imports import is_checkpoint, make_importable, said
 
 NAMES = {"g2p": "cellrt.demo.g2p:make_g2p"}
 """Models that come with cellrt."""
@@ -22,11 +22,17 @@ def source_of(text: str) -> str:
     """The import path of a model: see ``cellrt.process.source``.
 
     From now on its module is found here, and in all processes that are started: a file's beside it, another in the
-    current folder too. Raises DefinitionError if it is not there.
+    current folder too. A checkpoint, a folder or GGUF file, may have a name behind it. Raises DefinitionError if it is
+    not there.
     """
     if text in NAMES:
         return NAMES[text]
-    path, _, attribute = text.rpartition(":") if ":" in text else (text, "", "")
+    path, _, attribute = text.rpartition(":") if ":" in text and not is_checkpoint(text) else (text, "", "")
+    if is_checkpoint(path):
+        if not Path(path).exists():
+            raise DefinitionError(f"model {text!r}: there is no file {path}")
+        whole = Path(path).resolve()
+        return f"{whole}:{attribute or whole.name.removesuffix('.gguf').replace(':', '-')}"
     if path.endswith(".py"):
         if not Path(path).is_file():
             raise DefinitionError(f"model {text!r}: there is no file {path}")
@@ -35,7 +41,8 @@ def source_of(text: str) -> str:
         return f"{path}:{attribute or only_model(path)}"
     if not attribute:
         raise DefinitionError(
-            f"model {text!r}: expected module:attribute, path.py:attribute, path.py, or one of {list(NAMES)}"
+            f"model {text!r}: expected module:attribute, path.py:attribute, path.py, a checkpoint (a folder with a "
+            f"config.json, or a file of GGUF), or one of {list(NAMES)}"
         )
     make_importable(str(Path.cwd()))
     try:

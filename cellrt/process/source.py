@@ -1,4 +1,7 @@
-"""Where a model comes from: an import path, the same in the engine's process and in every client's."""
+"""Where a model comes from: an import path, the same in the engine's process and in every client's.
+
+A checkpoint, a folder or a GGUF file, is read by the engine's process alone; clients make the model of its outline.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ import importlib
 import importlib.util
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
@@ -15,13 +19,18 @@ from typing import Any
 from cellrt.definition.cell import Cell
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
-from cellrt.process.imports import make_importable, said
+from cellrt.process.imports import is_checkpoint, make_importable, said
 from cellrt.worker.python_process import importing
 
 OF_FILES = "_cellrt_model_"
 """How the names of modules begin that were loaded from files."""
 _LOADING = threading.RLock()  # a module may load another
-EXPECTED = "expected 'module:attribute' or 'file.py:attribute', or a model that is an attribute of its module"
+EXPECTED = (
+    "expected 'module:attribute', 'file.py:attribute' or 'checkpoint:name', or a model that is an attribute of its "
+    "module"
+)
+READER = "cellrt.language.served:load"
+"""What makes a model of a checkpoint and the name that it is to have."""
 
 
 class _NoAttributeError(Exception):
@@ -29,16 +38,18 @@ class _NoAttributeError(Exception):
 
 
 class ModelSource:
-    """``module:attribute`` or ``file.py:attribute``: an unfolder, or a function without arguments that makes it.
+    """``module:attribute`` or ``file.py:attribute``: an unfolder, or a function without arguments that makes it; or
+    ``checkpoint:name``, a folder or GGUF file and what the model in it is called.
 
     ``text`` is that path, a file's absolute. Raises DefinitionError if it is none.
     """
 
     def __init__(self, given: object) -> None:
         path, _, name = given.rpartition(":") if isinstance(given, str) else ("", "", "")
-        if not path or not all(part.isidentifier() for part in name.split(".")):
+        self._is_checkpoint = is_checkpoint(path)
+        if not path or not name or not (self._is_checkpoint or all(map(str.isidentifier, name.split(".")))):
             raise DefinitionError(f"{EXPECTED}, got {given!r:.200}")
-        if path.endswith(".py"):
+        if path.endswith(".py") or self._is_checkpoint:
             path = str(Path(path).resolve())
         self.text = f"{path}:{name}"
         self._path, self._name = path, name
@@ -49,6 +60,9 @@ class ModelSource:
     def load(self) -> Unfolder:
         """The model, in this process. Raises DefinitionError, whatever the import raised."""
         try:
+            if self._is_checkpoint:
+                read: Unfolder = named(READER)(self._path, self._name)
+                return read
             with importing():
                 found: Any = (
                     module_of_file(self._path) if self._path.endswith(".py") else importlib.import_module(self._path)
@@ -72,6 +86,24 @@ class ModelSource:
             models = [each for each, value in getattr(owner, "__dict__", {}).items() if isinstance(value, Unfolder)]
             where = self._path if isinstance(owner, ModuleType) else f"{owner!r:.80}"
             raise _NoAttributeError(f"{where} has no {name!r}; the models there are {models}") from None
+
+
+def named(text: str) -> Callable[..., Any]:
+    """Return the function of cellrt's own that ``module:function`` names."""
+    module, _, name = text.partition(":")
+    found: Callable[..., Any] = getattr(importlib.import_module(module), name)
+    return found
+
+
+def made_of(outline: Mapping[str, Any]) -> Unfolder:
+    """Return the model of an outline: see ``Unfolder``. Raises DefinitionError, whatever its maker raised."""
+    try:
+        model = named(outline["maker"])(outline["value"])
+    except Exception as error:
+        raise DefinitionError(f"model of {outline['maker']}: {said(error)}") from error
+    if not isinstance(model, Unfolder):
+        raise DefinitionError(f"{outline['maker']}: expected a model, got {type(model).__name__}")
+    return model
 
 
 def source_of(model: object) -> ModelSource:

@@ -24,6 +24,7 @@ from cellrt.serve.http_native import NativeDoor
 from cellrt.serve.http_oip import OipDoor
 from cellrt.serve.http_watching import WatchingDoor
 from cellrt.serve.keys import Keys
+from cellrt.serve.openai_door import OpenAIDoor
 from cellrt.serve.shortcut import Shortcut
 
 FIRST_S = 30.0
@@ -55,7 +56,7 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
 
     oip, native = OipDoor(door), NativeDoor(door)
     app = Starlette(
-        routes=[*oip.routes(), *native.routes(), *WatchingDoor(door).routes()],
+        routes=[*oip.routes(), *OpenAIDoor(door).routes(), *native.routes(), *WatchingDoor(door).routes()],
         exception_handlers={CellrtError: error_response, HTTPException: _plain, Exception: _unexpected},
         lifespan=connected,
     )

@@ -22,6 +22,7 @@ from cellrt.errors import CellrtError, DefinitionError, RequestError, UnknownMod
 from cellrt.graph.binding import Binding as GraphBinding
 from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
+from cellrt.language.language import Language
 from cellrt.process.binding import Binding
 from cellrt.serve.arrays import BYTES, NAMES
 from cellrt.serve.forms import (
@@ -117,6 +118,12 @@ class Described:
         if missing or tensors.keys() - self.inputs.keys():
             raise RequestError(f"model {self.name!r}: expected inputs {list(self.inputs)}, got {list(tensors)!r:.200}")
         return self._assemble({name: self.inputs[name].read(value) for name, value in tensors.items()})
+
+
+def language_in(described: Described) -> Language | None:
+    """Return what is known of a language model beside its weights; None of a model that is none."""
+    language = getattr(described.binding.unfolder, "language", None)
+    return language if isinstance(language, Language) else None
 
 
 def describe(binding: Binding, limits: Limits) -> Described:

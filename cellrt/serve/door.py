@@ -70,7 +70,7 @@ class Door:
                 client = self.backend.client
                 what = client._submit_collected, described.name, request, None, how.deadline, how.priority
                 outcome, future = await unless_gone(client._collector.submit(*what), gone)
-                id = self._note(future)
+                id = self.note(future)
                 if isinstance(outcome, CellrtError):
                     try:
                         raise outcome
@@ -79,7 +79,7 @@ class Door:
                 return Answer(outcome, described.version, id)
             async with self._in_session(described, how) as session:
                 future = session.submit(request, deadline=how.deadline, priority=how.priority)
-                id = self._note(future)
+                id = self.note(future)
                 return Answer(await unless_gone(as_awaitable(future), gone), _version_of(session), id)
 
     @asynccontextmanager
@@ -99,14 +99,14 @@ class Door:
                     priority=how.priority,
                     max_unread=limits.max_unread,
                 ) as stream:
-                    self._note(stream.future)
+                    self.note(stream.future)
                     yield stream, described.version
                 return
             async with self._in_session(described, how) as session:
                 with session.stream(
                     request, deadline=how.deadline, priority=how.priority, max_unread=limits.max_unread
                 ) as stream:
-                    self._note(stream.future)
+                    self.note(stream.future)
                     yield stream, _version_of(session)
 
     @contextmanager
@@ -149,7 +149,7 @@ class Door:
             self.measures.rejections.labels(model).inc()
             raise
 
-    def _note(self, future: RequestFuture) -> str:
+    def note(self, future: RequestFuture) -> str:
         """What ``/debug/requests/...`` knows a request by; noted for whoever asks for its spans."""
         id, seen = self.trace_id(future), SEEN.get()
         if id and seen is not None:

@@ -18,7 +18,7 @@ from cellrt.serve.http import CUT_OFF, error_answer, json_response
 from cellrt.serve.keys import Keys
 from cellrt.serve.measures import Measures
 
-OPEN = ("/v2/health/live", "/v2/health/ready", "/", "/docs")
+OPEN = ("/health", "/v2/health/live", "/v2/health/ready", "/", "/docs")
 """What needs no key: the pages are empty without one."""
 HARMLESS = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing: pages of any origin may use them, and cannot read the answer."""

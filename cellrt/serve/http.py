@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import suppress
 
 from starlette.requests import ClientDisconnect, Request
@@ -17,6 +17,8 @@ from cellrt.serve.oip import encode
 REQUEST_ID = "x-cellrt-request"
 """The header with what ``/debug/requests/...`` knows a request by."""
 
+Tell = Callable[[BaseException], Mapping[str, object]]
+"""From an error to what a protocol says of it, in JSON."""
 CUT_OFF = "the server ends, and this took longer than it waits for what was begun"
 
 
@@ -59,10 +61,10 @@ async def error_response(_: Request, error: Exception) -> Response:
     return error_answer(error)
 
 
-def error_answer(error: Exception) -> Response:
-    """As ``error_response``."""
+def error_answer(error: Exception, as_json: Tell = told) -> Response:
+    """As ``error_response``; ``as_json``: an error as the door's protocol has it."""
     headers = {**error_headers(error), **_seen_header()}
-    return Response(encode(told(error)), http_status(error), headers, "application/json")
+    return Response(encode(as_json(error)), http_status(error), headers, "application/json")
 
 
 def _seen_header() -> dict[str, str]:
@@ -77,10 +79,13 @@ class EventStream(Response):
     Args:
         events: each one's JSON. What it raises is the last event, or the answer itself if nothing was sent.
         write_timeout_s: a client that reads nothing for so long is left.
+        as_json: an error as the door's protocol has it.
     """
 
-    def __init__(self, events: AsyncIterator[bytes], write_timeout_s: float, headers: dict[str, str]) -> None:
-        self._events, self._write_timeout_s = events, write_timeout_s
+    def __init__(
+        self, events: AsyncIterator[bytes], write_timeout_s: float, headers: dict[str, str], as_json: Tell = told
+    ) -> None:
+        self._events, self._write_timeout_s, self._as_json = events, write_timeout_s, as_json
         self.status_code, self.background = 200, None
         self.init_headers({"content-type": "text/event-stream", "cache-control": "no-store", **headers})
 
@@ -105,7 +110,7 @@ class EventStream(Response):
         try:
             first = await anext(events, b"")  # an error before the first step is the answer
         except CellrtError as error:
-            answer = error_answer(error)
+            answer = error_answer(error, self._as_json)
             await write({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
             await write({"type": "http.response.body", "body": answer.body})
             return
@@ -116,7 +121,7 @@ class EventStream(Response):
             async for event in events:
                 await write(_event(event))
         except CellrtError as error:
-            await write(_event(encode(told(error))))
+            await write(_event(encode(self._as_json(error))))
         await write({"type": "http.response.body", "body": b""})
 
     def _writer(self, send: Send) -> Callable[[dict[str, object]], Awaitable[None]]:

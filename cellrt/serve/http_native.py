@@ -33,6 +33,7 @@ from cellrt.serve.door import Door, blamed, told
 from cellrt.serve.forms import TensorForm
 from cellrt.serve.guard import no_websocket, refuse
 from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
+from cellrt.serve.openai_answers import model_entry
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
 Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description="0 is the lowest, 3 the highest.")]
@@ -147,9 +148,9 @@ class NativeDoor:
         ]
 
     async def models(self, request: Request) -> Response:
-        """All models."""
-        entries = await self._backend.call("models")
-        return json_response({"models": [entry["name"] for entry in entries if entry["is_loaded"]]})
+        """All models: their names, and the same as OpenAI's clients want it."""
+        names = [entry["name"] for entry in await self._backend.call("models") if entry["is_loaded"]]
+        return json_response({"models": names, "object": "list", "data": [model_entry(name) for name in names]})
 
     async def native_infer(self, request: Request) -> Response:
         """A request as the model's own schema has it."""

@@ -9,11 +9,18 @@ from urllib.parse import quote
 import msgspec
 
 import cellrt
-from cellrt.serve.described import Described
+from cellrt.serve.described import Described, language_in
 from cellrt.serve.http_native import NativeRequest
 from cellrt.serve.oip import IndexRequest, InferRequest, LoadRequest
+from cellrt.serve.openai_messages import ChatRequest, CompletionRequest, EmbeddingRequest
 
 Schema = dict[str, Any]
+OPENAI = {
+    "/v1/completions": CompletionRequest,
+    "/v1/chat/completions": ChatRequest,
+    "/v1/embeddings": EmbeddingRequest,
+}
+"""Bodies of OpenAI's protocol, by path."""
 MOST_SHOWN = 10_000
 """Requests that ``/debug/timeline`` tells of at once."""
 DESCRIPTION = """
@@ -42,9 +49,12 @@ ERRORS = {
 
 def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
     """The whole description."""
-    messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest]
+    messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest, *OPENAI.values()]
     components = msgspec.json.schema_components(messages, ref_template="#/components/schemas/{name}")[1]
     schemas: Schema = {**components, "Error": _ERROR, "Ready": _READY, "Parameters": _PARAMETERS}
+    names = [model.name for model in models if language_in(model) is not None]
+    for each in OPENAI.values() if names else ():
+        schemas[each.__name__] = _with_field(schemas[each.__name__], "model", {"enum": names})
     paths: Schema = {}  # in this order they are shown: a model's own doors first
     for model in models:
         paths |= _tagged(_paths_of(model, schemas), model.name)
@@ -94,7 +104,12 @@ def _common_paths() -> Schema:
                 _parameter("format", {"const": "trace"}, "query"),
             ],
         ),
+        "/health": _get_ready("Whether every model that is loaded can be served."),
         "/v1/models": _get("The models.", "503"),
+        "/v1/models/{model}": _get("A model.", "404", "503", parameters=[model]),
+        "/v1/completions": _openai("What follows texts, by a language model.", "/v1/completions", streams="too"),
+        "/v1/chat/completions": _openai("What an assistant says next.", "/v1/chat/completions", streams="too"),
+        "/v1/embeddings": _openai("Embeddings of texts.", "/v1/embeddings"),
         "/v1/models/{model}/session": _get_websocket("Opens a websocket: see above.", parameters=[model]),
         "/v2": _get("What this server is."),
         "/v2/health/live": _get("Whether this front end answers."),
@@ -106,14 +121,22 @@ def _common_paths() -> Schema:
     }
 
 
+def _with_field(schema: Schema, name: str, field: Schema) -> Schema:
+    """Return the schema of an object, one of whose fields is like that."""
+    return {**schema, "properties": {**schema["properties"], name: field}}
+
+
+def _openai(summary: str, path: str, *, streams: Literal["no", "too"] = "no") -> Schema:
+    """Of a path of OpenAI's protocol."""
+    body = {"$ref": f"#/components/schemas/{OPENAI[path].__name__}"}
+    return _post(summary, body, {"type": "object"}, streams=streams)
+
+
 def _paths_of(model: Described, schemas: Schema) -> Schema:
     """The paths of one model; its request is added to the schemas."""
     name, place = model.name, quote(model.name, safe="")
     key = f"{place.replace('.', '%2E').replace('~', '%7E').replace('%', '.')}.Request"  # what may stand in such a key
-    schemas[key] = {
-        **schemas["NativeRequest"],
-        "properties": {**schemas["NativeRequest"]["properties"], "request": model.request.schema()},
-    }
+    schemas[key] = _with_field(schemas["NativeRequest"], "request", model.request.schema())
     results = {"type": "object", "required": ["model", "version", "results"], "properties": _results(model)}
     generate: Schema = {
         "type": "object",
@@ -233,7 +256,8 @@ def _errors(*statuses: str) -> Schema:
 
 _ERROR: Schema = {
     "type": "object",
-    "properties": {"error": {"type": "string"}, "type": {"type": "string"}},
+    "properties": {"error": {"type": ["string", "object"]}, "type": {"type": "string"}},
+    "description": "Of OpenAI's protocol an object in error has message, type, param and code.",
     "required": ["error"],
 }
 _READY: Schema = {

@@ -16,6 +16,7 @@ from cellrt.serve.http_native import NativeDoor
 from cellrt.serve.http_oip import OipDoor
 from cellrt.serve.http_watching import WatchingDoor
 from cellrt.serve.measures import Measures
+from cellrt.serve.openai_door import OpenAIDoor
 from cellrt.serve.settings import Settings
 from tests.serve.conftest import MODELS
 from tests.serve.helpers import Server, start
@@ -46,7 +47,8 @@ def test_every_model_is_described(server: Server) -> None:
 def test_every_door_is_described(server: Server) -> None:
     description = server.http.get("/openapi.json").json()
     door = Door(Backend(Settings()), Measures(is_shared=False))
-    routes = [*OipDoor(door).routes(), *NativeDoor(door).routes(), *WatchingDoor(door).routes()]
+    doors = OipDoor(door), NativeDoor(door), OpenAIDoor(door), WatchingDoor(door)
+    routes = [route for each in doors for route in each.routes()]
     assert len(routes) > 25
     for route in routes:
         if isinstance(route, Route):

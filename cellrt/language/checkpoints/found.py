@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -12,16 +12,17 @@ from typing import Any
 import torch
 from torch import nn
 
-from cellrt import DefinitionError, Graph, RequestError, Unfolder
+from cellrt import DefinitionError, Unfolder
 from cellrt.cells import language_model
 from cellrt.cells.output import NEVER
 from cellrt.definition.resting import let_rest
 from cellrt.engine.announce import QUIET_S, announced
+from cellrt.language.bounded import bounded
 from cellrt.language.checkpoint import Kind
 from cellrt.language.checkpoints.weights import Plan
-from cellrt.numbers import as_integer
 from cellrt.unfolders import complete
 
+SAMPLING = partial(language_model, sampling=True)
 NEVER_S = threading.TIMEOUT_MAX
 
 
@@ -50,32 +51,11 @@ def decoder(
     vocabulary: int,
     context: int,
     plan: Plan,
-    cells: Callable[..., Any] = language_model,
+    cells: Callable[..., Any] = SAMPLING,
     unfold: Callable[..., Unfolder] = complete,
 ) -> Found:
     """Return a language model's; its module has the form of ``Llama``, unless other cells are made of it."""
-    return Found("decoder", vocabulary, context, plan, cells, partial(_bounded, context, unfold))
-
-
-def _bounded(context: int, unfold: Callable[..., Unfolder], name: str, cells: Any, **options: Any) -> Unfolder:
-    """The model, of which a prompt and its answer together fit the context."""
-    most = options.setdefault("max_tokens", min(256, context - 1))
-    inner = unfold(name, cells, **options)
-
-    def bounded(graph: Graph, request: Any) -> object:
-        asked = dict(request) if isinstance(request, Mapping) else {"prompt": request}
-        read = len(asked["prompt"]) if hasattr(asked.get("prompt"), "__len__") else 0
-        steps = as_integer(asked.get("max_tokens"))
-        if read >= context or (steps is not None and steps <= most and read + steps > context):
-            raise RequestError(
-                f"expected at most {context} tokens of the prompt and its answer, got {read} and "
-                f"max_tokens={asked.get('max_tokens')}"
-            )
-        if "max_tokens" not in asked:
-            asked["max_tokens"] = min(most, context - read)
-        return inner.function(graph, asked)
-
-    return Unfolder(inner.name, bounded, inner.example, inner.cells)
+    return Found("decoder", vocabulary, context, plan, cells, partial(bounded, context, unfold))
 
 
 class Maker:
@@ -85,13 +65,14 @@ class Maker:
         name: of the checkpoint, for the cells.
         found: what is made.
         dtype: of the module's weights.
-        end_token: the one that ends a text, or None.
+        end_tokens: those that end a text; cells that know one alone are given the first.
         is_told: whether a bar or a line in the log says how far the reading is, where it takes long.
     """
 
-    def __init__(self, name: str, found: Found, dtype: torch.dtype, end_token: int | None, is_told: bool) -> None:
+    def __init__(self, name: str, found: Found, dtype: torch.dtype, end_tokens: tuple[int, ...], is_told: bool) -> None:
         self._name, self._found, self._dtype = name, found, dtype
-        self._end_token = NEVER if end_token is None else end_token
+        ends = tuple(end_tokens) or (NEVER,)
+        self._ends = ends if found.cells is SAMPLING else ends[0]
         self._quiet_s = QUIET_S if is_told else NEVER_S
         self._made: dict[tuple[tuple[str, Any], ...], Any] = {}
 
@@ -102,7 +83,7 @@ class Maker:
         key = tuple(sorted(given.items()))
         if key not in self._made:
             module = self._module()
-            self._made[key] = self._found.cells(module, self._end_token, name=self._name, **given)
+            self._made[key] = self._found.cells(module, self._ends, name=self._name, **given)
             let_rest([module])
         try:
             return self._found.unfold(name, self._made[key], **options)

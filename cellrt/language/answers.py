@@ -1,0 +1,277 @@
+"""Answers as they are made: pieces of text from the steps of a request."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, Self
+
+import torch
+
+from cellrt.engine.stream import Stream
+from cellrt.errors import SessionError
+from cellrt.language.conversation import Conversation
+from cellrt.language.language import Language
+from cellrt.language.options import Options
+from cellrt.language.stop import StopStrings
+from cellrt.language.text import Detokenizer
+
+STOP, LENGTH = "stop", "length"
+"""Why an answer ended: by itself or before a stop string; at the most tokens."""
+
+
+class Token(NamedTuple):
+    """A token that was made.
+
+    Attributes:
+        id: its number.
+        logprob: its log-probability.
+        likeliest: the likeliest tokens with theirs, as many as ``Options.logprobs`` says.
+    """
+
+    id: int
+    logprob: float
+    likeliest: tuple[tuple[int, float], ...] = ()
+
+
+class Piece(NamedTuple):
+    """A piece of an answer.
+
+    Attributes:
+        text: in whole characters; of the last piece perhaps none.
+        tokens: that were read since the piece before; the text of the last ones may come with the next piece.
+        finish_reason: of the last piece: "stop" or "length".
+    """
+
+    text: str
+    tokens: tuple[Token, ...] = ()
+    finish_reason: str | None = None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A whole answer.
+
+    Attributes:
+        text: without what ended it.
+        tokens: that were made, without the one that ended it; those of a stop string are among them.
+        finish_reason: "stop": it ended by itself, or before a stop string; "length": at the most tokens.
+        num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those of them that a conversation had read.
+        num_tokens: how many were made in all.
+    """
+
+    text: str
+    tokens: tuple[Token, ...]
+    finish_reason: str
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_tokens: int
+
+    def __str__(self) -> str:
+        return self.text
+
+
+class Reader:
+    """Makes pieces of the steps of one request.
+
+    Attributes:
+        made: the tokens so far.
+        finish_reason: once a token or a stop string has ended the answer.
+        is_cut: whether the request may go on beyond that end.
+    """
+
+    def __init__(self, language: Language, options: Options) -> None:
+        self.made: list[int] = []
+        self.finish_reason: str | None = None
+        self.is_cut = False
+        self._ends = {*(() if options.ignore_eos else language.end_tokens), *options.stop_tokens}
+        self._min_tokens, self._num_likeliest = options.min_tokens, options.logprobs
+        self._text = None if language.tokenizer_json is None else Detokenizer(language.tokenizer)
+        self._stops = StopStrings(options.stop)
+        self._untold: list[Token] = []
+
+    def feed(self, step: Mapping[str, torch.Tensor]) -> Piece | None:
+        """Return the piece that a step completes, if it does."""
+        token = _token_of(step, self._num_likeliest)
+        self.made.append(token.id)
+        if token.id in self._ends and len(self.made) > self._min_tokens:
+            self.finish_reason = STOP
+            return None
+        self._untold.append(token)
+        text = "" if self._text is None else self._text.feed(token.id)
+        if len(self.made) > self._min_tokens:
+            text = self._stops.feed(text)
+        if self._stops.is_stopped:
+            self.finish_reason, self.is_cut = STOP, True
+        return self._piece(text) if text or self._text is None else None
+
+    def end(self) -> Piece:
+        """Return the last piece, with what was held back."""
+        text = ""
+        if not self._stops.is_stopped:
+            text = self._stops.feed("" if self._text is None else self._text.end())
+            text += self._stops.end()
+        if self._stops.is_stopped:
+            self.finish_reason = STOP
+        return self._piece(text, self.finish_reason or LENGTH)
+
+    def _piece(self, text: str, finish_reason: str | None = None) -> Piece:
+        tokens, self._untold = tuple(self._untold), []
+        return Piece(text, tokens, finish_reason)
+
+
+def _token_of(step: Mapping[str, torch.Tensor], num_likeliest: int) -> Token:
+    """Return the token of a step, which may have more of the likeliest than were asked for."""
+    likeliest: tuple[tuple[int, float], ...] = ()
+    if num_likeliest:
+        best = (step[name][:num_likeliest].tolist() for name in ("top_token", "top_logprob"))
+        likeliest = tuple(zip(*best))
+    return Token(int(step["token"]), float(step["logprob"]), likeliest)
+
+
+class TextStream:
+    """An answer as it is made: iterate with ``for`` or ``async for``. Leaving it gives the answer up.
+
+    Args:
+        start: of the request's tokens that are to be read, and the conversation's session or None, to its steps.
+        language, options: of the model and of the answer.
+        prompt: all tokens of it.
+        conversation: in which the answer is made, if any.
+
+    Attributes:
+        num_cached_tokens: of the prompt, that the conversation had read.
+    """
+
+    def __init__(
+        self,
+        start: Callable[[Sequence[int], Conversation | None], Stream],
+        language: Language,
+        options: Options,
+        prompt: Sequence[int],
+        conversation: Conversation | None = None,
+    ) -> None:
+        self._start, self._reader, self._prompt = start, Reader(language, options), prompt
+        self._conversation = conversation if conversation is not None and conversation.take() else None
+        self._is_restarted = False
+        self._stream: Stream | None = None
+        self.num_cached_tokens = 0
+        try:
+            self._begin()
+        except BaseException as error:
+            if not self._may_restart(error):
+                self._leave()
+                raise
+            self._restart()
+
+    def _begin(self) -> None:
+        rest = self._prompt
+        if self._conversation is not None:
+            rest = self._conversation.unread(self._prompt)
+        self._stream = self._start(rest, self._conversation)
+        self.num_cached_tokens = len(self._prompt) - len(rest)
+
+    def __iter__(self) -> Self:
+        return self
+
+    def __next__(self) -> Piece:
+        """The next piece; waits for it. Raises the request's error."""
+        while (stream := self._stream) is not None:
+            try:
+                piece = self._take(next(stream))
+            except StopIteration:
+                piece = self._end()
+            except BaseException as error:
+                if not self._may_restart(error):
+                    self.close()
+                    raise
+                self._restart()
+                continue
+            if piece is not None:
+                return piece
+        raise StopIteration
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> Piece:
+        """The next piece. Raises the request's error."""
+        while (stream := self._stream) is not None:
+            try:
+                piece = self._take(await anext(stream))
+            except StopAsyncIteration:
+                piece = self._end()
+            except BaseException as error:
+                if not self._may_restart(error):
+                    self.close()
+                    raise
+                await asyncio.to_thread(self._restart)
+                continue
+            if piece is not None:
+                return piece
+        raise StopAsyncIteration
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Give the answer up, if it has not ended."""
+        self._leave()
+
+    @property
+    def num_tokens(self) -> int:
+        """How many tokens were made so far."""
+        return len(self._reader.made)
+
+    def answer(self, pieces: Iterable[Piece]) -> Answer:
+        """Return the answer that all its pieces are."""
+        pieces = list(pieces)
+        return Answer(
+            "".join(piece.text for piece in pieces),
+            tuple(token for piece in pieces for token in piece.tokens),
+            pieces[-1].finish_reason or LENGTH,
+            len(self._prompt),
+            self.num_cached_tokens,
+            self.num_tokens,
+        )
+
+    def _take(self, step: Mapping[str, torch.Tensor]) -> Piece | None:
+        if self._reader.finish_reason is not None:  # the model goes on behind a token that ends the answer
+            self._reader.is_cut = True
+            return self._end()
+        piece = self._reader.feed(step)
+        return self._end(piece) if self._reader.is_cut else piece
+
+    def _end(self, last: Piece | None = None) -> Piece:
+        """Take in that no more is needed; return the last piece."""
+        if self._conversation is not None and not self._reader.is_cut:
+            self._conversation.note_read(self._prompt, self._reader.made)
+        self._leave()
+        end = self._reader.end()
+        return end if last is None else Piece(last.text + end.text, last.tokens + end.tokens, end.finish_reason)
+
+    def _leave(self) -> None:
+        stream, self._stream = self._stream, None
+        if stream is not None:
+            stream.close()
+        if self._conversation is not None:
+            self._conversation.give_back()
+            self._conversation = None
+
+    def _may_restart(self, error: BaseException) -> bool:
+        """Whether the session had ended before the answer began, so that it may begin anew in another, once."""
+        had_ended = isinstance(error, SessionError) and self._conversation is not None and not self._reader.made
+        return had_ended and not self._is_restarted
+
+    def _restart(self) -> None:
+        self._is_restarted = True
+        try:
+            if self._conversation is not None:
+                self._conversation.renew()
+            self._begin()
+        except BaseException:
+            self.close()
+            raise

@@ -1,0 +1,264 @@
+"""A language model in Python: texts that go on, conversations, embeddings."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from os import PathLike, fspath
+from typing import Any, Self
+
+import torch
+
+from cellrt.engine.engine import Engine
+from cellrt.engine.stream import Stream
+from cellrt.errors import DefinitionError, RequestError
+from cellrt.language.answers import Answer, TextStream
+from cellrt.language.conversation import Conversation
+from cellrt.language.language import Language
+from cellrt.language.options import Options
+from cellrt.language.served import LanguageUnfolder
+from cellrt.language.served import load as load_checkpoint
+from cellrt.numbers import as_integer
+from cellrt.process.client import Client
+
+Prompt = str | Sequence[int]
+Messages = Sequence[Mapping[str, Any]]
+DEFAULT_TOKENS = 256
+"""The most tokens of an answer by ``generate``, where nothing is said."""
+
+
+def load(
+    path: str | PathLike[str],
+    *,
+    name: str | None = None,
+    dtype: torch.dtype | None = None,
+    engine: Engine | Client | None = None,
+    **options: Any,
+) -> LanguageModel:
+    """Return the language model of a checkpoint: a folder as Hugging Face has them, or a GGUF file.
+
+    Args:
+        path: of the folder or file.
+        name: of the model in the engine; default: that of the folder or file.
+        dtype: in which it computes; None: what the environment's ``CELLRT_DTYPE`` says (float32, bfloat16, float16, or
+            int8 for weights of linear layers), or float32.
+        engine: that serves it, beside others; a client's reads the checkpoint there. Default: one of its own, which
+            ends with the model.
+        options: as of ``Engine``, for one of its own.
+
+    Raises DefinitionError for what is no checkpoint, or none of an architecture that is known.
+    """
+    if engine is not None and options:
+        raise DefinitionError(f"load: {sorted(options)} are options of an engine of its own, but there is engine=")
+    if isinstance(engine, Client):
+        if dtype is not None:
+            raise DefinitionError("load: the process of the engine chooses the dtype: CELLRT_DTYPE in its environment")
+        from cellrt.process.named import source_of
+
+        source = source_of(fspath(path) if name is None else f"{fspath(path)}:{name}")
+        engine.register(source)
+        return LanguageModel(_unfolder_of(engine, source.rpartition(":")[2]), engine, is_registered=True)
+    made = load_checkpoint(fspath(path), name, dtype)
+    return LanguageModel(made, engine, **options)
+
+
+def _unfolder_of(client: Client, name: str) -> LanguageUnfolder:
+    found = client.binding(name).unfolder
+    if not isinstance(found, LanguageUnfolder):
+        raise DefinitionError(f"model {name!r} is no language model")
+    return found
+
+
+class LanguageModel:
+    """A language model that an engine serves. Safe from any thread and from asyncio, as the engine is.
+
+    Args:
+        unfolder: as ``cellrt.language.served`` makes it.
+        engine: that serves it; None: one of its own, which ends with this.
+        is_registered: whether the engine has it already.
+        options: as of ``Engine``, for one of its own.
+
+    Attributes:
+        engine: where requests go.
+        language: tokenizer, template and sizes.
+
+    Options of answers are those of ``Options``: ``max_tokens``, ``stop``, ``temperature``, ``top_k``, ``top_p``,
+    ``seed`` and others. Requests of this model that are at work at one time are batched, whoever made them.
+    """
+
+    def __init__(
+        self,
+        unfolder: LanguageUnfolder,
+        engine: Engine | Client | None = None,
+        *,
+        is_registered: bool = False,
+        **options: Any,
+    ) -> None:
+        self._is_own = engine is None
+        self.language: Language = unfolder.language
+        self.engine = Engine(**options) if engine is None else engine
+        try:
+            if not is_registered and isinstance(self.engine, Engine):
+                self.engine.register(unfolder)
+        except BaseException:
+            self.close()
+            raise
+
+    def __repr__(self) -> str:
+        return f"LanguageModel({self.name!r}, {self.language.kind})"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def name(self) -> str:
+        """Of the model in the engine."""
+        return self.language.name
+
+    def close(self) -> None:
+        """End the engine if it is the model's own; another goes on with the model."""
+        if self._is_own:
+            self.engine.close()
+
+    def conversation(self) -> Conversation:
+        """Return what keeps what the model has read, for prompts that begin with what was said before.
+
+        It changes no answer, only what it costs. Close it, or leave it by ``with``. Raises OverloadError, and
+        RequestError for a model that keeps nothing.
+        """
+        return Conversation(lambda: self.engine.session(self.name))
+
+    def stream(self, prompt: Prompt, **options: Any) -> TextStream:
+        """Submit a prompt; return the answer as it is made, for ``for`` or ``async for``.
+
+        Args:
+            prompt: a text, or its tokens.
+            options: of ``Options``, where ``max_tokens`` is 256 unless it is given; ``deadline``, ``priority`` and
+                ``max_unread`` as of ``Engine.stream``; and ``session``, a conversation that has perhaps read the
+                beginning of the prompt: see ``conversation``.
+
+        Raises RequestError for what cannot be answered so, and what ``Engine.stream`` raises.
+        """
+        return self._stream(self.language.tokens_of(prompt), 0, **options)
+
+    def generate(self, prompt: Prompt, **options: Any) -> Answer:
+        """Return the answer to a prompt, what follows the text: as ``stream``, which has the options."""
+        with self.stream(prompt, **options) as stream:
+            return stream.answer(stream)
+
+    async def agenerate(self, prompt: Prompt, **options: Any) -> Answer:
+        """As ``generate``; cancelling the task gives the answer up."""
+        tokens = await asyncio.to_thread(self._tokens_of, prompt)
+        with self.stream(tokens, **options) as stream:
+            return stream.answer([piece async for piece in stream])
+
+    def stream_chat(self, messages: Messages, **options: Any) -> TextStream:
+        """Submit a conversation; return the assistant's answer as it is made.
+
+        Args:
+            messages: dicts of ``role`` and ``content``, all that was said so far.
+            options: as of ``stream``; without ``max_tokens`` an answer may fill the context. And ``template``: a dict
+                of what the checkpoint's template knows beside the messages, such as ``enable_thinking``.
+        """
+        tokens = self.language.tokens_of_chat(messages, **options.pop("template", {}))
+        return self.stream(tokens, **{"max_tokens": None, **options})
+
+    def chat(self, messages: Messages, **options: Any) -> Answer:
+        """Return the assistant's answer to a conversation: as ``stream_chat``."""
+        with self.stream_chat(messages, **options) as stream:
+            return stream.answer(stream)
+
+    async def achat(self, messages: Messages, **options: Any) -> Answer:
+        """As ``chat``; cancelling the task gives the answer up."""
+        template = options.pop("template", {})
+        tokens = await asyncio.to_thread(lambda: self.language.tokens_of_chat(messages, **template))
+        return await self.agenerate(tokens, **{"max_tokens": None, **options})
+
+    def samples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
+        """Return ``n`` answers to one prompt or conversation, which are made together; the options of ``stream``.
+
+        With a ``seed`` each answer has the next one.
+        """
+        with ExitStack() as stack:
+            streams = self._streams(self._tokens_of(prompt), n, options, stack)
+            return [stream.answer(stream) for stream in streams]
+
+    async def asamples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
+        """As ``samples``; cancelling the task gives the answers up."""
+        tokens = await asyncio.to_thread(self._tokens_of, prompt)
+        with ExitStack() as stack:
+            streams = self._streams(tokens, n, options, stack)
+            return [stream.answer([piece async for piece in stream]) for stream in streams]
+
+    def embed(self, texts: Sequence[Prompt], *, deadline: float | None = None, priority: int = 1) -> torch.Tensor:
+        """Return the embeddings of texts, float32 ``[texts, hidden]``, each of length 1.
+
+        Raises RequestError for a model that makes none, and for a text of more tokens than its context.
+        """
+        requests = [self.language.sentence(text) for text in _listed(texts)]
+        results = self.engine.submit_many(self.name, requests, deadline=deadline, priority=priority).results()
+        return torch.stack([result["embedding"] for result in results])
+
+    async def aembed(
+        self, texts: Sequence[Prompt], *, deadline: float | None = None, priority: int = 1
+    ) -> torch.Tensor:
+        """As ``embed``."""
+        requests = await asyncio.to_thread(lambda: [self.language.sentence(text) for text in _listed(texts)])
+        results = await self.engine.submit_many(self.name, requests, deadline=deadline, priority=priority)
+        return torch.stack([result["embedding"] for result in results])
+
+    def _tokens_of(self, prompt: Prompt | Messages) -> list[int]:
+        if isinstance(prompt, Sequence) and prompt and isinstance(prompt[0], Mapping):
+            messages: Any = prompt
+            return self.language.tokens_of_chat(messages)
+        text: Any = prompt
+        return self.language.tokens_of(text)
+
+    def _streams(self, tokens: list[int], n: int, options: dict[str, Any], stack: ExitStack) -> list[TextStream]:
+        """Submit a prompt for so many answers; the stack leaves them."""
+        if as_integer(n) is None or n < 1:
+            raise RequestError(f"n: expected a number of answers, got {n!r:.80}")
+        return [stack.enter_context(self._stream(tokens, number, **options)) for number in range(n)]
+
+    def _stream(
+        self,
+        tokens: list[int],
+        number: int,
+        /,
+        *,
+        session: Conversation | None = None,
+        deadline: float | None = None,
+        priority: int = 1,
+        max_unread: int | None = None,
+        **options: Any,
+    ) -> TextStream:
+        """Submit a prompt; ``number``: of its answer, among several."""
+        chosen, room = options_of(options), self.language.room_for(tokens)
+
+        def start(rest: Sequence[int], within: Conversation | None) -> Stream:
+            request = chosen.request(self.language, rest, room, number)
+            how: Any = {"deadline": deadline, "priority": priority, "max_unread": max_unread}
+            if within is not None:
+                stream: Stream = within.session.stream(request, **how)
+                return stream
+            return self.engine.stream(self.name, request, **how)
+
+        return TextStream(start, self.language, chosen, tokens, session)
+
+
+def options_of(given: dict[str, Any]) -> Options:
+    """Return options of an answer. Raises RequestError for one that is none."""
+    known = Options.__dataclass_fields__
+    if unknown := sorted(given.keys() - known):
+        raise RequestError(f"unknown are {unknown}; options of an answer are {sorted(known)}")
+    return Options(**{"max_tokens": DEFAULT_TOKENS, **given})
+
+
+def _listed(texts: Sequence[Prompt]) -> Sequence[Prompt]:
+    if isinstance(texts, str):
+        raise RequestError("embed: expected a list of texts, got one text")
+    return texts

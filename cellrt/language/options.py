@@ -1,0 +1,104 @@
+"""How an answer is made: its length, its end, and how each token is chosen."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from cellrt.errors import RequestError
+from cellrt.language.language import Language
+
+MOST_UNSAID = 4096
+"""The most tokens of an answer whose request says nothing of its length, where the context has room for more."""
+OF_DRAWING = ("temperature", "top_k", "top_p", "min_p")
+"""What says nothing where the likeliest token is taken."""
+NEUTRAL: Mapping[str, tuple[Any, ...]] = {
+    "temperature": (0,),
+    "top_k": (0, -1),
+    "top_p": (1,),
+    "min_p": (0,),
+    "repetition_penalty": (1,),
+    "presence_penalty": (0,),
+    "frequency_penalty": (0,),
+    "logit_bias": ({},),
+    "min_tokens": (0,),
+    "ignore_eos": (False,),
+    "stop_tokens": ([], ()),
+    "logprobs": (0,),
+    "seed": (),
+}
+"""Values that change nothing; the model is not told of them."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """How an answer is made. None: as generation_config.json of the checkpoint says, and else the greedy answer.
+
+    Attributes:
+        max_tokens: the most tokens; None: as many as the context has room for, up to 4,096.
+        stop: texts before which the answer ends.
+        temperature: 0 takes the likeliest token; else tokens are drawn.
+        top_k, top_p, min_p: which tokens may be drawn.
+        repetition_penalty, presence_penalty, frequency_penalty: of tokens that were there.
+        logit_bias: what is added to the logits of tokens.
+        min_tokens: so many there are before the answer may end by itself, or by a stop string.
+        ignore_eos: whether the tokens that end a text are tokens like others.
+        stop_tokens: further tokens that end the answer.
+        seed: the same one draws the same tokens; of several answers each has the next. None: one that nobody knows.
+        logprobs: how many of the likeliest tokens are told beside each that was chosen.
+    """
+
+    max_tokens: int | None = None
+    stop: Sequence[str] = ()
+    temperature: float | None = None
+    top_k: int | None = None
+    top_p: float | None = None
+    min_p: float | None = None
+    repetition_penalty: float | None = None
+    presence_penalty: float | None = None
+    frequency_penalty: float | None = None
+    logit_bias: Mapping[int, float] | None = None
+    min_tokens: int = 0
+    ignore_eos: bool = False
+    stop_tokens: Sequence[int] = ()
+    seed: int | None = None
+    logprobs: int = 0
+
+    def request(self, language: Language, tokens: Sequence[int], room: int, number: int = 0) -> dict[str, Any]:
+        """Return what the model's unfolder takes for a prompt; ``number``: of the answer, among several to one prompt.
+
+        ``room``: the most tokens that the answer may have. Raises RequestError for more, and for an encoder.
+        """
+        most = min(room, MOST_UNSAID) if self.max_tokens is None else self.max_tokens
+        if not 1 <= most <= room:
+            raise RequestError(f"max_tokens: expected 1 to {room}, which the context has room for, got {most}")
+        if language.kind == "encoder":
+            raise RequestError(f"model {language.name!r} makes embeddings, and no texts")
+        if language.kind == "encoder-decoder":
+            if unknown := self._chosen(language, number):
+                raise RequestError(
+                    f"model {language.name!r} gives the likeliest tokens alone: it knows no {list(unknown)}"
+                )
+            return {"source": list(tokens), "max_steps": most}
+        return {"prompt": list(tokens), "max_tokens": most, **self._chosen(language, number)}
+
+    def _chosen(self, language: Language, number: int) -> dict[str, Any]:
+        """Return how tokens are chosen, without what changes nothing."""
+        chosen = {name: getattr(self, name) for name in NEUTRAL}
+        for name, value in self._of_checkpoint(language).items():
+            if chosen[name] is None:
+                chosen[name] = value
+        if self.seed is not None:
+            chosen["seed"] = self.seed + number
+        if not chosen["temperature"]:
+            chosen = {name: value for name, value in chosen.items() if name not in (*OF_DRAWING, "seed")}
+        return {name: value for name, value in chosen.items() if value is not None and value not in NEUTRAL[name]}
+
+    def _of_checkpoint(self, language: Language) -> dict[str, Any]:
+        """Return what the checkpoint's generation_config.json says of how tokens are chosen."""
+        said = language.generation
+        found = {"repetition_penalty": said.get("repetition_penalty")}
+        if said.get("do_sample"):
+            found |= {"temperature": 1.0} | {name: said[name] for name in OF_DRAWING if said.get(name) is not None}
+        return found

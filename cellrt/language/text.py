@@ -1,0 +1,98 @@
+"""Text from tokens and tokens from text; of tokens that come one by one, the text in whole characters."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from cellrt.errors import DefinitionError
+
+REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
+"""What a decoder makes of bytes that are no character, or not yet."""
+MOST_HELD = 24
+"""Tokens that are held back at most: a character has four bytes, and whoever makes no whole one is shown that."""
+UNSURE = 3
+"""Characters at the end of bytes that are no text which the next token may still change."""
+NEEDED = "language models need more packages: in a clone pip install '.[lm]' ({})"
+
+
+class Tokenizer:
+    """A tokenizer of the library ``tokenizers``; safe from any thread.
+
+    Args:
+        content: of a tokenizer.json.
+
+    Raises DefinitionError for what is none, or where the library is not installed.
+    """
+
+    def __init__(self, content: bytes) -> None:
+        try:
+            import tokenizers
+        except ImportError as error:
+            raise DefinitionError(NEEDED.format(error)) from error
+        try:
+            self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
+        except Exception as error:  # the library has no class of its own
+            raise DefinitionError(f"tokenizer.json cannot be read: {error}") from error
+        self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
+        self._tokenizer.no_padding()
+        added = self._tokenizer.get_added_tokens_decoder()
+        self._special = frozenset(token for token, what in added.items() if what.special)
+
+    def is_text(self, token: int) -> bool:
+        """Whether a token is text: none that begins or ends one, and none that the model has beyond the tokenizer's."""
+        return token not in self._special and self._tokenizer.id_to_token(token) is not None
+
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
+        """Return the tokens of a text, with those that begin and end one unless it has them already."""
+        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def decode(self, tokens: Sequence[int]) -> str:
+        """Return the text of tokens, without the special ones."""
+        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+
+    def name_of(self, token: int) -> tuple[str, bool]:
+        """Return the text of one token by itself, and that it is one; of part of a character what the tokenizer calls
+        it, and that it is none."""
+        text = str(self._tokenizer.decode([token], skip_special_tokens=False))
+        if text and REPLACEMENT not in text:
+            return text, True
+        return self._tokenizer.id_to_token(token) or f"token_id:{token}", False
+
+
+class Detokenizer:
+    """The text of tokens that come one by one. All pieces together are the text that all tokens have.
+
+    Where several tokens are one character, nothing comes before the last of them. How a token is written may depend on
+    the one before (a space between words, say), so those of the piece before are decoded again with those of the next.
+    """
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._window: list[int] = []
+        """The tokens of the piece before, and those that are held back."""
+        self._held = 0
+        self._sent = 0
+        """How many characters of the window's text have been given."""
+
+    def feed(self, token: int) -> str:
+        """Return the characters that are whole with this token."""
+        if not self._tokenizer.is_text(token):
+            return ""
+        self._window.append(token)
+        self._held += 1
+        text, unsure = self._tokenizer.decode(self._window), 0
+        if text.endswith(REPLACEMENT):
+            if self._held < MOST_HELD:
+                return ""
+            unsure = UNSURE
+        piece = text[self._sent : max(self._sent, len(text) - unsure)]
+        if piece:
+            self._window, self._held = self._window[-self._held :], 0
+            self._sent = len(self._tokenizer.decode(self._window)) - unsure
+        return piece
+
+    def end(self) -> str:
+        """Return what was held back, whole or not."""
+        text = self._tokenizer.decode(self._window)[self._sent :]
+        self._window, self._held, self._sent = [], 0, 0
+        return text

@@ -1,0 +1,296 @@
+"""OpenAI's protocol over HTTP: completions, chats and embeddings of language models.
+
+Requests come as text and are answered as text: tokens are read and written here, in the front end, which has a model's
+tokenizer and template, and none of its weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from contextlib import aclosing
+from functools import partial, wraps
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import BaseRoute, Route
+
+from cellrt.engine.stream import Stream
+from cellrt.errors import CellrtError, RequestError, UnknownModelError
+from cellrt.language.answers import Piece, TextStream
+from cellrt.language.conversation import Conversation
+from cellrt.language.language import Language
+from cellrt.language.options import Options
+from cellrt.serve import openai_messages as messages
+from cellrt.serve.described import Described, language_in
+from cellrt.serve.door import SEEN, Door, unless_gone
+from cellrt.serve.http import EventStream, error_answer, gone, json_response, read_body
+from cellrt.serve.oip import DEFAULT_PRIORITY, encode
+from cellrt.serve.openai_answers import ChatForm, CompletionForm, Form, model_entry, usage_of
+from cellrt.serve.openai_conversations import Conversations
+
+T = TypeVar("T")
+Handler = Callable[..., Awaitable[Response]]
+DONE = b"[DONE]"
+_completions = msgspec.json.Decoder(messages.CompletionRequest)
+_chats = msgspec.json.Decoder(messages.ChatRequest)
+_embeddings = msgspec.json.Decoder(messages.EmbeddingRequest)
+
+
+def _telling(handler: Handler) -> Handler:
+    """Have a handler's errors answered as this protocol has them."""
+
+    @wraps(handler)
+    async def handle(self: OpenAIDoor, request: Request) -> Response:
+        try:
+            return await handler(self, request)
+        except CellrtError as error:
+            return error_answer(error, messages.told)
+
+    return handle
+
+
+class Asked(NamedTuple):
+    """A request for answers, read.
+
+    Attributes:
+        request: as it came.
+        described, language: of the model.
+        prompts: tokens of each.
+        options: how answers are made.
+        conversation: that the prompt belongs to, if any.
+    """
+
+    request: messages.HowAnswered
+    described: Described
+    language: Language
+    prompts: Sequence[Sequence[int]]
+    options: Options
+    conversation: Conversation | None
+
+
+class OpenAIDoor:
+    """The handlers. ``door``: where requests go."""
+
+    def __init__(self, door: Door) -> None:
+        self._door, self._backend = door, door.backend
+        self._limits = door.backend.settings.limits
+        self._conversations = Conversations(door.backend)
+
+    def routes(self) -> list[BaseRoute]:
+        """All of them; ``/v1/models`` is among the native ones."""
+        return [
+            Route("/health", self.health),
+            Route("/v1/models/{model}", self.model),
+            Route("/v1/completions", self.complete, methods=["POST"]),
+            Route("/v1/chat/completions", self.chat, methods=["POST"]),
+            Route("/v1/embeddings", self.embed, methods=["POST"]),
+        ]
+
+    async def health(self, request: Request) -> Response:
+        """Whether requests are taken, where clients of other servers of this protocol ask."""
+        return json_response({"ready": self._backend.is_ready}, 200 if self._backend.is_ready else 503)
+
+    @_telling
+    async def model(self, request: Request) -> Response:
+        """One model."""
+        name = request.path_params["model"]
+        if name not in {entry["name"] for entry in await self._backend.call("models") if entry["is_loaded"]}:
+            raise UnknownModelError(f"there is no model {name!r:.80}")
+        return json_response(model_entry(name))
+
+    @_telling
+    async def complete(self, request: Request) -> Response:
+        """What follows texts."""
+        asked: messages.CompletionRequest = await self._read(request, _completions)
+        messages.check_known(asked)
+        described, language = await self._language(asked.model)
+        prompts = messages.prompts_of(asked.prompt, "prompt")
+        tokens = await asyncio.to_thread(lambda: [language.tokens_of(prompt) for prompt in prompts])
+        options = messages.options_of(asked, asked.max_tokens or messages.COMPLETION_TOKENS, asked.logprobs or 0)
+        form = CompletionForm(language, has_logprobs=asked.logprobs is not None)
+        return await self._answer(request, form, asked, described, language, tokens, options)
+
+    @_telling
+    async def chat(self, request: Request) -> Response:
+        """What an assistant says next."""
+        asked: messages.ChatRequest = await self._read(request, _chats)
+        messages.check_known(asked)
+        if asked.top_logprobs and not asked.logprobs:
+            raise messages.WrongFieldError("top_logprobs", "expected logprobs to be true, too")
+        described, language = await self._language(asked.model)
+        said, more = messages.as_template_has(asked.messages), asked.chat_template_kwargs or {}
+        tokens = await asyncio.to_thread(lambda: language.tokens_of_chat(said, **more))
+        most = asked.max_tokens if asked.max_completion_tokens is None else asked.max_completion_tokens
+        options = messages.options_of(asked, most, asked.top_logprobs or 0)
+        form = ChatForm(language, has_logprobs=bool(asked.logprobs))
+        return await self._answer(request, form, asked, described, language, [tokens], options)
+
+    @_telling
+    async def embed(self, request: Request) -> Response:
+        """Embeddings of texts."""
+        asked: messages.EmbeddingRequest = await self._read(request, _embeddings)
+        described, language = await self._language(asked.model)
+        texts = messages.prompts_of(asked.input, "input")
+        tokens = await asyncio.to_thread(lambda: [language.sentence(text) for text in texts])
+        how: Any = {"deadline": asked.deadline_s, "priority": _priority_of(asked.priority)}
+        client = self._backend.client
+        with self._door.counted(described.name):
+            together = asyncio.gather(*(client.infer(described.name, each, **how) for each in tokens))
+            results = await unless_gone(together, gone(request.receive))
+        rows = [result["embedding"] for result in results]
+        if asked.dimensions not in (None, len(rows[0])):
+            raise messages.WrongFieldError("dimensions", f"embeddings of this model have {len(rows[0])}")
+        written = [
+            base64.b64encode(row.numpy().tobytes()).decode() if asked.encoding_format == "base64" else row.tolist()
+            for row in rows
+        ]
+        data = [{"object": "embedding", "index": place, "embedding": each} for place, each in enumerate(written)]
+        count = sum(map(len, tokens))
+        usage = {"prompt_tokens": count, "total_tokens": count}
+        return json_response({"object": "list", "data": data, "model": described.name, "usage": usage})
+
+    async def _read(self, request: Request, decoder: msgspec.json.Decoder[Any]) -> Any:
+        return messages.read(await read_body(request, self._limits.max_body_bytes), decoder, self._limits)
+
+    async def _language(self, name: str) -> tuple[Described, Language]:
+        """Return a model. Raises UnknownModelError, and RequestError for one that is no language model."""
+        described = await self._backend.model(name)
+        language = language_in(described)
+        if language is None:
+            raise RequestError(f"model {name!r} is no language model: its requests go to /v1/models/{name}/infer")
+        return described, language
+
+    async def _answer(
+        self,
+        request: Request,
+        form: Form,
+        how: messages.HowAnswered,
+        described: Described,
+        language: Language,
+        prompts: Sequence[Sequence[int]],
+        options: Options,
+    ) -> Response:
+        """Return the answers to prompts, ``n`` to each, or the events that they come as."""
+        count = how.n or 1
+        if len(prompts) * count > messages.MOST_ANSWERS:
+            raise messages.WrongFieldError("n", f"expected at most {messages.MOST_ANSWERS} answers to all prompts")
+        conversation = None
+        if how.session_id is not None and language.kind == "decoder" and len(prompts) * count == 1:
+            conversation = await self._conversations.of(described, how.session_id)
+        asked = Asked(how, described, language, prompts, options, conversation)
+        streams: dict[int, TextStream] = {}
+        pieces = [
+            self._pieces(asked, prompt * count + number, streams)
+            for prompt in range(len(prompts))
+            for number in range(count)
+        ]
+        if how.stream:
+            events = self._events(form, asked, pieces, streams)
+            return EventStream(events, self._limits.write_timeout_s, {}, messages.told)
+        collecting = asyncio.ensure_future(_collected(pieces))
+        made = await unless_gone(collecting, gone(request.receive))
+        answers = [streams[number].answer(each) for number, each in enumerate(made)]
+        seen = SEEN.get() or [""]
+        return json_response(form.whole(answers, _usage(asked, streams)), request_id=seen[-1])
+
+    async def _pieces(self, asked: Asked, number: int, streams: dict[int, TextStream]) -> AsyncGenerator[Piece]:
+        """Yield the pieces of one answer, by its number among all; leaving gives it up."""
+        count = asked.request.n or 1
+        prompt = asked.prompts[number // count]
+        room, name = asked.language.room_for(prompt), asked.described.name
+        note_first = self._door.measures.first_result_of(name)
+
+        def start(rest: Sequence[int], within: Conversation | None) -> Stream:
+            how: Any = {
+                "deadline": asked.request.deadline_s,
+                "priority": _priority_of(asked.request.priority),
+                "max_unread": self._limits.max_unread,
+            }
+            given = asked.options.request(asked.language, rest, room, number % count)
+            client = self._backend.client
+            stream: Stream = (partial(client.stream, name) if within is None else within.session.stream)(given, **how)
+            self._door.note(stream.future)
+            return stream
+
+        with self._door.counted(name), self._door.place_of_stream():
+            made = TextStream(start, asked.language, asked.options, prompt, asked.conversation)
+            streams[number] = made
+            with made:
+                async for piece in made:
+                    note_first()
+                    yield piece
+
+    async def _events(
+        self, form: Form, asked: Asked, pieces: Sequence[AsyncGenerator[Piece]], streams: dict[int, TextStream]
+    ) -> AsyncGenerator[bytes]:
+        options = asked.request.stream_options
+        counts = bool(options is not None and options.include_usage)
+        more: dict[str, Any] = {"usage": None} if counts else {}
+        begun: set[int] = set()
+        async with aclosing(_merged(pieces)) as merged:
+            async for number, piece in merged:
+                for choice in form.choices(number, piece, is_first=number not in begun):
+                    yield encode(form.piece([choice], **more))
+                begun.add(number)
+        if counts:
+            yield encode(form.piece([], usage=_usage(asked, streams)))
+        yield DONE
+
+
+def _usage(asked: Asked, streams: dict[int, TextStream]) -> dict[str, Any]:
+    """Return the tokens of all prompts, each once, and of all answers."""
+    made = sum(stream.num_tokens for stream in streams.values())
+    cached = sum(stream.num_cached_tokens for stream in streams.values())
+    return usage_of(sum(map(len, asked.prompts)), made, cached)
+
+
+def _priority_of(given: int | None) -> int:
+    return DEFAULT_PRIORITY if given is None else given
+
+
+async def _collected(sources: Sequence[AsyncGenerator[T]]) -> list[list[T]]:
+    """Return all that each source has."""
+    made: list[list[T]] = [[] for _ in sources]
+    async with aclosing(_merged(sources)) as merged:
+        async for number, item in merged:
+            made[number].append(item)
+    return made
+
+
+async def _merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
+    """Yield what sources have as it comes, each with the source's number. Leaving ends them all, as an error does."""
+    if len(sources) == 1:
+        async with aclosing(sources[0]) as only:
+            async for item in only:
+                yield 0, item
+        return
+    queue: asyncio.Queue[tuple[int, Any, BaseException | None]] = asyncio.Queue(len(sources))
+
+    async def pump(number: int, source: AsyncGenerator[T]) -> None:
+        ended: BaseException | None = StopAsyncIteration()
+        try:
+            async for item in source:
+                await queue.put((number, item, None))
+        except Exception as error:
+            ended = error
+        await queue.put((number, None, ended))
+
+    tasks = [asyncio.create_task(pump(number, source)) for number, source in enumerate(sources)]
+    try:
+        left = len(tasks)
+        while left:
+            number, item, ended = await queue.get()
+            if ended is None:
+                yield number, item
+            elif isinstance(ended, StopAsyncIteration):
+                left -= 1
+            else:
+                raise ended
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
