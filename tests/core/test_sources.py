@@ -116,6 +116,14 @@ def test_what_a_package_loads_when_it_is_asked_is_found_by_what_it_tells_type_ch
     assert stamp(package) != before
 
 
+def test_a_package_may_tell_type_checkers_of_a_name_of_its_own(package: Path):
+    (package / "__init__.py").write_text(
+        f"from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from {package.name} import lazy\n"
+    )
+    edit(package / "root.py", "\n\ndef", f"\nfrom {package.name} import lazy\n\ndef")
+    assert stamp(package)
+
+
 def test_what_was_read_is_remembered_by_content(package: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     kept = tmp_path / "kept.json"
     before = stamp(package, kept)
