@@ -239,7 +239,6 @@ def form_batched_task(t, type_id, priority, worker, task_id):
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     nodes_at = base + header
     room = task_room(t, cell_type)
-    cell_type.num_formed += 1
     if cell_type.has_spans:
         rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
         chains, members, is_loop = rows, rows, 0

@@ -289,6 +289,7 @@ def submit_task(t, task_id):
     settings.num_tasks += 1
     cell_type = t.types[task.cell_type]
     cell_type.num_running += 1
+    cell_type.num_formed += 1
     let_others_join(t, task, 0)
     note_served(t, task)
     if task.is_sent:
