@@ -14,7 +14,7 @@ from cellrt.errors import DefinitionError
 REST = 1e19
 """Score by node of what is in neither set of DAS: behind every deadline, which is below 2**63 ns."""
 LATE = 1e30
-"""Score of what should have begun by now: behind all the rest."""
+"""Score of what is late: behind all the rest."""
 
 
 def by_length(waiting: Any, asked: Any) -> None:
@@ -61,8 +61,8 @@ def das(eta: float = 0.5, q: float = 0.5) -> Policy:
 
     If all that waits fits in the task, it goes by arrival. Else the shortest that fit are counted; ``eta`` of them go
     first (the utility-dominant set, rounded up); then what is worth ``q`` of their mean or more, by deadline (the
-    deadline-aware set); then the rest, the shortest first. What has not begun by its deadline goes last: the paper
-    leaves it out.
+    deadline-aware set); then the rest, the shortest first. What is late goes last, where the paper leaves it out: a
+    deadline here is when a request must be done, so what has begun and is late is in vain as well.
 
     A request counts with the rows that are ready: as many as it would take of this task. Of a chain that must be whole
     these are all its rows, as in the paper; of a prompt what is left of it; of a loop or a recurrent chain one, so that
@@ -90,7 +90,7 @@ def das(eta: float = 0.5, q: float = 0.5) -> Policy:
         order, count, rows = np.empty(waiting.size, np.int64), 0, 0
         for k in range(waiting.size):
             waiting[k].score = LATE
-            if waiting[k].has_begun or waiting[k].deadline_ns >= asked.now_ns:
+            if waiting[k].deadline_ns >= asked.now_ns:
                 waiting[k].score = waiting[k].sequence
                 order[count] = k
                 count += 1
