@@ -226,6 +226,15 @@ def simulate(
             min=0.001, max=1, help="The part of its most steps (max_steps) that each loop takes before it stops."
         ),
     ] = 1.0,
+    policy: Annotated[
+        str | None, typer.Option(help="Order of requests, as of serve: a name, or one of your own as module:attribute.")
+    ] = None,
+    deadline_ms: Annotated[
+        float | None,
+        typer.Option(
+            min=0.001, help="In how many ms each must be done: tells the share that is. What is late is done as well."
+        ),
+    ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random times.")] = 0,
     arena_bytes: ArenaOption = None,
     page_bytes: PageOption = None,
@@ -235,11 +244,14 @@ def simulate(
     """Tell without serving anything which latency a load would have, or how many workers it needs: the real scheduler
     with workers that are simulated, whose steps take what cellrt tune measured."""
     with failing_well():
+        from cellrt.core.policies import POLICIES
+        from cellrt.core.policy import policy_of
         from cellrt.engine.arena_sizes import ArenaBytes
         from cellrt.planning.profile import read_profile
         from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
 
         unfolder, read, memory = load_model(model), read_profile(profile), ArenaBytes(arena_bytes, page_bytes)
+        order, deadline_s = policy_of(policy, POLICIES), None if deadline_ms is None else deadline_ms / 1e3
         _check_places(plot)
         given = read_requests(unfolder, requests, count)
         outcomes: list[Outcome] = []
@@ -247,9 +259,9 @@ def simulate(
         for each in rate:
             times_s = poisson_times(each, count, seed)
             if p99_ms is None:
-                plant = Plant(unfolder, read, workers, memory)
+                plant = Plant(unfolder, read, workers, memory, order)
                 templates = [plant.template(request) for request in given]
-                outcomes.append(plant.play(templates, times_s, each, loop_share))
+                outcomes.append(plant.play(templates, times_s, each, loop_share, deadline_s))
             else:
                 found, tried = fewest_workers(
                     unfolder,
@@ -260,6 +272,8 @@ def simulate(
                     bound_s=p99_ms / 1e3,
                     loop_share=loop_share,
                     arena_bytes=memory,
+                    policy=order,
+                    deadline_s=deadline_s,
                 )
                 outcomes += tried
                 fewest.append((each, None if found is None else found.workers))
@@ -287,10 +301,12 @@ def simulate(
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
     table = Table()
-    for head in ("workers", "requests/s", "done/s", "rows a task", "busy", "p50 ms", "p90 ms", "p99 ms"):
+    has_deadlines = any(one.in_time is not None for one in outcomes)
+    heads = ("workers", "requests/s", "done/s", "rows a task", "busy", "p50 ms", "p90 ms", "p99 ms")
+    for head in (*heads, "in time") if has_deadlines else heads:
         table.add_column(head, justify="right")
     for one in outcomes:
         times = (f"{1e3 * seconds:.2f}" for seconds in (one.p50_s, one.p90_s, one.p99_s))
         row = (f"{one.rate:,.0f}", f"{one.throughput:,.0f}", f"{one.mean_rows:.1f}", f"{one.busy:.0%}", *times)
-        table.add_row(str(one.workers), *row)
+        table.add_row(str(one.workers), *row, *([] if one.in_time is None else [f"{one.in_time:.1%}"]))
     console().print(table)

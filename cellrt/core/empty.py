@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-import math
-
 from cellrt.core.buddy_allocator import make_blocks
 from cellrt.core.policy import CompiledPolicy, Policy
 from cellrt.core.settings import SUSPENSIONS, Limits, SchedulerSettings
 from cellrt.core.tables import NEVER, Tables, make_tables
 
-COPIED = ("max_tasks_to_submit", "fair_every", "early_release", "split", "gather", "runs", "large_batches")
+COPIED = (
+    "max_tasks_to_submit",
+    "fair_every",
+    "early_release",
+    "split",
+    "gather",
+    "runs",
+    "large_batches",
+    "steps_first",
+    "joins",
+)
 """Settings that are in the tables as they are."""
 MIN_RUN_S = 0.7e-3
 """The default of ``min_run_s`` for one worker; several share the turns that shorter runs cost, and have twice that."""
@@ -33,6 +41,6 @@ def empty_tables(
     row["max_wait_ns"] = max_wait_s * 1e9
     row["rank_at"], row["choose_at"], row["by_first"] = compiled.rank_at, compiled.choose_at, policy.by_first
     if not policy.is_bounded:
-        row["max_wait_ns"], row["fair_every"] = math.inf, 0
+        row["fair_every"] = 0
     sizes = limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, limits.max_places
     return made._replace(blocks=make_blocks(sizes))

@@ -11,8 +11,8 @@ compiles nothing else. Either is optional.
 ``docs/policies.md`` says how to write one; ``tables.py`` has the fields of ``WAITING``, ``READY`` and ``ASKED``.
 
 What holds under any policy: a higher client priority goes first; every ``fair_every``-th task of a cell type begins
-with the request that arrived first; and what has waited for ``max_wait`` goes next (``schedule.py``). The last two are
-what keeps everybody from starving, and a policy may say that they do not hold (``is_bounded``).
+with the request that arrived first, unless the policy says that this does not hold (``is_bounded``); and a cell type
+that has waited for ``max_wait`` goes next (``schedule.py``).
 """
 
 from __future__ import annotations
@@ -52,7 +52,8 @@ class Policy:
         by_first: of cell types that Algorithm 1 has equal, the one goes first whose first in order has the lowest
             score; else that of the highest priority.
         admit_by: in which order requests are admitted where the tables are full: "arrival", "length" or "deadline".
-        is_bounded: whether the bounds on waiting hold; without, a request that never comes first waits for ever.
+        is_bounded: whether every ``fair_every``-th task begins with the request that arrived first; without, one that
+            never comes first waits for ever. How long a cell type waits is ``max_wait_s`` of the settings.
 
     Raises DefinitionError for an unknown ``admit_by``, and for what is no function.
     """
@@ -177,14 +178,19 @@ else:
 
 @compiled
 def put_in_order(t: Any, type_id: Any, priority: Any, worker: Any) -> None:
-    """Puts what a task could take of a queue in the policy's order, at its front; the rest stays as it is."""
+    """Puts what a task could take of a queue in the policy's order, at its front; the rest stays as it is.
+
+    Without a ``rank`` a queue is in the order in which its chains and loops came to it, which is that of arrival but
+    where a request has several of them; tasks strictly in order (``steps_first``) have that of arrival.
+    """
     settings, cell_type = t.settings[0], t.types[type_id]
-    if settings.rank_at == 0:
+    if settings.rank_at == 0 and (settings.steps_first or not cell_type.has_spans):
         return
     count = _show_waiting(t, type_id, priority, worker)
     if count < 2:
         return
-    if settings.fair_every > 0 and cell_type.num_formed % settings.fair_every == 0:
+    is_fair = settings.fair_every > 0 and (cell_type.num_formed + 1) % settings.fair_every == 0
+    if settings.rank_at == 0 or is_fair:
         for k in range(count):
             t.waiting[k].score = t.waiting[k].sequence
     else:

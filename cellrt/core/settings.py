@@ -8,7 +8,13 @@ from typing import Any
 
 from cellrt.errors import DefinitionError
 
-POLICY_NAMES = ("batchmaker", "first-come-first-served", "shortest-job-first", "earliest-deadline-first")
+POLICY_NAMES = (
+    "batchmaker",
+    "first-come-first-served",
+    "shortest-job-first",
+    "earliest-deadline-first",
+    "deadline-aware-utility",
+)
 """Of ``policies.py``, for who starts an engine elsewhere and needs none of it."""
 SUSPENSIONS = ("cheaper", "copy", "recompute")
 """What may become of the pages of a request that is suspended."""
@@ -50,6 +56,12 @@ class SchedulerSettings:
         split: share ready nodes out among idle workers, instead of filling one worker's task first.
         gather: leave a few rows to a worker that will be free soon, instead of giving an idle one a small task.
         large_batches: a batch is full where more rows would gain little, as measured; else with ``max_batch`` alone.
+        steps_first: of a cell that grows a state, let requests with a single step go into a task before those with more
+            rows, so that nobody waits for a long input that came before. Without, a task is strictly in order: of the
+            policy, else of arrival, and nobody goes before one that does not fit (ORCA section 4.2).
+        joins: let requests begin beside others. Without, none takes its first pages of growing states at a worker
+            where another has some: they begin together, and the next when all have ended (request-level scheduling,
+            to compare with).
         loops_ahead: how many tasks (of loops of several cells: steps) a loop may be ahead of the first that is not
             complete, whose stop is not known yet; None: as many as its worker wants, which on a CPU is none, as it
             knows the stop at once.
@@ -71,6 +83,8 @@ class SchedulerSettings:
     split: bool = True
     gather: bool = True
     large_batches: bool = True
+    steps_first: bool = True
+    joins: bool = True
     loops_ahead: int | None = None
     suspension: str = "cheaper"
 

@@ -1,8 +1,11 @@
 """Which chains and loops go into a task of a cell with spans, and with how many rows each.
 
 Loops and chains with one step come first, so that nobody who waits for his next token waits for a long input, then
-chains as far as rows and pages reach (ORCA section 4.2; Pensieve section 3.4.2 calls it unified scheduling). Those that
-no worker has yet are shared out among the workers with nothing to do, where that gains anything (``gathering.py``).
+chains as far as rows and pages reach (ORCA section 4.2; Pensieve section 3.4.2 calls it unified scheduling). Without
+``steps_first`` all are in one order, and nobody goes before one that does not fit; what finds no page is passed over.
+Of a cell that has all steps of a chain in one task none is a single step, and what does not fit is passed over. Those
+that no worker has yet are shared out among the workers with nothing to do, where that gains anything
+(``gathering.py``).
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from __future__ import annotations
 from cellrt.core import record_layout as record
 from cellrt.core.gathering import gains_by_sharing, steps_of_new, steps_without_a_worker
 from cellrt.core.jit import compiled
+from cellrt.core.moves import LIVE
 from cellrt.core.pages import claim_pages
 from cellrt.core.policy import put_in_order
 from cellrt.core.queue import backlog_of, nth_priority
@@ -27,11 +31,13 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
     ``room`` is the number of ints left for pages and ragged inputs. Returns (rows, ints of those, the output that says
     stop of its loops or -1, client priorities as bits).
     """
-    cell_type = t.types[type_id]
+    cell_type, settings = t.types[type_id], t.settings[0]
     rows = spans = used = priorities = 0
     stop, singles, new = -1, 0, 0
     most_new = _share_of_new(t, type_id)
-    for are_long in range(2):
+    may_begin = settings.joins or not _has_pages(t, worker)
+    passes = 2 if settings.steps_first and not cell_type.is_whole else 1
+    for are_long in range(passes):
         for k in range(NUM_PRIORITIES):
             its_priority = nth_priority(priority, k)
             if not are_long:
@@ -39,15 +45,19 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
             subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
             while subgraph_id >= 0 and rows < cell_type.max_rows and spans < cell_type.max_batch:
                 subgraph = t.subgraphs[subgraph_id]
-                if subgraph.pinned in (0, worker) and subgraph.num_ready > 0 and (subgraph.num_ready > 1) == are_long:
+                its_turn = passes == 1 or (subgraph.num_ready > 1) == are_long
+                its_turn = its_turn and (may_begin or _has_begun(t.requests[subgraph.request]))
+                if subgraph.pinned in (0, worker) and subgraph.num_ready > 0 and its_turn:
                     its_stop = max(-1, t.links[subgraph.record + record.STOP])
                     extra = page_ints(t, cell_type, subgraph)
                     extra += ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
-                    fits = rows == 0 or used + extra <= room
+                    fits = (rows == 0 or used + extra <= room) and (stop < 0 or its_stop < 0 or stop == its_stop)
+                    fits = fits and not (cell_type.is_whole and subgraph.num_ready > cell_type.max_rows - rows)
+                    if not (fits or settings.steps_first):
+                        return rows, used, stop, priorities
                     fits = fits and not (are_long and _is_taken(t, nodes_at, singles, subgraph_id))
                     is_new = subgraph.pinned == 0
-                    fits = fits and (not is_new or new < most_new)
-                    if fits and (stop < 0 or its_stop < 0 or stop == its_stop):
+                    if fits and (not is_new or new < most_new):
                         count = _rows_of(t, cell_type, subgraph, worker, cell_type.max_rows - rows)
                         if cell_type.num_ragged > 0:
                             count = min(count, max(1, (room - used) // extra))
@@ -61,6 +71,21 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
                 subgraph_id = subgraph.next
         singles = rows if not are_long else singles
     return rows, used, stop, priorities
+
+
+@compiled
+def _has_pages(t, worker):
+    """Whether a request has pages at a worker."""
+    for request_id in range(t.settings[0].num_requests):
+        if t.requests[request_id].state == LIVE and t.requests[request_id].home == worker:
+            return True
+    return False
+
+
+@compiled
+def _has_begun(request):
+    """Whether a request has its first pages, or never has any."""
+    return request.home > 0 or request.num_page_lists == 0
 
 
 @compiled
@@ -87,9 +112,7 @@ def _is_taken(t, nodes_at, singles, subgraph_id):
 
 @compiled
 def _rows_of(t, cell_type, subgraph, worker, most):
-    """How many steps of a chain or loop go into a task; none if there are no pages for them."""
+    """How many steps of a chain or loop go into a task; none if there are no pages for them, or for some of a whole."""
     count = min(subgraph.num_ready, most)
-    if cell_type.is_whole and count < subgraph.num_ready:
-        return 0
     taken = claim_pages(t, subgraph, worker, count)
     return 0 if cell_type.is_whole and taken < count else taken

@@ -314,6 +314,8 @@ SETTINGS = np.dtype(
         ("split", "i4"),
         ("gather", "i4"),
         ("large_batches", "i4"),
+        ("steps_first", "i4"),  # 1: single steps go into a task before what has several rows (``spans.py``)
+        ("joins", "i4"),  # 0: nobody takes his first pages at a worker where others have some
         ("idle_workers", "i4"),  # workers with nothing to do, the one being scheduled included
         ("types_ready", "i4"),  # cell types with work that the worker being scheduled may take
         ("top_priority", "i4"),  # highest client priority of that work

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 
+from cellrt.core.policy import Policy
 from cellrt.core.processor import Processor
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate
@@ -32,7 +33,8 @@ MAX_NODES = 65_535
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a load came to. Times in seconds; ``busy`` is the share of the time that a worker ran."""
+    """What a load came to. Times in seconds; ``busy`` is the share of the time that a worker ran, ``in_time`` the share
+    of the requests that were done by their deadlines, None if they had none."""
 
     workers: int
     rate: float
@@ -43,6 +45,7 @@ class Outcome:
     p50_s: float
     p90_s: float
     p99_s: float
+    in_time: float | None = None
 
     def as_json(self) -> dict[str, Any]:
         """By name."""
@@ -53,13 +56,18 @@ class Plant:
     """A model on a number of simulated workers; for one simulation after the other."""
 
     def __init__(
-        self, unfolder: Unfolder, profile: Profile, workers: int, arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS
+        self,
+        unfolder: Unfolder,
+        profile: Profile,
+        workers: int,
+        arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
+        policy: Policy | None = None,
     ) -> None:
-        """``arena_bytes``: as of the engine. Raises DefinitionError if the profile lacks a cell of the model, or the
-        example does not unfold."""
+        """``arena_bytes``, ``policy``: as of the engine. Raises DefinitionError if the profile lacks a cell of the
+        model, or the example does not unfold."""
         self._workers = workers
         self._host = profile.host or HostCosts(0.0, 0.0)
-        self.processor = Processor(workers, None, SchedulerSettings())
+        self.processor = Processor(workers, None, SchedulerSettings(), policy)
         registry = Registry(self.processor, MAX_NODES)
         discovery = Discovery(registry)
         discovery.unfold(unfolder)
@@ -83,7 +91,12 @@ class Plant:
         return self.model.plans([request])[0].plan.template
 
     def play(
-        self, templates: Sequence[SizedTemplate], times_s: Sequence[float], rate: float, loop_share: float = 1.0
+        self,
+        templates: Sequence[SizedTemplate],
+        times_s: Sequence[float],
+        rate: float,
+        loop_share: float = 1.0,
+        deadline_s: float | None = None,
     ) -> Outcome:
         """Plays requests at their times.
 
@@ -92,10 +105,16 @@ class Plant:
             times_s: when each arrives.
             rate: what the times were drawn for, in requests a second; for the outcome.
             loop_share: how many of its most steps each loop takes.
+            deadline_s: in how many seconds each must be done. What is late is done all the same.
         """
         arrivals = [
-            Arrival(time_s, template, loop_steps=_loop_steps(template, loop_share))
-            for template, time_s in zip(templates, self._handed_in_s(times_s), strict=True)
+            Arrival(
+                handed_in_s,
+                template,
+                loop_steps=_loop_steps(template, loop_share),
+                deadline_s=None if deadline_s is None else time_s + deadline_s,
+            )
+            for template, time_s, handed_in_s in zip(templates, times_s, self._handed_in_s(times_s), strict=True)
         ]
         simulation = simulate(
             self.processor,
@@ -118,6 +137,7 @@ class Plant:
             float(p50),
             float(p90),
             float(p99),
+            None if deadline_s is None else float(np.mean(finish_s - arrival_s <= deadline_s)),
         )
 
     def _cost(self, cell_type: int, rows: int, steps: int) -> float:
@@ -152,14 +172,16 @@ def fewest_workers(
     bound_s: float,
     loop_share: float = 1.0,
     arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
+    policy: Policy | None = None,
+    deadline_s: float | None = None,
 ) -> tuple[Outcome | None, list[Outcome]]:
     """The outcome with the fewest workers whose p99 is within the bound, if any, and all that were tried."""
     tried: list[Outcome] = []
     rate = len(times_s) / max(times_s[-1], 1e-9)
     for workers in range(1, most + 1):
-        plant = Plant(unfolder, profile, workers, arena_bytes)
+        plant = Plant(unfolder, profile, workers, arena_bytes, policy)
         templates = [plant.template(request) for request in requests]
-        tried.append(plant.play(templates, times_s, rate, loop_share))
+        tried.append(plant.play(templates, times_s, rate, loop_share, deadline_s))
         if tried[-1].p99_s <= bound_s:
             return tried[-1], tried
     return None, tried

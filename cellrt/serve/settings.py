@@ -55,8 +55,8 @@ class EngineSettings:
     """What a server's engine is made with; each is an option of ``cellrt serve``.
 
     Attributes:
-        policy: order of requests: batchmaker, first-come-first-served, shortest-job-first, earliest-deadline-first, or
-            one of your own as module:attribute.
+        policy: order of requests: batchmaker, first-come-first-served, shortest-job-first, earliest-deadline-first,
+            deadline-aware-utility, or one of your own as module:attribute.
         arena_bytes: memory for the rows of one kind at each worker, the host has four times that; None: as ``Engine``.
         page_bytes: the same for the pages of states that grow.
         freeze: whether the engine's process freezes its heap after each registration: no collection stops it then.

@@ -105,6 +105,10 @@ def test_a_profile_is_tuned_and_played(tmp_path: Path) -> None:
     requests.write_text("[[1, 2]]\n[[1, 2], [3, 4]]\n")
     found = run("simulate", MODEL, *options, "--requests", requests, "--p99-ms", 10_000, "--json")
     assert {outcome["workers"] for outcome in json.loads(found)} == {1}
+    how = ["--policy", "deadline-aware-utility", "--deadline-ms", 10_000]
+    assert {each["in_time"] for each in json.loads(run("simulate", MODEL, *options, *how, "--json"))} == {1.0}
+    assert "in time" in run("simulate", MODEL, *options, *how)
+    assert "got 'luck'" in run("simulate", MODEL, *options, "--policy", "luck", status=1)
     said = run("simulate", MODEL, *options, "--p99-ms", 10_000)
     assert "1 worker keeps the p99 below 10000 ms at 100 requests/s" in said
     written = json.loads(profile.read_text())

@@ -16,6 +16,7 @@ from cellrt.core import page_view
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.notices import Notices
+from cellrt.core.policy import Policy
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import (
@@ -127,8 +128,11 @@ class Talkers(PageMachine):
         max_batch: int = 4,
         suspension: str = "copy",
         limits: Limits = SMALL,
+        policy: Policy | None = None,
+        **others: bool,
     ) -> None:
-        self.processor = Processor(workers, limits, SchedulerSettings(loops_ahead=ahead, suspension=suspension))
+        settings = SchedulerSettings(loops_ahead=ahead, suspension=suspension, **others)  # type: ignore[arg-type]
+        self.processor = Processor(workers, limits, settings, policy)
         self.processor.add_kind(1024, 1024)
         self.processor.add_kind(pages, host_pages, is_paged=True)
         grows = Port(PAGES, page_size=PAGE_SIZE, appends=True)

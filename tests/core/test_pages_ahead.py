@@ -23,6 +23,7 @@ from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from tests.core.page_machine import PAGES, numbers
+from tests.core.policies import ANY_POLICY
 from tests.core.talkers import AHEAD, Layers, Stage, Talk, Talkers, is_whole, turns_of
 from tests.effort import examples
 
@@ -38,12 +39,19 @@ from tests.effort import examples
     count=st.integers(1, 5),
     keeps=st.booleans(),
     chaos=st.booleans(),
-    suspension=st.sampled_from(["copy", "recompute"]),
+    how=st.fixed_dictionaries(
+        {
+            "suspension": st.sampled_from(["copy", "recompute"]),
+            "policy": ANY_POLICY,
+            "steps_first": st.booleans(),
+            "joins": st.sampled_from([True, True, False]),
+        }
+    ),
 )
 def test_whatever_stops_fails_and_is_given_up_ahead_each_session_holds_what_counts(
-    draw, workers, ahead, pages, host_pages, max_rows, count, keeps, chaos, suspension
+    draw, workers, ahead, pages, host_pages, max_rows, count, keeps, chaos, how
 ):
-    machine = Talkers(workers, pages, host_pages, ahead, max_rows, suspension=suspension)
+    machine = Talkers(workers, pages, host_pages, ahead, max_rows, **how)
     sessions = [machine.processor.open_session() if keeps else -1 for _ in range(count)]
     turns = []
     for session in sessions:

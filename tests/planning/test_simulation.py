@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from cellrt import Graph, Unfolder
+from cellrt.core.policies import POLICIES
 from cellrt.engine.arena_sizes import ArenaBytes
 from cellrt.errors import DefinitionError
 from cellrt.planning.measuring import reading_seconds
@@ -65,6 +66,21 @@ def test_the_fewest_workers_that_keep_a_bound_are_found() -> None:
     assert [one.workers for one in tried] == list(range(1, found.workers + 1))
     assert all(one.p99_s > 0.02 for one in tried[:-1])
     assert fewest_workers(models.chain, FLAT, requests, times_s, most=1, bound_s=1e-6)[0] is None
+
+
+def test_a_policy_decides_how_many_are_done_by_their_deadlines() -> None:
+    """Two long requests fill each batch until they are late; the short ones behind them would not be."""
+    narrow = Profile("cpu", {models.STEP.identity: CellProfile("step", (1, 2), (STEP_S, STEP_S), 2)})
+
+    def in_time(name: str) -> float | None:
+        plant = Plant(models.chain, narrow, 1, policy=POLICIES[name])
+        templates = [plant.template(chain(steps)) for steps in (40, 40, 1, 1, 1, 1, 1, 1)]
+        return plant.play(templates, [0.0] * 8, 1.0, deadline_s=20.5 * STEP_S).in_time
+
+    assert in_time("first-come-first-served") == 0
+    assert in_time("shortest-job-first") == in_time("deadline-aware-utility") == 6 / 8
+    plant = Plant(models.chain, narrow, 1)
+    assert plant.play([plant.template(chain(1))], [0.0], 1.0).in_time is None
 
 
 def test_a_profile_of_other_cells_is_refused() -> None:
