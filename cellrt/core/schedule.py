@@ -35,7 +35,8 @@ If a worker is asked earlier (``queue_depth``), the bounds are those of being qu
 step of a type was ever measured, one task of one step is submitted while others wait. Inside a backlog a policy's order
 holds (``policy.py``), but every ``fair_every``-th task of a cell type begins with the request that arrived first: so a
 request goes into a task of each cell type after at most ``fair_every`` tasks for each that arrived before it. Without a
-policy's ``rank`` a queue is first in, first out. All this holds under any policy, unless it is not ``is_bounded``.
+policy's ``rank`` a queue is first in, first out. All this holds under any policy, but the turn of the first that
+arrived not where one is not ``is_bounded``.
 """
 
 from __future__ import annotations
