@@ -17,13 +17,14 @@ from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
 from cellrt.engine.compilation import warm_up_told
 from cellrt.engine.compiling import CellCompiler, CompileMode
-from cellrt.engine.explanation import explain
+from cellrt.engine.explanation import explain, explain_request
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.occupancy import ready_nodes, rows_by_place, session_bytes_by_place
 from cellrt.engine.options import check_instance, check_number_or_none, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
+from cellrt.engine.records import Arrival
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
@@ -409,6 +410,9 @@ class Engine(Serving):
         Raises RequestError for a future that is not of this engine in this process, EngineClosedError.
         """
         return explain(self._manager.turns, self._processor, self._registry.name_of, future)
+
+    def _explain(self, arrival: Arrival, place: int) -> str:
+        return explain_request(self._manager.turns, self._processor, self._registry.name_of, arrival, place)
 
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""

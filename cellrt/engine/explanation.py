@@ -11,6 +11,8 @@ from cellrt.engine.records import Arrival
 from cellrt.engine.turns import Turns
 from cellrt.errors import RequestError
 
+HAS_ENDED = "the request has ended"
+
 
 def explain(turns: Turns, processor: Processor, name_of: Namer, future: RequestFuture) -> str:
     """Return in words what the request of a future waits for; it calls a turn.
@@ -19,10 +21,15 @@ def explain(turns: Turns, processor: Processor, name_of: Namer, future: RequestF
     """
     arrival = future._owner
     if future.done() or arrival is None:
-        return "the request has ended"
+        return HAS_ENDED
     if not isinstance(arrival, Arrival):
         raise RequestError(f"explain: expected a future of this engine, got {future!r}")
-    return turns.call(lambda: _explain(processor, name_of, arrival, future.place))
+    return explain_request(turns, processor, name_of, arrival, future.place)
+
+
+def explain_request(turns: Turns, processor: Processor, name_of: Namer, arrival: Arrival, place: int) -> str:
+    """Return the same for a request by its place among those that it was handed in with."""
+    return turns.call(lambda: _explain(processor, name_of, arrival, place))
 
 
 def _explain(processor: Processor, name_of: Namer, arrival: Arrival, place: int) -> str:

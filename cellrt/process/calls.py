@@ -11,6 +11,7 @@ from typing import Any
 from weakref import WeakValueDictionary
 
 from cellrt.engine.engine import Engine
+from cellrt.engine.explanation import HAS_ENDED
 from cellrt.engine.registry import Model
 from cellrt.engine.trace import admission_of
 from cellrt.errors import DefinitionError, RequestError, SessionError, UnknownModelError
@@ -66,6 +67,7 @@ class Calls:
             "bind": self._bind,
             "check": self._check,
             "close": self._close,
+            "explain": self._explain,
             "export": self._export,
             "has_workers": self._has_workers,
             "load": self._load,
@@ -82,6 +84,14 @@ class Calls:
     def run(self, guest: Guest, name: str, arguments: dict[str, Any], blob: bytes) -> Answer:
         """Calls a function; raises what it raises, and KeyError if there is none of that name."""
         return self._by_name[name](guest, blob, **arguments)
+
+    def _explain(self, guest: Guest, _: bytes, id: int) -> Answer:
+        found = guest.request(id)
+        if found is None:
+            return HAS_ENDED, b""
+        if isinstance(found, str):
+            return found, b""
+        return self._engine._explain(*found), b""
 
     def _register(self, guest: Guest, _: bytes, source: str, **options: Any) -> Answer:
         found = ModelSource(source)

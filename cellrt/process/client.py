@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cellrt.engine.awaited import Awaited
+from cellrt.engine.explanation import HAS_ENDED
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.interrupts import interruptible
@@ -182,6 +183,18 @@ class Client(Serving):
         False in a forked process.
         """
         return not self._link.is_parents and bool(self._link.call("has_workers").value)
+
+    def explain(self, future: RequestFuture) -> str:
+        """Return in words what a request waits for: as ``Engine.explain``.
+
+        Raises RequestError for a future that is not of this client, EngineClosedError.
+        """
+        if future.done():
+            return HAS_ENDED
+        if not isinstance(future, RemoteFuture):
+            raise RequestError(f"explain: expected a future of this client, got {future!r}")
+        told: str = self._link.call("explain", id=future.id).value
+        return told
 
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""

@@ -280,6 +280,13 @@ class Guest:
             self._patient.pop(id, None)
         self.tell(*[(id, error) for id in submission.ids])
 
+    def request(self, id: int) -> tuple[Arrival, int] | str | None:
+        """What a request was handed in with, and its place there; or what it waits for; None if it has ended."""
+        if id in self._patient:
+            return "waits for a place in the queue"
+        group = self._live.get(id)
+        return None if group is None else (group.arrival, group.ids.index(id))
+
     def _cancel(self, id: int) -> None:
         group = self._live.pop(id, None)
         if group is not None:

@@ -80,6 +80,7 @@ def test_after_its_time_nothing_of_a_part_is_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("handler", [signal.default_int_handler, signal.SIG_IGN], ids=["in front", "in the background"])
+@pytest.mark.slow
 def test_a_part_that_is_interrupted_writes_what_it_has(tmp_path: Path, handler: Any) -> None:
     program = "import time\ntry: print('go', flush=True), time.sleep(600)\nfinally: print('written', flush=True)"
     before = signal.signal(signal.SIGINT, handler)  # that of what a shell runs

@@ -199,6 +199,9 @@ NOT_CELLS = {
     **dict.fromkeys(
         ["Embedding", "Head", "Layer", "LayeredModel", "LlamaLayers", "layered_language_model"], WITH_PAGES
     ),
+    **dict.fromkeys(["GPT2", "GPT2Layer", "LayerStack", "T5", "T5Stack"], WITH_PAGES),
+    **dict.fromkeys(["Mamba2", "Mamba2Layer", "Step"], "parts of a model of several cells, compared in tests/language"),
+    "Int8Linear": "a layer of int8 weights, compared in tests/language",
     "SamplingLimits": "the most that a request may ask of a model that samples",
     **dict.fromkeys(["Memory", "Sampler", "SamplingHead", "SamplingLanguageModel"], WITH_PAGES),
     **dict.fromkeys(["GreedyDecoder", "SentenceEncoder", "SourceEncoder", "TransformerStack"], WITH_PAGES),

@@ -306,6 +306,7 @@ def test_a_server_that_is_told_to_end_while_its_engine_loads_ends_at_once(
     assert time.monotonic() - begin_s < 4.0
 
 
+@pytest.mark.slow
 def test_a_server_whose_model_cannot_be_registered_ends_with_the_reason(tmp_path: Path) -> None:
     path = tmp_path / "wrong.py"
     path.write_text("import cellrt\nwrong = cellrt.unfold('wrong', example=0)(lambda graph, request: 1 / request)\n")

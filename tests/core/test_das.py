@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+import numba
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -190,6 +191,7 @@ def test_what_is_late_goes_last_also_where_it_has_begun():
     assert begun == [ids[0], ids[0], ids[1], ids[1]]
 
 
+@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="half a minute")
 @pytest.mark.parametrize("is_recurrent", [False, True], ids=["encoder", "recurrent"])
 def test_under_overload_more_is_done_in_time_than_in_any_other_order(is_recurrent):
     """Half as much again arrives as can be done: of TCB's Figure 15, the order of the policies by utility."""

@@ -98,6 +98,7 @@ def test_a_program_that_ends_while_cells_are_compiled_ends_at_once_and_says_noth
     until(lambda: not processes(), "all that it started has ended", 30)
 
 
+@pytest.mark.slow
 def test_what_compiles_ends_with_a_program_that_is_killed(start) -> None:
     program, processes = start("600")
     assert [program.stdout.readline() for _ in range(2)] == ["8.0\n", "eager: it is being compiled\n"]

@@ -109,6 +109,7 @@ def serve_decoder(kind: str, num_layers: int, settings: SchedulerSettings = LONG
     assert counts["unfused"] == counts["plain_faster"] == 0
 
 
+@pytest.mark.one_in(2)
 @every_decoder
 @pytest.mark.parametrize("settings", [LONG_RUNS, ahead(2, runs=False)])
 def test_decoders_give_what_running_one_by_one_gives(kind, num_layers, settings, monkeypatch):

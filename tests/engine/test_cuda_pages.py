@@ -165,6 +165,7 @@ def read_twice(engine) -> dict[str, int]:
 
 
 @on_every_device
+@pytest.mark.slow
 def test_pieces_of_longer_inputs_are_captured(device):
     engine = device_engine(device, 1, CAPTURED, debug=True)
     try:
@@ -261,6 +262,7 @@ def test_pages_that_run_out_are_dropped_and_computed_again():
         close_and_check(engine)
 
 
+@pytest.mark.slow
 def test_sessions_are_kept_evicted_exported_and_restored():
     model = totals(1, keep=True)
     engine = device_engine("dry", 2, CAPTURED, page_bytes=1, debug=True)

@@ -83,6 +83,7 @@ def test_sessions_go_on_where_the_step_before_the_stop_was(kind, workers):
 
 
 @pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.slow
 def test_while_a_step_is_on_the_device_the_next_is_there_before_its_stop_is_known(kind):
     model = complete("lm", MODELS[kind], max_tokens=MOST)
     engine = device_engine("dry", 1, replace(LATE, dry_delay_s=1e-2), settings=ahead(None), **SIZES)

@@ -267,6 +267,7 @@ def test_loops_of_a_users_plain_cell_share_captures(encodes):
 
 @pytest.mark.parametrize("direct", [False, True])
 @pytest.mark.parametrize("kind", [pick, Fused])
+@pytest.mark.slow
 def test_captured_ragged_steps_race_with_nothing(stub_engines, kind, direct):  # noqa: F811
     made, rng = make(pick if kind is pick else Fused()), random.Random(3)
     engine = one_by_one(DeviceOptions(ring_bytes=1 << 16, capture_after=1, direct=direct, fused=True), debug=True)

@@ -156,6 +156,7 @@ def test_calls_from_several_threads_leave_no_memory_behind(store: LibraryStore) 
     assert resident_bytes() - before < 12 << 20  # 6,000 calls: the handles of one call, left behind by each, are more
 
 
+@pytest.mark.slow
 def test_other_weights_are_found_again_and_give_other_results(store: LibraryStore) -> None:
     some, other = decoder(0), decoder(1)
     inputs = inputs_of(some, [2, 3, 1])

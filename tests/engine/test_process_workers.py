@@ -75,6 +75,7 @@ def test_a_row_that_fails_takes_no_other_with_it(engine):
     assert_same(good.result(WAIT_S), run_one_by_one(chain, EXAMPLE))
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_in_a_task_is_replaced(engine):
     deadly = torch.full((1, WIDTH), DEADLY)
     error = error_of(engine.submit("chain", deadly))
@@ -173,6 +174,7 @@ def test_a_model_that_had_no_task_leaves_no_weights_for_workers_processes():
         until(lambda: with_one - used() >= 1 << 18, "the last weights are given up")
 
 
+@pytest.mark.slow
 def test_a_closed_engine_leaves_no_process_and_no_memory():
     before = shared_files()
     with cellrt.Engine(APART) as engine:

@@ -33,6 +33,7 @@ DEVICES = ["dry", pytest.param("cuda:0", marks=pytest.mark.gpu)]
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("runs", [False, True])
 @pytest.mark.parametrize(("dtype", "precision"), KINDS)
+@pytest.mark.slow
 def test_the_fused_lstm_gives_what_the_plain_one_gives(device, runs, dtype, precision):
     from benchmarks.gpu_cells import FusedLSTM
 

@@ -177,6 +177,7 @@ def test_spans_and_negative_rows_are_minded(device: str, is_reference: bool) -> 
 
 @pytest.mark.parametrize("is_reference", quickly([False], of=[False, True]))
 @pytest.mark.parametrize("tokens", [40, 2100])
+@pytest.mark.slow
 def test_logits_may_be_in_order_and_the_next_step_is_told(device: str, tokens: int, is_reference: bool) -> None:
     run = reference.sample if is_reference else sample
     torch.manual_seed(5)

@@ -66,6 +66,7 @@ def test_many_graphs_of_many_shapes_and_forgotten_templates(client, monkeypatch)
         assert_same(future.result(), run_one_by_one(models.chain, steps(futures[future])))
 
 
+@pytest.mark.slow
 def test_many_at_once(client):
     together = [torch.randn(60, WIDTH) for _ in range(400)]
     whole = client.submit_many("chain", together, wait=True)

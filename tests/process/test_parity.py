@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from cellrt.engine.engine import Engine
+from cellrt.engine.future import RequestFuture
 from cellrt.engine.session import Session
 from cellrt.errors import DefinitionError, RequestError, SessionError, UnknownModelError
 from cellrt.process.client import Client
@@ -158,6 +159,7 @@ def test_an_engines_process_that_does_not_end_in_time_is_killed():
 
 
 @pytest.mark.parametrize("make", [small_engine, start], ids=["here", "apart"])
+@pytest.mark.slow
 def test_coroutines_of_sessions_wait_for_places(make):
     async def ask(sessions):
         return await asyncio.gather(*(session.infer(steps(1), wait=True) for session in sessions))
@@ -175,6 +177,7 @@ def test_coroutines_of_sessions_wait_for_places(make):
 
 
 @pytest.mark.parametrize("make", [small_engine, start], ids=["here", "apart"])
+@pytest.mark.slow
 def test_a_map_is_not_starved_by_single_requests_that_wait(make):
     with make(max_queue=8) as engine:
         engine.register(models.chain, warm_up=False)
@@ -223,3 +226,15 @@ def test_who_would_wait_for_a_place_in_a_callback_is_refused(make, ask):
         engine.submit("chain", held(1)).add_done_callback(callback)  # which is called in a thread of the engine
         assert is_over.wait(WAIT_S)
         assert [type(error) for error in heard] == [RequestError] and "callback" in str(heard[0])
+
+
+def test_a_request_says_what_it_waits_for(engine):
+    gone = engine.submit("chain", steps(2))
+    gone.result(WAIT_S)
+    assert engine.explain(gone) == "the request has ended"
+    future = engine.submit("chain", held(2))
+    told = engine.explain(future)
+    assert "of model 'chain'" in told or told == "handed in; no turn has seen it"
+    future.result(WAIT_S)
+    with pytest.raises(RequestError, match="explain: expected a future of this"):
+        engine.explain(RequestFuture(engine))  # type: ignore[arg-type]

@@ -245,6 +245,7 @@ def _is_kept(port: int, client_port: int) -> bool:
     )
 
 
+@pytest.mark.slow
 def test_a_killed_engine_is_told_at_once_and_has_a_successor(small: Server) -> None:
     (pid,) = children(small, "process.host")
     outcome: list[httpx.Response] = []
