@@ -117,7 +117,7 @@ def test_products_of_three_and_of_four_gates_have_symbols_of_their_own() -> None
     """Two closures of one name and signature."""
     names = set()
     for product in (_multiply_four, multiply_three):
-        product.compile((numba.int64,) * 6)
-        (made,) = product.overloads.values()
-        names.add(made.fndesc.mangled_name)
+        signature = (numba.int64,) * 6
+        product.compile(signature)
+        names.add(product.overloads[signature].fndesc.mangled_name)
     assert len(names) == 2
