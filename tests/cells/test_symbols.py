@@ -51,6 +51,7 @@ def kept() -> Iterator[tuple[Path, str, set[str]]]:
                     yield path, described.mangled_name, symbols
 
 
+@pytest.mark.timeout(400)  # where nothing is compiled yet it compiles all cells
 def test_all_that_is_kept_has_symbols_by_content_and_no_two_files_one_of_their_own() -> None:
     warm_up()
     for name in CASES.keys() & WITH_FORM:
