@@ -11,7 +11,8 @@ from cellrt.core.moves import DEAD, DONE, FREE, LEFT, LIVE, move_request
 from cellrt.core.pages import begin_pages, end_pages
 from cellrt.core.queue import enqueue, rows_in_flight
 from cellrt.core.record_ends import give_places, give_records
-from cellrt.core.records import begin_record, most_steps
+from cellrt.core.record_layout import most_steps
+from cellrt.core.records import begin_record
 from cellrt.core.rows import can_reserve, give_row, take_row
 from cellrt.core.session_state import WORDS, begin_states, end_states
 from cellrt.core.tables import (

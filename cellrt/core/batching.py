@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.jit import compiled
 from cellrt.core.loops_ahead import write_flags
 from cellrt.core.policy import put_in_order
 from cellrt.core.queue import backlog_of, nth_priority, pop_ready, steps_ready
+from cellrt.core.record_layout import record_of
 from cellrt.core.records import ragged_ints
 from cellrt.core.span_arrays import task_room, write_spans
 from cellrt.core.spans import collect_spans
@@ -72,8 +72,7 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
                     if subgraph.what == GRAPH:
                         extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
                     else:
-                        if not is_chain:
-                            its_stop, loop = t.links[subgraph.record + record.STOP], int(subgraph.what == LOOP)
+                        its_stop, loop = record_of(t, subgraph).stop, int(subgraph.what == LOOP)
                         extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
                         break
@@ -179,7 +178,7 @@ def _sort_rows(t, worker, nodes_at, lengths_at, scratch_at, rows, limit, least):
     for row in range(rows):
         id = ints[nodes_at + row]
         if id < 0:
-            length = steps_ready(t, t.subgraphs[~id].record, worker if early else 0, limit)
+            length = steps_ready(t, t.subgraphs[~id], worker if early else 0, limit)
         else:
             length = _run_length(t, id, limit)
         ints[lengths_at + row] = length

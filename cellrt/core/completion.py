@@ -6,7 +6,6 @@ know comes back as notices ``(request, what)``.
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.admission import release
 from cellrt.core.event_log import log_event
@@ -19,7 +18,8 @@ from cellrt.core.moves import DEAD, DONE, LIVE, QUEUED, move_request
 from cellrt.core.pages import break_pages, note_appended
 from cellrt.core.queue import dequeue, note_served, pin, refresh, rows_in_flight, unpin_if_idle
 from cellrt.core.record_ends import end_inputs, end_record, read_late
-from cellrt.core.records import count_done, first_tap, give_late_rows, note_steps, output_at, wake_done
+from cellrt.core.record_layout import NO_STOP, body_of, nth_tap, output_of, record_of
+from cellrt.core.records import count_done, first_tap, give_late_rows, note_steps, wake_done
 from cellrt.core.rows import give_row
 from cellrt.core.step_times import measure_step
 from cellrt.core.tables import (
@@ -139,11 +139,10 @@ def _complete_plainly(t, task, subgraph, steps):
 
     A subgraph that is queued is of a live request.
     """
-    links, at = t.links, subgraph.record
-    done = links[at + record.DONE] + steps
-    if done > links[at + record.PLAIN] or subgraph.state != QUEUED:
+    record = record_of(t, subgraph)
+    if record.done + steps > record.plain or subgraph.state != QUEUED:
         return False
-    links[at + record.DONE] = done
+    record.done += steps
     if task.reads_late:
         give_late_rows(t, subgraph)
     if subgraph.in_flight == 0 and subgraph.sent == 0:
@@ -237,25 +236,24 @@ def _show(t, place):
 def _complete_steps(t, request, subgraph_id, length):
     """Wakes who waited for steps of a chain; ends it after its last."""
     subgraph = t.subgraphs[subgraph_id]
-    links, at = t.links, subgraph.record
+    record = record_of(t, subgraph)
     if request.streamed:
-        for output in range(t.types[subgraph.cell_type].num_outputs):
-            to = output_at(t, subgraph, output)
-            if links[to + record.RESULT] >= 0:
-                for step in range(links[at + record.DONE] - length, links[at + record.DONE]):
-                    _show(t, links[to + record.RESULT] + links[to + record.RESULT_STRIDE] * step)
-        for k in range(
-            first_tap(t, at, 0, links[at + record.DONE] - length), first_tap(t, at, 0, links[at + record.DONE])
-        ):
-            tap = links[at + record.TAPS] + record.TAP * k
-            if t.values[links[tap + 2]].result >= 0:
-                _show(t, request.first_place + t.values[links[tap + 2]].result)
-    if links[at + record.NUM_EDGES] + links[at + record.NUM_FOLLOWERS] > 0:
-        wake_done(t, at)
-    if links[at + record.DONE] == links[at + record.LENGTH]:
+        before = record.done - length
+        for k in range(t.types[subgraph.cell_type].num_outputs):
+            output = output_of(t, subgraph, k)
+            if output.result >= 0:
+                for step in range(before, record.done):
+                    _show(t, output.result + output.result_stride * step)
+        for k in range(first_tap(t, record, 0, before), first_tap(t, record, 0, record.done)):
+            value = t.values[nth_tap(t, record, k).value]
+            if value.result >= 0:
+                _show(t, request.first_place + value.result)
+    if record.num_edges + record.num_followers > 0:
+        wake_done(t, record)
+    if record.done == record.end:
         end_record(t, subgraph)
         request.nodes_left -= 1
-    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS] or t.types[subgraph.cell_type].has_spans:
+    elif record.num_sources > 0 or record.keeps or t.types[subgraph.cell_type].has_spans:
         refresh(t, subgraph_id)
     elif subgraph.in_flight == 0 and subgraph.sent == 0:
         pin(t, subgraph, 0)
@@ -268,13 +266,12 @@ def _complete_loop(t, request, subgraph_id, done):
     The rows of steps that were sent and will not be done go back: no worker writes to them.
     """
     subgraph = t.subgraphs[subgraph_id]
-    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    after, lead, unseen = links[at + record.DONE], links[at + record.LEAD], links[at + record.UNSEEN]
-    has_stopped = done < 0 and links[at + record.STOP] != record.NO_STOP and after > unseen
-    is_over = has_stopped or after == links[at + record.LENGTH]
+    record, after = record_of(t, subgraph), record_of(t, subgraph).done
+    has_stopped = done < 0 and record.stop != NO_STOP and after > record.unseen
+    is_over = has_stopped or after == record.end
     is_last = is_over or subgraph.in_flight == 0
-    for output in range(cell_type.num_outputs):
-        value = t.values[links[at + record.VALUES] + output]
+    for output in range(t.types[subgraph.cell_type].num_outputs):
+        value = t.values[record.first_value + output]
         if value.result < 0:
             continue
         place = request.first_place + value.result
@@ -282,15 +279,15 @@ def _complete_loop(t, request, subgraph_id, done):
             if is_over:
                 _show(t, place)
             continue
-        place -= lead
-        for step in range(max(after - abs(done), unseen), after):
+        place -= record.lead
+        for step in range(max(after - abs(done), record.unseen), after):
             _show(t, place + step)
-        for step in range(max(after, unseen), links[at + record.POSITION] if is_last else after):
+        for step in range(max(after, record.unseen), record.position if is_last else after):
             row = t.places[place + step] if t.places[place + step] >= 0 else PENDING - t.places[place + step]
             give_row(t, row, value.kind)
             t.places[place + step] = NO_ROW
     if is_last:
-        links[at + record.POSITION] = after
+        record.position = after
     if not is_over:
         refresh(t, subgraph_id)
     else:
@@ -300,37 +297,36 @@ def _complete_loop(t, request, subgraph_id, done):
 @compiled
 def _complete_member(t, request, subgraph_id):
     """Takes in a step of one of a loop's several cells; shows what it made."""
-    links, at = t.links, t.subgraphs[subgraph_id].record
-    _show_member(t, request, subgraph_id, STEPS, links[at + record.DONE] - 1)
-    body = links[at + record.BODY]
-    is_over = links[body + record.LEFT] == 1 and links[body + record.STOPPED] > 0
-    for k in range(links[body + record.MEMBERS] if is_over else 0):
-        _hide_member(t, request, t.subgraphs[member_of(t, request, body, k)])
+    subgraph = t.subgraphs[subgraph_id]
+    body = body_of(t, subgraph)
+    _show_member(t, request, subgraph, STEPS, record_of(t, subgraph).done - 1)
+    is_over = body.left == 1 and body.stopped > 0
+    for k in range(body.num_members if is_over else 0):
+        _hide_member(t, request, t.subgraphs[member_of(t, subgraph, k)])
     if complete_member(t, request, subgraph_id):
-        for k in range(links[body + record.MEMBERS]):
-            _show_member(t, request, member_of(t, request, body, k), 0, 0)
+        for k in range(body.num_members):
+            _show_member(t, request, t.subgraphs[member_of(t, subgraph, k)], 0, 0)
 
 
 @compiled
 def _hide_member(t, request, subgraph):
     """Gives back the rows of results of a member's steps behind a stop: no worker writes to them."""
-    links, at = t.links, subgraph.record
+    record = record_of(t, subgraph)
     for output in range(t.types[subgraph.cell_type].num_outputs):
-        value = t.values[links[at + record.VALUES] + output]
+        value = t.values[record.first_value + output]
         if value.result < 0 or not value.bits & STEPS:
             continue
         first = request.first_place + value.result
-        for place in range(first + links[at + record.DONE], first + links[at + record.POSITION]):
+        for place in range(first + record.done, first + record.position):
             give_row(t, t.places[place] if t.places[place] >= 0 else PENDING - t.places[place], value.kind)
             t.places[place] = NO_ROW
 
 
 @compiled
-def _show_member(t, request, subgraph_id, bits, step):
+def _show_member(t, request, subgraph, bits, step):
     """Shows results of a member's step, or those that are of its last step alone."""
-    subgraph = t.subgraphs[subgraph_id]
     for output in range(t.types[subgraph.cell_type].num_outputs):
-        value = t.values[t.links[subgraph.record + record.VALUES] + output]
+        value = t.values[record_of(t, subgraph).first_value + output]
         if value.result >= 0 and value.bits & STEPS == bits:
             _show(t, request.first_place + value.result + step)
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cellrt.core import record_layout as record
 from cellrt.core.moves import SubgraphState
 from cellrt.core.processor import Processor
+from cellrt.core.record_layout import record_at
 from cellrt.core.tables import CHAIN, GRAPH, LOOP, NUM_PRIORITIES, Tables
 
 Namer = Callable[[int], str]
@@ -43,13 +43,13 @@ def _plural(count: int, word: str) -> str:
 
 def _what(t: Tables, subgraph: int, name_of: Namer) -> str:
     """Return what a subgraph is, and how far it is."""
-    row, at = t.subgraphs[subgraph], int(t.subgraphs["record"][subgraph])
+    row = t.subgraphs[subgraph]
     name = name_of(int(row["cell_type"]))
     if int(row["what"]) == GRAPH:
         return f"{_plural(int(row['nodes_left']), 'node')} of {name} not submitted"
     kind = {CHAIN: "chain", LOOP: "loop"}.get(int(row["what"]), "part of a loop")
-    done, length = int(t.links[at + record.DONE]), int(t.links[at + record.LENGTH])
-    return f"{kind} of {name}, {done} of {'at most ' if kind == 'loop' else ''}{length} steps done"
+    record = record_at(t.links, int(row["record"]))
+    return f"{kind} of {name}, {record.done} of {'at most ' if kind == 'loop' else ''}{record.end} steps done"
 
 
 def _in_flight(t: Tables, subgraph: int, tasks: Sequence[int]) -> str:

@@ -7,15 +7,14 @@ downwards: ``-1 - kind`` before the handles of each input.
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, inlined
 from cellrt.core.loop_arrays import describe_output, loop_output, loop_step_output, result_row
+from cellrt.core.record_layout import output_of, record_of
 from cellrt.core.records import (
     bring_state,
     input_row,
     num_rows_of,
-    output_at,
     ragged_row,
     row_of,
     state_row,
@@ -309,25 +308,25 @@ def step_output(t, task, subgraph, output, step, is_last_of_run, kind):
 
     Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
     """
-    links, at, to = t.links, subgraph.record, output_at(t, subgraph, output)
-    position, handle, place = links[at + record.POSITION] + step, NO_ROW, -1
-    tap = tap_of(t, at, position, output)
-    if links[to + record.RESULT] >= 0:
-        place = links[to + record.RESULT] + links[to + record.RESULT_STRIDE] * position
+    record, made = record_of(t, subgraph), output_of(t, subgraph, output)
+    position, handle, place = record.position + step, NO_ROW, -1
+    tap = tap_of(t, record, position, output)
+    if made.result >= 0:
+        place = made.result + made.result_stride * position
     elif tap >= 0 and t.values[tap].result >= 0:
         place = t.requests[subgraph.request].first_place + t.values[tap].result
-    if links[to + record.SEQUENCE] >= 0:
+    if made.sequence >= 0:
         handle = take_row(t, task.worker, kind)
-        t.places[links[to + record.SEQUENCE] + position] = handle
+        t.places[made.sequence + position] = handle
     elif tap >= 0 and t.values[tap].readers > 0:
         handle = take_row(t, task.worker, kind)
     if tap >= 0 and handle >= 0:
         t.values[tap].row = handle
-    if links[to + record.IS_STATE] and is_last_of_run:
-        bring_state(t, task, to, kind)
-        is_read = position + 1 < links[at + record.LENGTH] or links[at + record.KEEPS]
+    if made.is_state and is_last_of_run:
+        bring_state(t, task, made, kind)
+        is_read = position + 1 < record.end or record.keeps
         if handle < 0 and is_read:
-            handle = state_row(t, to, task.worker, kind)
-        links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
-        links[to + record.ROW] = max(handle, 0)
+            handle = state_row(t, made, task.worker, kind)
+        made.previous_row = made.row
+        made.row = max(handle, 0)
     return handle, place

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import record_layout as record
+from cellrt.core import record_layout as layout
 from cellrt.core.jit import compiled, making
 from cellrt.core.program import (
     CARRY,
@@ -28,7 +28,23 @@ from cellrt.core.program import (
     last_member,
     next_input,
 )
-from cellrt.core.tables import CHAIN, LOOP, MEMBER
+from cellrt.core.record_layout import (
+    BODY_WORDS,
+    EDGE_WORDS,
+    NO_BODY,
+    NO_STOP,
+    TAP_WORDS,
+    body_at,
+    edge_at,
+    input_at,
+    input_position,
+    output_at,
+    output_position,
+    record_at,
+    record_words,
+    tap_at,
+)
+from cellrt.core.tables import CHAIN, GRAPH, LOOP, MEMBER
 from cellrt.core.uses import is_chain, is_inside, place_of
 
 
@@ -43,14 +59,14 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
             continue
         cell_type = types[draft.unit_types[unit]]
         at = end
-        end += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
-        subgraph = subgraphs[group[unit]]
+        end += record_words(cell_type)
+        subgraph, record = subgraphs[group[unit]], record_at(links, at)
         subgraph.record = first_link + at
-        links[at + record.LENGTH] = draft.unit_lengths[unit]
-        links[at + record.KEEPS] = int(unit == uses.kept_unit)
+        record.end, record.body = draft.unit_lengths[unit], NO_BODY
+        record.keeps = int(unit == uses.kept_unit)
         is_loop, is_member = not is_chain(draft, program, unit), program[draft.unit_at[unit]] == OP_MEMBER
-        links[at + record.STOP] = program[draft.unit_at[unit] + 3] if is_loop else record.IS_CHAIN
-        links[at + record.VALUES] = uses.rows[draft.unit_values[unit]]
+        record.stop = program[draft.unit_at[unit] + 3] if is_loop else NO_STOP
+        record.first_value = uses.rows[draft.unit_values[unit]]
         end = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
         _write_starts(draft, program, types, ports, appended, unit, links, at)
         _write_outputs(draft, program, types, ports, uses, unit, links, at)
@@ -58,13 +74,8 @@ def write_records(draft, program, types, ports, uses, edges, group, subgraphs, f
         if is_member:
             if not is_behind_member(draft, program, unit):
                 body, end = end, _write_body(draft, program, group, unit, links, end)
-            links[at + record.LENGTH], links[at + record.BODY] = 1, first_link + body
-        elif is_loop:
-            links[at + record.BODY] = record.NO_BODY
-        if is_loop:
-            links[at + record.MORE_ROWS] = first_link + end
-            end += cell_type.num_outputs * cell_type.ahead
-        else:
+            record.end, record.body = 1, first_link + body
+        if not is_loop:
             end = _write_taps(draft, types, uses, unit, links, at, end, first_link)
         end = _write_edges(edges, readers, group, unit, links, at, end, first_link)
     return links[:end].copy()
@@ -75,16 +86,16 @@ def most_refs(types, subgraphs, links):
     """The most inputs of a step of a chain or loop, a ragged one counted as its rows."""
     most = 0
     for k in range(subgraphs.size):
-        at = subgraphs[k].record
-        count = types[subgraphs[k].cell_type].num_inputs if at >= 0 else 0
-        for to in range(at + record.HEADER, at + record.HEADER + record.INPUT * count, record.INPUT):
-            if links[to + record.MODE] in (record.MANY, record.ALL):
-                count += links[to + record.START]
-            elif links[to + record.MODE] == record.EMITTED:
-                loop = subgraphs[links[to + record.SOURCE]].record
-                body = links[loop + record.BODY]
-                alone = links[loop + record.LENGTH] - links[loop + record.LEAD]
-                count += alone if body == record.NO_BODY else links[body + record.LIMIT]
+        subgraph = subgraphs[k]
+        num_inputs = types[subgraph.cell_type].num_inputs if subgraph.what != GRAPH else 0
+        count = num_inputs
+        for port in range(num_inputs):
+            read = input_at(links, input_position(subgraph.record, port))
+            if read.mode == layout.MANY or read.mode == layout.ALL:
+                count += read.start
+            elif read.mode == layout.EMITTED:
+                loop = record_at(links, subgraphs[read.source].record)
+                count += loop.end - loop.lead if loop.body == NO_BODY else body_at(links, loop.body).limit
         most = max(most, count)
     return most
 
@@ -92,12 +103,11 @@ def most_refs(types, subgraphs, links):
 @compiled
 def _most_words(draft, program, types, uses, edges):
     """No fewer words than the records have."""
-    count = 6 * (program.size + edges.starts[draft.unit_at.size]) + record.TAP * uses.values.size
+    count = 6 * (program.size + edges.starts[draft.unit_at.size]) + TAP_WORDS * uses.values.size
     for unit in range(draft.unit_at.size):
         cell_type = types[draft.unit_types[unit]]
         if draft.unit_lengths[unit] > 0:
-            count += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
-            count += cell_type.num_outputs * cell_type.ahead
+            count += record_words(cell_type) + BODY_WORDS
             count += _listed(draft, program, types, unit)
     return count
 
@@ -120,33 +130,33 @@ def _listed(draft, program, types, unit):
 def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link):
     """Writes the inputs of a record at ``at``, and their lists from ``end`` on; returns the new end."""
     cell_type = types[draft.unit_types[unit]]
-    word = inputs_at(program, draft.unit_at[unit])
+    word, record = inputs_at(program, draft.unit_at[unit]), record_at(links, at)
     for port in range(cell_type.num_inputs):
-        mode, to = program[word], at + record.HEADER + record.INPUT * port
-        links[to + record.SOURCE] = -1
+        mode, read = program[word], input_at(links, input_position(at, port))
+        read.source = -1
         if mode == PAGED:
-            links[to + record.MODE], links[to + record.AT] = record.PAGED, program[word + 1]
+            read.mode, read.at = layout.PAGED, program[word + 1]
         elif mode == NOTHING:
-            links[to + record.MODE] = record.NOTHING
+            read.mode = layout.NOTHING
         elif mode == EMITTED:
-            links[to + record.MODE] = record.EMITTED
-            links[to + record.AT] = uses.values[uses.rows[program[word + 1]]].result
-            links[to + record.SOURCE] = group[draft.makers[program[word + 1]]]
+            read.mode = layout.EMITTED
+            read.at = uses.values[uses.rows[program[word + 1]]].result
+            read.source = group[draft.makers[program[word + 1]]]
         elif mode in (SAME, LAST):
             maker = draft.makers[program[word + (1 if mode == SAME else 2)]]
             output = program[word + (1 if mode == SAME else 2)] - draft.unit_values[maker]
-            links[to + record.MODE] = record.SAME if mode == SAME else record.LAST
-            links[to + record.AT] = output if mode == SAME else uses.rows[program[word + 1]]
-            links[to + record.STRIDE], links[to + record.DIRECTION] = output, 1
-            links[to + record.SOURCE] = group[maker]
+            read.mode = layout.SAME if mode == SAME else layout.LAST
+            read.at = output if mode == SAME else uses.rows[program[word + 1]]
+            read.stride, read.direction = output, 1
+            read.source = group[maker]
         elif mode in (FIXED, CARRY, NEXT):
-            links[to + record.MODE] = record.WHOLE if mode == FIXED else record.CARRY
-            links[to + record.AT] = uses.rows[program[word + 1]]
-            links[to + record.SOURCE] = program[word + 2] if mode == NEXT else ports[cell_type.first_port + port].carry
+            read.mode = layout.WHOLE if mode == FIXED else layout.CARRY
+            read.at = uses.rows[program[word + 1]]
+            read.source = program[word + 2] if mode == NEXT else ports[cell_type.first_port + port].carry
         elif mode in (LIST, EACH):
             count = program[word + 1]
-            links[to + record.MODE] = record.MANY if mode == LIST else record.EACH
-            links[to + record.AT], links[to + record.START] = first_link + end, count
+            read.mode = layout.MANY if mode == LIST else layout.EACH
+            read.at, read.start = first_link + end, count
             for k in range(count):
                 links[end + k] = uses.rows[program[word + 2 + k]]
             end += count
@@ -154,38 +164,34 @@ def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, en
             base, stride = program[word + 1], program[word + 2]
             count = draft.unit_lengths[unit] if mode == STEP else program[word + 3]
             if is_inside(draft, program, types, base, stride, count):
-                _write_sequence(draft, types, uses, group, links, to, mode, base, stride, count)
+                _write_sequence(draft, types, uses, group, read, mode, base, stride, count)
                 if mode == LEADS:
-                    links[to + record.MODE], links[to + record.SOURCE] = record.LEADS, program[word + 4]
-                    links[at + record.LEAD] = links[at + record.UNSEEN] = count - 1
+                    read.mode, read.source = layout.LEADS, program[word + 4]
+                    record.lead = record.unseen = count - 1
             else:
-                links[to + record.MODE] = record.EACH if mode == STEP else record.MANY
-                links[to + record.AT], links[to + record.START] = first_link + end, count
+                read.mode = layout.EACH if mode == STEP else layout.MANY
+                read.at, read.start = first_link + end, count
                 for k in range(count):
                     links[end + k] = uses.rows[base + k * stride]
                 end += count
-        is_led = links[to + record.MODE] == record.SAME
-        is_led = is_led or (links[to + record.MODE] == record.STEP and links[to + record.SOURCE] >= 0)
-        links[at + record.NUM_SOURCES] += int(is_led)
+        record.num_sources += int(read.mode == layout.SAME or (read.mode == layout.STEP and read.source >= 0))
         word = next_input(program, word)
     return end
 
 
 @compiled
-def _write_sequence(draft, types, uses, group, links, to, mode, base, stride, count):
+def _write_sequence(draft, types, uses, group, read, mode, base, stride, count):
     """Writes an input that reads a sequence: step by step, or ``count`` steps of it at every step."""
     sequence, start = place_of(draft, types, uses.first_sequences, base)
     maker = draft.makers[base]
     step = stride if maker < 0 else stride // types[draft.unit_types[maker]].num_outputs
-    links[to + record.AT] = uses.places[sequence] + start
-    links[to + record.STRIDE] = step
+    read.at, read.stride = uses.places[sequence] + start, step
     if mode == STEP:
-        links[to + record.MODE], links[to + record.START] = record.STEP, start
-        links[to + record.DIRECTION] = step
+        read.mode, read.start, read.direction = layout.STEP, start, step
         if maker >= 0:
-            links[to + record.SOURCE] = group[maker]
+            read.source = group[maker]
     else:
-        links[to + record.MODE], links[to + record.START] = record.ALL, count
+        read.mode, read.start = layout.ALL, count
 
 
 @compiled
@@ -195,7 +201,7 @@ def _write_starts(draft, program, types, ports, appended, unit, links, at):
     for port in range(cell_type.num_inputs):
         if program[word] == PAGED:
             state = program[word + 1]
-            links[at + record.HEADER + record.INPUT * port + record.START] = appended[state]
+            input_at(links, input_position(at, port)).start = appended[state]
             if ports[cell_type.first_port + port].appends:
                 appended[state] = appended[state] + draft.unit_lengths[unit] if is_chain(draft, program, unit) else -1
         word = next_input(program, word)
@@ -206,14 +212,14 @@ def _write_outputs(draft, program, types, ports, uses, unit, links, at):
     cell_type, first = types[draft.unit_types[unit]], uses.first_sequences[unit]
     value = uses.rows[draft.unit_values[unit]]
     is_loop = first < 0
-    for output in range(cell_type.num_outputs):
-        to = at + record.HEADER + record.INPUT * cell_type.num_inputs + record.OUTPUT * output
-        links[to + record.SEQUENCE] = -1 if is_loop else uses.places[first + output]
-        links[to + record.RESULT] = -1 if is_loop else uses.results[first + output]
-        links[to + record.RESULT_STRIDE] = 0 if is_loop else uses.result_strides[first + output]
-        is_state = _goes_on(draft, program, types, ports, unit, output)
+    for k in range(cell_type.num_outputs):
+        output = output_at(links, output_position(at, cell_type, k))
+        output.sequence = -1 if is_loop else uses.places[first + k]
+        output.result = -1 if is_loop else uses.results[first + k]
+        output.result_stride = 0 if is_loop else uses.result_strides[first + k]
+        is_state = _goes_on(draft, program, types, ports, unit, k)
         is_state = is_state and (is_loop or draft.unit_lengths[unit] > 1 or unit == uses.kept_unit)
-        links[to + record.IS_STATE] = int(is_state or (is_loop and uses.values[value + output].readers > 0))
+        output.is_state = int(is_state or (is_loop and uses.values[value + k].readers > 0))
 
 
 @compiled
@@ -253,16 +259,16 @@ def _write_body(draft, program, group, first, links, end):
     """Writes what is common to the body whose first member is unit ``first``; returns the new end."""
     at = draft.unit_at[first]
     count, num_types = max(0, program[at + 4]) + 1, max(0, -program[at + 4])
-    links[end + record.NUM_TYPES] = num_types
-    links[end + record.LIMIT], links[end + record.STOPPER] = draft.unit_lengths[first], -1
-    links[end + record.MEMBERS] = links[end + record.LEFT] = links[end + record.TO_SEND] = count
+    body, members = body_at(links, end), end + BODY_WORDS
+    body.limit, body.stopper, body.num_types = draft.unit_lengths[first], -1, num_types
+    body.num_members = body.left = body.to_send = count
     for k in range(count):
-        links[end + record.MEMBERS + 1 + k] = group[first + k]
+        links[members + k] = group[first + k]
         if program[draft.unit_at[first + k] + 3] >= 0:
-            links[end + record.STOPPER] = group[first + k]
+            body.stopper = group[first + k]
     for k in range(num_types):
-        links[end + record.MEMBERS + 1 + count + k] = program[at + 5 + k]
-    return end + record.MEMBERS + 1 + count + num_types
+        links[members + count + k] = program[at + 5 + k]
+    return members + count + num_types
 
 
 @compiled
@@ -277,19 +283,19 @@ def is_carried(ports, cell_type, output):
 @compiled
 def _write_taps(draft, types, uses, unit, links, at, end, first_link):
     """Lists the outputs of steps that are values; the chain holds those that are read until it is over."""
-    num_outputs = types[draft.unit_types[unit]].num_outputs
-    links[at + record.TAPS] = first_link + end
+    num_outputs, record = types[draft.unit_types[unit]].num_outputs, record_at(links, at)
+    record.taps, record.tap_step = first_link + end, draft.unit_lengths[unit]
     for k in range(draft.unit_lengths[unit] * num_outputs):
         row = uses.rows[draft.unit_values[unit] + k]
         if row >= 0:
-            links[end], links[end + 1], links[end + 2] = k // num_outputs, k % num_outputs, row
+            tap = tap_at(links, end)
+            tap.step, tap.output, tap.value = k // num_outputs, k % num_outputs, row
             if uses.values[row].readers > 0:
                 uses.values[row].readers += 1
-            links[at + record.NUM_TAPS] += 1
-            end += record.TAP
-    links[at + record.TAP_STEP] = draft.unit_lengths[unit]
-    if links[at + record.NUM_TAPS] > 0:
-        links[at + record.TAP_STEP] = links[links[at + record.TAPS] - first_link]
+            record.num_taps += 1
+            end += TAP_WORDS
+    if record.num_taps > 0:
+        record.tap_step = tap_at(links, record.taps - first_link).step
     return end
 
 
@@ -317,18 +323,19 @@ def _find_readers(edges):
 @compiled
 def _write_edges(edges, readers, group, unit, links, at, end, first_link):
     """Lists who waits for a chain or loop, by the steps that must be there, and who follows it."""
-    first = end
+    record, first = record_at(links, at), end
     k = readers.heads[unit]
     while k >= 0:
         if edges.steps[k] > 0:
             to = end
-            while to > first and links[to - record.EDGE] > edges.steps[k]:
-                links[to], links[to + 1] = links[to - record.EDGE], links[to - record.EDGE + 1]
-                to -= record.EDGE
-            links[to], links[to + 1] = edges.steps[k], group[readers.units[k]]
-            end += record.EDGE
+            while to > first and edge_at(links, to - EDGE_WORDS).steps > edges.steps[k]:
+                links[to], links[to + 1] = links[to - EDGE_WORDS], links[to - EDGE_WORDS + 1]
+                to -= EDGE_WORDS
+            edge = edge_at(links, to)
+            edge.steps, edge.subgraph = edges.steps[k], group[readers.units[k]]
+            end += EDGE_WORDS
         k = readers.following[k]
-    links[at + record.EDGES], links[at + record.NUM_EDGES] = first_link + first, (end - first) // record.EDGE
+    record.edges, record.num_edges = first_link + first, (end - first) // EDGE_WORDS
     first = end
     k = readers.heads[unit]
     while k >= 0:
@@ -336,5 +343,5 @@ def _write_edges(edges, readers, group, unit, links, at, end, first_link):
             links[end] = group[readers.units[k]]
             end += 1
         k = readers.following[k]
-    links[at + record.FOLLOWERS], links[at + record.NUM_FOLLOWERS] = first_link + first, end - first
+    record.followers, record.num_followers = first_link + first, end - first
     return end

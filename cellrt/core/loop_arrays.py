@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.loops_ahead import bring_member, row_ahead
-from cellrt.core.records import bring_state, output_at, state_row
+from cellrt.core.record_layout import output_of, record_of
+from cellrt.core.records import bring_state, state_row
 from cellrt.core.rows import take_row
 from cellrt.core.tables import HOST, MEMBER, NO_ROW, PENDING, ROW_MASK, STEPS
 
@@ -17,26 +17,33 @@ def loop_step_output(t, task, subgraph, output, ahead, kind):
 
     Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
     """
-    links, at, to = t.links, subgraph.record, output_at(t, subgraph, output)
-    value, handle, place = t.values[links[at + record.VALUES] + output], NO_ROW, -1
-    step = links[at + record.POSITION] + ahead - links[at + record.LEAD]
-    if step < links[at + record.UNSEEN] - links[at + record.LEAD]:
+    record, value = record_of(t, subgraph), t.values[record_of(t, subgraph).first_value + output]
+    handle, place = NO_ROW, -1
+    step = record.position + ahead
+    if step < record.unseen:
         return handle, place
-    if links[to + record.IS_STATE]:
-        goes_ahead = t.types[task.cell_type].ahead > 0
-        if goes_ahead and subgraph.what == MEMBER:
-            bring_member(t, task, subgraph, output, to, kind)
-        else:
-            bring_state(t, task, to, kind)
-        if goes_ahead:
-            handle = row_ahead(t, subgraph, output, to, task.worker, kind)
-        else:
-            handle = state_row(t, to, task.worker, kind)
-            links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
+    if output_of(t, subgraph, output).is_state:
+        handle = _state_after(t, task, subgraph, output, kind)
     if value.result >= 0:
         place = t.requests[subgraph.request].first_place + value.result
-        place += step if value.bits & STEPS else 0
+        place += step - record.lead if value.bits & STEPS else 0
     return handle, place
+
+
+@compiled
+def _state_after(t, task, subgraph, number, kind):
+    """Takes the row that a task writes the state of output ``number`` of a loop or member to."""
+    output, ahead = output_of(t, subgraph, number), t.types[task.cell_type].ahead
+    if ahead > 0 and subgraph.what == MEMBER:
+        bring_member(t, task, subgraph, number, kind)
+    else:
+        bring_state(t, task, output, kind)
+    if ahead > 0:
+        return row_ahead(t, subgraph, number, task.worker, kind)
+    handle = state_row(t, output, task.worker, kind)
+    output.previous_row = output.row
+    output.row = handle
+    return handle
 
 
 @compiled
@@ -52,29 +59,22 @@ def result_row(t, place, kind, is_streamed):
 @compiled
 def loop_output(t, task, base, record_at, output, kind, end):
     """Takes the rows of one output of a task of loops: the state after the run, and a host row for each result."""
-    ints, links = t.ints, t.links
+    ints = t.ints
     nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
-    rows, limit, ahead = task.rows, task.rows * task.steps, t.types[task.cell_type].ahead
+    rows, limit = task.rows, task.rows * task.steps
     positions_at, rows_at = end, end + rows
     result_positions_at, result_rows_at = end + 2 * rows, end + 2 * rows + limit
     stores = results = every_step = 0
     for row in range(rows):
         subgraph = t.subgraphs[~ints[nodes_at + row]]
-        if t.values[links[subgraph.record + record.VALUES] + output].bits & STEPS:
+        if t.values[record_of(t, subgraph).first_value + output].bits & STEPS:
             every_step = 1
     for row in range(rows):
         subgraph = t.subgraphs[~ints[nodes_at + row]]
-        value, to = t.values[links[subgraph.record + record.VALUES] + output], output_at(t, subgraph, output)
-        request = t.requests[subgraph.request]
-        if links[to + record.IS_STATE]:
-            bring_state(t, task, to, kind)
-            if ahead > 0:
-                handle = row_ahead(t, subgraph, output, to, task.worker, kind)
-            else:
-                handle = state_row(t, to, task.worker, kind)
-                links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
+        value, request = t.values[record_of(t, subgraph).first_value + output], t.requests[subgraph.request]
+        if output_of(t, subgraph, output).is_state:
             ints[positions_at + stores] = row
-            ints[rows_at + stores] = handle & ROW_MASK
+            ints[rows_at + stores] = _state_after(t, task, subgraph, output, kind) & ROW_MASK
             stores += 1
         if value.result < 0:
             continue
@@ -82,8 +82,9 @@ def loop_output(t, task, base, record_at, output, kind, end):
         if value.bits & STEPS:
             for step in range(ints[lengths_at + row]):
                 handle = take_row(t, HOST, kind)
-                done = links[subgraph.record + record.POSITION]
-                t.places[place + done + step] = PENDING - handle if request.streamed else handle
+                t.places[place + record_of(t, subgraph).position + step] = (
+                    PENDING - handle if request.streamed else handle
+                )
                 ints[result_positions_at + results] = row * task.steps + step
                 ints[result_rows_at + results] = handle
                 results += 1

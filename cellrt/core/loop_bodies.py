@@ -10,11 +10,11 @@ same worker, and its tasks go there too: so it is behind all that it reads, and 
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.loops_ahead import keep_last
 from cellrt.core.queue import dequeue, enqueue, refresh
 from cellrt.core.record_ends import end_inputs, end_outputs, release_edges
+from cellrt.core.record_layout import BODY_WORDS, NO_STOP, body_of, record_of
 from cellrt.core.records import give_late_rows, note_steps
 from cellrt.core.tables import MEMBER, MIXED
 
@@ -23,33 +23,32 @@ from cellrt.core.tables import MEMBER, MIXED
 def send_member(t, subgraph_id):
     """Notes that a member's step was submitted; wakes who may read it on the same worker (early release)."""
     subgraph = t.subgraphs[subgraph_id]
-    links, at, body = t.links, subgraph.record, t.links[subgraph.record + record.BODY]
-    links[at + record.POSITION] += 1
-    links[body + record.TO_SEND] -= 1
-    if links[body + record.SENT_AT] == 0:
-        links[body + record.SENT_AT] = subgraph.pinned
-    elif links[body + record.SENT_AT] != subgraph.pinned:
-        links[body + record.SENT_AT] = MIXED
+    body = body_of(t, subgraph)
+    record_of(t, subgraph).position += 1
+    body.to_send -= 1
+    if body.sent_at == 0:
+        body.sent_at = subgraph.pinned
+    elif body.sent_at != subgraph.pinned:
+        body.sent_at = MIXED
     refresh(t, subgraph_id)
     if t.settings[0].early_release:
-        _refresh_followers(t, at)
-        is_sent = links[body + record.SENT_AT] > 0 and links[body + record.TO_SEND] == 0
-        if is_sent and t.types[subgraph.cell_type].ahead > 0:
-            _begin_step(t, t.requests[subgraph.request], subgraph_id)
-            _refresh_members(t, t.requests[subgraph.request], body)
+        _refresh_followers(t, subgraph)
+        if body.sent_at > 0 and body.to_send == 0 and t.types[subgraph.cell_type].ahead > 0:
+            _begin_step(t, subgraph_id)
+            _refresh_members(t, subgraph)
 
 
 @compiled
 def note_member(t, subgraph, done, has_failed):
     """Takes in how a member's step went: what state stays, and whether it said stop. Returns whether it counts, which
     behind a stop it does not. Comes for dead requests too."""
-    links, at, body = t.links, subgraph.record, t.links[subgraph.record + record.BODY]
-    is_behind = links[body + record.STOPPED] > 0 and links[at + record.DONE] >= links[body + record.STOPPED]
+    record, body = record_of(t, subgraph), body_of(t, subgraph)
+    is_behind = body.stopped > 0 and record.done >= body.stopped
     if is_behind or (done == 0 and not has_failed):  # the latter is behind a failure of the one that says stop
         return False
     note_steps(t, subgraph, 1, has_failed)
-    if done < 0 and links[at + record.STOP] != record.NO_STOP and not has_failed:
-        links[body + record.STOPPED] = links[at + record.DONE]
+    if done < 0 and record.stop != NO_STOP and not has_failed:
+        body.stopped = record.done
     return True
 
 
@@ -57,51 +56,51 @@ def note_member(t, subgraph, done, has_failed):
 def complete_member(t, request, subgraph_id):
     """Takes in that a member has done its step, and begins the next if all have. Returns whether the loop is over: then
     all members are."""
-    links, at = t.links, t.subgraphs[subgraph_id].record
-    body = links[at + record.BODY]
-    count = links[body + record.MEMBERS]
-    links[body + record.LEFT] -= 1
-    if links[body + record.LEFT] > 0 and links[body + record.STOPPED] > 0:
-        _refresh_members(t, request, body)
+    subgraph = t.subgraphs[subgraph_id]
+    body = body_of(t, subgraph)
+    body.left -= 1
+    if body.left > 0 and body.stopped > 0:
+        _refresh_members(t, subgraph)
         return False
-    if links[body + record.LEFT] > 0:
+    if body.left > 0:
         refresh(t, subgraph_id)
-        _refresh_followers(t, at)
+        _refresh_followers(t, subgraph)
         return False
-    for k in range(count):
-        give_late_rows(t, t.subgraphs[member_of(t, request, body, k)])
-    links[body + record.ALL_DONE] += 1
-    links[body + record.LEFT] = count
-    if links[body + record.STOPPED] or links[body + record.ALL_DONE] == links[body + record.LIMIT]:
-        for k in range(count):
-            end_loop(t, request, member_of(t, request, body, k))
+    for k in range(body.num_members):
+        give_late_rows(t, t.subgraphs[member_of(t, subgraph, k)])
+    body.all_done += 1
+    body.left = body.num_members
+    if body.stopped or body.all_done == body.limit:
+        for k in range(body.num_members):
+            end_loop(t, request, member_of(t, subgraph, k))
         return True
-    if links[body + record.TO_SEND] == count and links[at + record.LENGTH] == links[body + record.ALL_DONE] + 1:
-        links[body + record.SENT_AT] = 0
-    _begin_step(t, request, subgraph_id)
-    _refresh_members(t, request, body)
+    if body.to_send == body.num_members and record_of(t, subgraph).end == body.all_done + 1:
+        body.sent_at = 0
+    _begin_step(t, subgraph_id)
+    _refresh_members(t, subgraph)
     return False
 
 
 @compiled
-def _begin_step(t, request, subgraph_id):
+def _begin_step(t, subgraph_id):
     """Begins the next step of a body if all members have done the last that is begun, or may go ahead of it."""
-    links, at = t.links, t.subgraphs[subgraph_id].record
-    body, begun = links[at + record.BODY], links[at + record.LENGTH]
-    count, unknown = links[body + record.MEMBERS], begun - links[body + record.ALL_DONE]
-    if begun == links[body + record.LIMIT] or links[body + record.STOPPED] > 0 or links[body + record.TO_SEND] > 0:
+    subgraph = t.subgraphs[subgraph_id]
+    body, begun = body_of(t, subgraph), record_of(t, subgraph).end
+    unknown = begun - body.all_done
+    if begun == body.limit or body.stopped > 0 or body.to_send > 0:
         return
-    if unknown > t.types[t.subgraphs[subgraph_id].cell_type].ahead:
+    if unknown > t.types[subgraph.cell_type].ahead:
         return
     if unknown == 0:
-        links[body + record.SENT_AT] = 0
-    elif links[body + record.SENT_AT] == MIXED:
+        body.sent_at = 0
+    elif body.sent_at == MIXED:
         return
-    links[body + record.TO_SEND] = count
-    for k in range(count):
-        links[t.subgraphs[member_of(t, request, body, k)].record + record.LENGTH] += 1
-    if links[body + record.NUM_TYPES] > 0:
-        _change_type(t, subgraph_id, links[body + record.MEMBERS + 1 + count + begun])
+    body.to_send = body.num_members
+    for k in range(body.num_members):
+        record_of(t, t.subgraphs[member_of(t, subgraph, k)]).end += 1
+    if body.num_types > 0:
+        first = record_of(t, subgraph).body + BODY_WORDS + body.num_members
+        _change_type(t, subgraph_id, t.links[first + begun])
 
 
 @compiled
@@ -114,9 +113,9 @@ def _change_type(t, subgraph_id, cell_type):
 
 
 @compiled
-def member_of(t, request, body, k):
-    """The subgraph of member ``k``."""
-    return request.first_subgraph + t.links[body + record.MEMBERS + 1 + k]
+def member_of(t, subgraph, k):
+    """The subgraph of member ``k`` of the body that one is a member of."""
+    return t.requests[subgraph.request].first_subgraph + t.links[record_of(t, subgraph).body + BODY_WORDS + k]
 
 
 @compiled
@@ -135,13 +134,13 @@ def end_loop(t, request, subgraph_id):
 
 
 @compiled
-def _refresh_members(t, request, body):
-    for k in range(t.links[body + record.MEMBERS]):
-        refresh(t, member_of(t, request, body, k))
+def _refresh_members(t, subgraph):
+    for k in range(body_of(t, subgraph).num_members):
+        refresh(t, member_of(t, subgraph, k))
 
 
 @compiled
-def _refresh_followers(t, at):
-    links = t.links
-    for k in range(links[at + record.NUM_FOLLOWERS]):
-        refresh(t, links[links[at + record.FOLLOWERS] + k])
+def _refresh_followers(t, subgraph):
+    record = record_of(t, subgraph)
+    for k in range(record.num_followers):
+        refresh(t, t.links[record.followers + k])

@@ -13,11 +13,11 @@ them, and go back when it is over.
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.queue import loop_tasks, refresh
-from cellrt.core.records import give_late_rows, kind_of, output_at
+from cellrt.core.record_layout import NO_STOP, OVER, ROWS_AT, body_of, output_of, output_position, record_of
+from cellrt.core.records import give_late_rows, kind_of
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import CHAIN, LOCATION_SHIFT, MEMBER
 
@@ -25,35 +25,31 @@ from cellrt.core.tables import CHAIN, LOCATION_SHIFT, MEMBER
 @compiled
 def send_run(t, subgraph_id, steps):
     """Notes that a task with so many steps of a loop was submitted; makes the next ready if it may go ahead."""
-    links, at = t.links, t.subgraphs[subgraph_id].record
-    links[at + record.POSITION] += steps
-    if links[at + record.POSITION] > links[at + record.UNSEEN]:
-        links[at + record.NUM_SENT] += 1
+    record = record_of(t, t.subgraphs[subgraph_id])
+    record.position += steps
+    if record.position > record.unseen:
+        record.num_sent += 1
     refresh(t, subgraph_id)
 
 
 @compiled
-def row_ahead(t, subgraph, output, to, worker, kind):
-    """The row that the next task of a loop or member writes the state of an output to, which is at ``to``."""
-    links, is_member = t.links, subgraph.what == MEMBER
-    sent = links[subgraph.record + (record.POSITION if is_member else record.NUM_SENT)]
-    word = _word_of(t, subgraph, output, sent)
-    if links[word] == 0:
-        links[word] = take_row(t, worker, kind)
+def row_ahead(t, subgraph, number, worker, kind):
+    """The row that the next task of a loop or member writes the state of output ``number`` to."""
+    record, output, is_member = record_of(t, subgraph), output_of(t, subgraph, number), subgraph.what == MEMBER
+    at = _turn_of(t, subgraph, number, record.position if is_member else record.num_sent)
+    if t.links[at] == 0:
+        t.links[at] = take_row(t, worker, kind)
     if is_member or loop_tasks(t, subgraph) == 0:
-        links[to + record.PREVIOUS_ROW] = links[to + record.ROW]
-    links[to + record.ROW] = links[word]
-    return links[word]
+        output.previous_row = output.row
+    output.row = t.links[at]
+    return t.links[at]
 
 
 @compiled
-def _word_of(t, subgraph, output, task):
+def _turn_of(t, subgraph, output, task):
     """The link of the row that task number ``task`` writes the state of an output to."""
-    ahead = t.types[subgraph.cell_type].ahead
-    place = task % (ahead + 2)
-    if place < 2:
-        return output_at(t, subgraph, output) + record.FIRST_ROW + place
-    return t.links[subgraph.record + record.MORE_ROWS] + ahead * output + place - 2
+    cell_type = t.types[subgraph.cell_type]
+    return output_position(subgraph.record, cell_type, output) + ROWS_AT + task % (cell_type.ahead + 2)
 
 
 @compiled
@@ -72,12 +68,13 @@ def write_flags(t, task, base, end):
         if t.subgraphs[~id].what == MEMBER:
             may_stop = _write_members_flags(t, t.subgraphs[~id], end + row, end + rows + row) or may_stop
             continue
-        subgraph, at = t.subgraphs[~id], t.subgraphs[~id].record
-        is_step = t.links[at + record.POSITION] + before >= t.links[at + record.UNSEEN]
-        if not is_step or (t.links[at + record.STOP] == record.NO_STOP and task.is_loop == 0):
+        subgraph = t.subgraphs[~id]
+        record = record_of(t, subgraph)
+        is_step = record.position + before >= record.unseen
+        if not is_step or (record.stop == NO_STOP and task.is_loop == 0):
             continue
         may_stop = True
-        own, turn = layout.NOBODYS + 1 + 2 * ~id, t.links[at + record.NUM_SENT] % 2
+        own, turn = layout.NOBODYS + 1 + 2 * ~id, record.num_sent % 2
         if loop_tasks(t, subgraph) > 0:
             ints[end + row] = own + 1 - turn
         ints[end + rows + row] = own + turn
@@ -91,16 +88,15 @@ def write_flags(t, task, base, end):
 def _write_members_flags(t, member, read_at, written_at):
     """Writes which flags the next step of a member reads and writes: all read that of the one that may say stop, as it
     was at the step before. Returns whether it reads or writes one."""
-    links, position = t.links, t.links[member.record + record.POSITION]
-    body = links[member.record + record.BODY]
-    if links[body + record.STOPPER] < 0:
+    record, body = record_of(t, member), body_of(t, member)
+    if body.stopper < 0:
         return False
-    own = layout.NOBODYS + 1 + 2 * (t.requests[member.request].first_subgraph + links[body + record.STOPPER])
-    reads, writes = position > links[body + record.ALL_DONE], links[member.record + record.STOP] != record.NO_STOP
+    own = layout.NOBODYS + 1 + 2 * (t.requests[member.request].first_subgraph + body.stopper)
+    reads, writes = record.position > body.all_done, record.stop != NO_STOP
     if reads:
-        t.ints[read_at] = own + (position - 1) % 2
+        t.ints[read_at] = own + (record.position - 1) % 2
     if writes:
-        t.ints[written_at] = own + position % 2
+        t.ints[written_at] = own + record.position % 2
     return reads or writes
 
 
@@ -110,73 +106,73 @@ def note_run(t, subgraph, done, has_failed):
 
     ``done``: steps, negative if it stopped. Comes for dead requests too, whose session may keep the state.
     """
-    links, at = t.links, subgraph.record
-    if links[at + record.NUM_SENT] == record.OVER:
+    record = record_of(t, subgraph)
+    if record.num_sent == OVER:
         return False
     if not has_failed:
-        links[at + record.DONE] += abs(done)
+        record.done += abs(done)
         give_late_rows(t, subgraph)
-    is_step = links[at + record.DONE] > links[at + record.UNSEEN]
-    if not (is_step or has_failed):
+    if not (record.done > record.unseen or has_failed):
         return True
-    is_over = has_failed or (done < 0 and links[at + record.STOP] != record.NO_STOP)
+    is_over = has_failed or (done < 0 and record.stop != NO_STOP)
     left = loop_tasks(t, subgraph)
-    task = links[at + record.NUM_SENT] - 1 - left
-    for output in range(t.types[subgraph.cell_type].num_outputs):
-        to = output_at(t, subgraph, output)
-        if links[to + record.IS_STATE]:
+    task = record.num_sent - 1 - left
+    for number in range(t.types[subgraph.cell_type].num_outputs):
+        output = output_of(t, subgraph, number)
+        if output.is_state:
             if not has_failed:
-                links[to + record.PREVIOUS_ROW] = links[_word_of(t, subgraph, output, task)]
+                output.previous_row = t.links[_turn_of(t, subgraph, number, task)]
             if is_over or left == 0:
-                _keep_one(t, subgraph, output)
+                _keep_one(t, subgraph, number)
     if is_over:
-        links[at + record.NUM_SENT] = record.OVER
+        record.num_sent = OVER
     elif left == 0:
-        links[at + record.NUM_SENT] = 1  # the next task takes the second row
+        record.num_sent = 1  # the next task takes the second row
     return True
 
 
 @compiled
 def keep_last(t, member):
     """Gives back all rows of the state of a member that is over but those of its last step."""
-    links, at = t.links, member.record
-    for output in range(t.types[member.cell_type].num_outputs):
-        to = output_at(t, member, output)
-        if links[to + record.IS_STATE]:
-            last = links[to + record.ROW]
-            if links[at + record.POSITION] > links[at + record.DONE]:
-                last = links[_word_of(t, member, output, links[at + record.DONE] - 1)]
-            links[to + record.PREVIOUS_ROW] = last
-            _keep_one(t, member, output)
-    links[at + record.POSITION] = links[at + record.DONE]
+    record = record_of(t, member)
+    for number in range(t.types[member.cell_type].num_outputs):
+        output = output_of(t, member, number)
+        if output.is_state:
+            last = output.row
+            if record.position > record.done:
+                last = t.links[_turn_of(t, member, number, record.done - 1)]
+            output.previous_row = last
+            _keep_one(t, member, number)
+    record.position = record.done
 
 
 @compiled
-def bring_member(t, task, member, output, to, kind):
+def bring_member(t, task, member, number, kind):
     """As ``bring_state``, for a member that goes ahead: all its rows are of steps that all members have done."""
-    links, row = t.links, t.links[to + record.ROW]
+    output = output_of(t, member, number)
+    row = output.row
     if row == 0 or row >> LOCATION_SHIFT == task.worker:
         return
     task.reads_late = 1
     for step in range(t.types[member.cell_type].ahead + 2):
-        word = _word_of(t, member, output, step)
-        if links[word] == row:
-            links[to + record.LATE_ROW] = row
-        elif links[word] > 0:
-            give_row(t, links[word], kind)
-        links[word] = 0
+        at = _turn_of(t, member, number, step)
+        if t.links[at] == row:
+            output.late_row = row
+        elif t.links[at] > 0:
+            give_row(t, t.links[at], kind)
+        t.links[at] = 0
 
 
 @compiled
-def _keep_one(t, subgraph, output):
+def _keep_one(t, subgraph, number):
     """Gives back all rows of an output's state but that of the last step that is done, which becomes the first."""
-    links, to, kept = t.links, output_at(t, subgraph, output), 0
-    links[to + record.ROW] = links[to + record.PREVIOUS_ROW]
+    output, kept = output_of(t, subgraph, number), 0
+    output.row = output.previous_row
     for task in range(t.types[subgraph.cell_type].ahead + 2):
-        word = _word_of(t, subgraph, output, task)
-        if links[word] > 0 and links[word] == links[to + record.ROW]:
-            kept = links[word]
-        elif links[word] > 0:
-            give_row(t, links[word], kind_of(t, subgraph, output))
-        links[word] = 0
-    links[to + record.FIRST_ROW] = kept
+        at = _turn_of(t, subgraph, number, task)
+        if t.links[at] > 0 and t.links[at] == output.row:
+            kept = t.links[at]
+        elif t.links[at] > 0:
+            give_row(t, t.links[at], kind_of(t, subgraph, number))
+        t.links[at] = 0
+    output.first_row = kept

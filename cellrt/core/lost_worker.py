@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.admission import release
 from cellrt.core.completion import NOTICE_FAILED, NOTICE_RELEASED, complete, kill, tell
 from cellrt.core.jit import compiled
 from cellrt.core.moves import LIVE
 from cellrt.core.queue import rows_in_flight
-from cellrt.core.records import output_at
+from cellrt.core.record_layout import output_of
 from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT
 
 
@@ -53,11 +52,12 @@ def _touches(t, request, worker):
         if subgraph.pinned == worker and subgraph.in_flight > 0:
             return True
         if subgraph.record >= 0:
-            for output in range(t.types[subgraph.cell_type].num_outputs):
-                for word in (record.ROW, record.LATE_ROW):  # which others of its body may still read
-                    row = t.links[output_at(t, subgraph, output) + word]
-                    if row > 0 and row >> LOCATION_SHIFT == worker:
-                        return True
+            for k in range(t.types[subgraph.cell_type].num_outputs):
+                output = output_of(t, subgraph, k)
+                if output.row > 0 and output.row >> LOCATION_SHIFT == worker:
+                    return True
+                if output.late_row > 0 and output.late_row >> LOCATION_SHIFT == worker:
+                    return True  # others of its body may still read it
     for k in range(request.first_value, request.first_value + request.num_values):
         if t.values[k].row >= NUM_PERMANENT and t.values[k].row >> LOCATION_SHIFT == worker:
             return True

@@ -20,12 +20,12 @@ copies in that order before it launches anything else.
 from __future__ import annotations
 
 from cellrt.core import page_list
-from cellrt.core import record_layout as record
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD, LIVE
 from cellrt.core.queue import refresh
 from cellrt.core.recomputation import free_again, rows_again
+from cellrt.core.record_layout import input_of, record_of
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.span_arrays import fits_in_a_task
 from cellrt.core.tables import (
@@ -222,12 +222,12 @@ def claim_pages(t, subgraph, worker, count):
             return 0
         _bring(t, request, worker)  # all, before any page is taken: there is room for these
     for port in range(cell_type.num_inputs):
-        info, to = t.ports[cell_type.first_port + port], subgraph.record + record.HEADER + record.INPUT * port
+        info, read = t.ports[cell_type.first_port + port], input_of(t, subgraph, port)
         if info.page_size == 0:
             continue
-        at = links[to + record.AT]
+        at = read.at
         if info.appends:
-            first = links[at + page_list.BASE] + links[to + record.START] + links[subgraph.record + record.POSITION]
+            first = links[at + page_list.BASE] + read.start + record_of(t, subgraph).position
             _extend(t, at, worker, first + count, is_here or has_pages)
             count = max(0, min(count, links[at + page_list.HELD] * info.page_size - first))
         has_pages = has_pages or links[at + page_list.HELD] > 0
@@ -337,7 +337,7 @@ def note_appended(t, subgraph, steps):
     links, cell_type = t.links, t.types[subgraph.cell_type]
     for port in range(cell_type.num_inputs):
         if t.ports[cell_type.first_port + port].appends:
-            at = links[subgraph.record + record.HEADER + record.INPUT * port + record.AT]
+            at = input_of(t, subgraph, port).at
             if not links[at + page_list.IS_BROKEN]:
                 links[at + page_list.ROWS] += steps
 

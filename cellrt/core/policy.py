@@ -32,7 +32,7 @@ from cellrt.core.gathering import fills_a_task
 from cellrt.core.jit import allocating, c_function, compiled
 from cellrt.core.memory import call, start_of
 from cellrt.core.queue import backlog_of, num_ready, num_ready_at
-from cellrt.core.record_layout import LENGTH, POSITION
+from cellrt.core.record_layout import most_steps, record_of
 from cellrt.core.step_times import step_time
 from cellrt.core.tables import ASKED, NEVER, NUM_PRIORITIES, READY, WAITING
 from cellrt.errors import DefinitionError
@@ -226,7 +226,7 @@ def _show_waiting(t: Any, type_id: Any, priority: Any, worker: Any) -> Any:
             row.ready, row.has_begun, row.score = subgraph.num_ready, subgraph.has_begun, 0
             row.left = subgraph.nodes_left
             if subgraph.record >= 0:
-                row.left = t.links[subgraph.record + LENGTH] - t.links[subgraph.record + POSITION]
+                row.left = most_steps(t, subgraph) - record_of(t, subgraph).position
             count += 1
         subgraph_id = subgraph.next
     asked = t.asked[0]

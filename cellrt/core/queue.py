@@ -11,10 +11,10 @@ becomes ready; while a task that took of it is at a worker it does not wait, wha
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled, inlined
 from cellrt.core.moves import HANDED_OUT, QUEUED, move_subgraph
+from cellrt.core.record_layout import SAME, STEP, body_of, input_of, record_of
 from cellrt.core.tables import ALL_TYPES, CHAIN, LAUNCHED, LOOP, MEMBER, NUM_PRIORITIES, RELEASED
 
 
@@ -117,46 +117,48 @@ def set_ready(t, subgraph, count):
     subgraph.num_ready = count
 
 
+@compiled
+def _follows(read):
+    """Whether an input follows another chain or member, step by step."""
+    return (read.mode == STEP and read.source >= 0) or read.mode == SAME
+
+
 @inlined
-def steps_ready(t, at, worker, most):
-    """How many steps, ``most`` at most, the chain or loop with the record at ``at`` can take now.
+def steps_ready(t, subgraph, worker, most):
+    """How many steps, ``most`` at most, a chain or loop can take now.
 
     Those that it follows count as far as they are done, or are sent to ``worker`` (0: none).
     """
-    links = t.links
-    position = links[at + record.POSITION]
-    steps = min(most, links[at + record.LENGTH] - position)
-    left = links[at + record.NUM_SOURCES]
-    port = at + record.HEADER
+    record = record_of(t, subgraph)
+    steps, left, port = min(most, record.end - record.position), record.num_sources, 0
     while left > 0:
-        mode = links[port + record.MODE]
-        if (mode == record.STEP and links[port + record.SOURCE] >= 0) or mode == record.SAME:
+        read = input_of(t, subgraph, port)
+        if _follows(read):
             left -= 1
-            source = t.subgraphs[links[port + record.SOURCE]]
-            is_sent = worker > 0 and source.pinned == worker
-            made = links[source.record + (record.POSITION if is_sent else record.DONE)]
-            direction = links[port + record.DIRECTION]
-            ahead = made - 1 - links[port + record.START] - direction * position
+            source = t.subgraphs[read.source]
+            its = record_of(t, source)
+            made = its.position if worker > 0 and source.pinned == worker else its.done
+            ahead = made - 1 - read.start - read.direction * record.position
             if ahead < 0:
                 return 0
-            if direction > 0:
-                steps = min(steps, ahead // direction + 1)
-        port += record.INPUT
+            if read.direction > 0:
+                steps = min(steps, ahead // read.direction + 1)
+        port += 1
     return steps
 
 
 @compiled
-def _sender(t, at):
+def _sender(t, subgraph):
     """The worker of the first chain that one follows and that has steps sent which are not done, or 0."""
-    links, left, port = t.links, t.links[at + record.NUM_SOURCES], at + record.HEADER
+    left, port = record_of(t, subgraph).num_sources, 0
     while left > 0:
-        mode = links[port + record.MODE]
-        if (mode == record.STEP and links[port + record.SOURCE] >= 0) or mode == record.SAME:
+        read = input_of(t, subgraph, port)
+        if _follows(read):
             left -= 1
-            source = t.subgraphs[links[port + record.SOURCE]]
-            if links[source.record + record.DONE] < links[source.record + record.POSITION]:
+            source = t.subgraphs[read.source]
+            if record_of(t, source).done < record_of(t, source).position:
                 return source.pinned
-        port += record.INPUT
+        port += 1
     return 0
 
 
@@ -167,7 +169,7 @@ def refresh(t, subgraph_id):
     subgraph = t.subgraphs[subgraph_id]
     if subgraph.state != QUEUED:
         return
-    links, at, early = t.links, subgraph.record, t.settings[0].early_release
+    record, early = record_of(t, subgraph), t.settings[0].early_release
     cell_type = t.types[subgraph.cell_type]
     worker = 0 if subgraph.in_flight == 0 and subgraph.sent == 0 else subgraph.pinned
     home = t.requests[subgraph.request].home if cell_type.has_spans else 0
@@ -177,24 +179,24 @@ def refresh(t, subgraph_id):
         worker = home
     count = 0
     is_loop = subgraph.what != CHAIN
-    lead = links[at + record.UNSEEN] - links[at + record.POSITION] if is_loop else 0
-    waits = subgraph.in_flight > 0 and (links[at + record.KEEPS] or (is_loop and lead < 0))
+    lead = record.unseen - record.position if is_loop else 0
+    waits = subgraph.in_flight > 0 and (record.keeps or (is_loop and lead < 0))
     if waits and cell_type.ahead > 0 and subgraph.what == LOOP:
         waits = loop_tasks(t, subgraph) > cell_type.ahead
     if subgraph.what == MEMBER and cell_type.ahead > 0:
-        body, step = links[at + record.BODY], links[at + record.POSITION]
-        waits = 0 < links[body + record.STOPPED] <= step
-        if links[body + record.ALL_DONE] < step < links[at + record.LENGTH]:
-            worker = links[body + record.SENT_AT]
-    if links[at + record.POSITION] < links[at + record.LENGTH] and not waits and not is_away:
-        most = max(1, 1 + lead) if cell_type.carries or is_loop else links[at + record.LENGTH]
-        count = steps_ready(t, at, worker if early else 0, most)
+        body = body_of(t, subgraph)
+        waits = 0 < body.stopped <= record.position
+        if body.all_done < record.position < record.end:
+            worker = body.sent_at
+    if record.position < record.end and not waits and not is_away:
+        most = max(1, 1 + lead) if cell_type.carries or is_loop else record.end
+        count = steps_ready(t, subgraph, worker if early else 0, most)
         if count == 0 and worker == 0 and early:
-            sender = _sender(t, at)
+            sender = _sender(t, subgraph)
             if sender > 0:
-                count = steps_ready(t, at, sender, most)
+                count = steps_ready(t, subgraph, sender, most)
                 worker = sender if count > 0 else 0
-        if cell_type.is_whole and count < links[at + record.LENGTH] and not is_loop:
+        if cell_type.is_whole and count < record.end and not is_loop:
             count = 0
     pin(t, subgraph, worker)
     set_ready(t, subgraph, count)
@@ -203,10 +205,10 @@ def refresh(t, subgraph_id):
 @compiled
 def loop_tasks(t, subgraph):
     """Tasks in flight with steps of a loop of one cell. Those that have rows alone that nobody sees are none."""
-    links, at = t.links, subgraph.record
-    if links[at + record.POSITION] <= links[at + record.UNSEEN]:
+    record = record_of(t, subgraph)
+    if record.position <= record.unseen:
         return 0
-    return subgraph.in_flight - max(0, links[at + record.UNSEEN] - links[at + record.DONE])
+    return subgraph.in_flight - max(0, record.unseen - record.done)
 
 
 @inlined

@@ -15,10 +15,10 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.core import page_list
-from cellrt.core import record_layout as record
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
 from cellrt.core.moves import QUEUED
+from cellrt.core.record_layout import CARRY, LEADS, input_of, record_of
 from cellrt.core.rows import give_row
 from cellrt.core.settings import SUSPENSIONS
 from cellrt.core.step_times import step_time
@@ -54,22 +54,19 @@ def _has_pages(t, subgraph):
 @compiled
 def _can_begin_anew(t, subgraph):
     """Whether a subgraph is a loop of one cell of which all is there that its steps have read."""
-    links, at = t.links, subgraph.record
     if subgraph.what != LOOP or subgraph.state != QUEUED:
         return False
     for port in range(t.types[subgraph.cell_type].num_inputs):
-        to = at + record.HEADER + record.INPUT * port
-        if _is_carried(links, to):
-            value = t.values[links[at + record.VALUES] + links[to + record.SOURCE]]
-            if not value.bits & STEPS:
-                return False
+        read = input_of(t, subgraph, port)
+        if _is_carried(read) and not t.values[record_of(t, subgraph).first_value + read.source].bits & STEPS:
+            return False
     return True
 
 
 @compiled
-def _is_carried(links, to):
+def _is_carried(read):
     """Whether an input is what the step before made."""
-    return links[to + record.MODE] == record.LEADS or links[to + record.MODE] == record.CARRY
+    return read.mode == LEADS or read.mode == CARRY
 
 
 @compiled
@@ -91,18 +88,18 @@ def is_cheaper(t, request, loop):
 @compiled
 def _rows_so_far(t, loop):
     """Rows that a loop has taken, seen or not: if it is only taking them again, those before."""
-    return max(t.links[loop.record + record.DONE], t.links[loop.record + record.UNSEEN])
+    return max(record_of(t, loop).done, record_of(t, loop).unseen)
 
 
 @compiled
 def begin_anew(t, request, loop):
     """Has a loop begin anew and read again what it has read; False, with nothing changed, if there is no room for the
     places of that."""
-    links, at = t.links, loop.record
-    first, length = request.page_lists, links[at + record.LENGTH]
+    links, record = t.links, record_of(t, loop)
+    first, length = request.page_lists, record.end
     carried = 0
     for port in range(t.types[loop.cell_type].num_inputs):
-        carried += 1 if _is_carried(links, at + record.HEADER + record.INPUT * port) else 0
+        carried += 1 if _is_carried(input_of(t, loop, port)) else 0
     if carried > 0 and links[first + page_list.NUM_AGAIN] == 0:
         place = allocate_block(t.blocks, PLACES, carried * length)
         if place < 0:
@@ -110,30 +107,29 @@ def begin_anew(t, request, loop):
         links[first + page_list.AGAIN], links[first + page_list.NUM_AGAIN] = place, carried * length
     place = links[first + page_list.AGAIN]
     for port in range(t.types[loop.cell_type].num_inputs):
-        to = at + record.HEADER + record.INPUT * port
-        if _is_carried(links, to):
-            links[to + record.AGAIN] = place + 1
-            _write_again(t, request, loop, to, place)
+        read = input_of(t, loop, port)
+        if _is_carried(read):
+            read.again = place + 1
+            _write_again(t, request, record, read, place)
             place += length
-    links[at + record.UNSEEN] = _rows_so_far(t, loop)
-    links[at + record.DONE] = links[at + record.POSITION] = 0
+    record.unseen = _rows_so_far(t, loop)
+    record.done = record.position = 0
     return True
 
 
 @compiled
-def _write_again(t, request, loop, to, place):
+def _write_again(t, request, record, read, place):
     """Writes from a place on what a carried input has read behind the loop's begin, and reads at the next step."""
-    links, at = t.links, loop.record
-    value, lead = t.values[links[at + record.VALUES] + links[to + record.SOURCE]], links[at + record.LEAD]
-    for step in range(lead + 1, links[at + record.DONE] + 1):
+    value, lead = t.values[record.first_value + read.source], record.lead
+    for step in range(lead + 1, record.done + 1):
         t.places[place + step] = t.places[request.first_place + value.result + step - 1 - lead]
 
 
 @compiled
 def rows_again(t, subgraph):
     """Rows that a loop takes again before its pages hold what they held; 0 for chains, and where none was dropped."""
-    unseen = t.links[subgraph.record + record.UNSEEN]
-    return unseen if unseen > t.links[subgraph.record + record.LEAD] else 0
+    record = record_of(t, subgraph)
+    return record.unseen if record.unseen > record.lead else 0
 
 
 @compiled

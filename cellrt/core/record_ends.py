@@ -2,9 +2,22 @@
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
-from cellrt.core.records import count_done, kind_of, output_at
+from cellrt.core.record_layout import (
+    CARRY,
+    EACH,
+    LAST,
+    MANY,
+    ROWS_AT,
+    WHOLE,
+    input_of,
+    nth_edge,
+    nth_tap,
+    output_of,
+    output_position,
+    record_of,
+)
+from cellrt.core.records import count_done, kind_of
 from cellrt.core.rows import give_row
 from cellrt.core.tables import BORROWED, CHAIN, NO_ROW, NUM_PERMANENT, PENDING
 
@@ -12,9 +25,9 @@ from cellrt.core.tables import BORROWED, CHAIN, NO_ROW, NUM_PERMANENT, PENDING
 @compiled
 def release_edges(t, subgraph):
     """Counts off all who wait for a loop that is over."""
-    links, at = t.links, subgraph.record
-    for k in range(links[at + record.NUM_EDGES]):
-        count_done(t, links[links[at + record.EDGES] + record.EDGE * k + 1], False)
+    record = record_of(t, subgraph)
+    for k in range(record.num_edges):
+        count_done(t, nth_edge(t, record, k).subgraph, False)
 
 
 @compiled
@@ -27,52 +40,48 @@ def end_record(t, subgraph):
 @compiled
 def end_inputs(t, subgraph):
     """Gives back the values that a chain or loop read, once nothing of it is in flight."""
-    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    for port in range(cell_type.num_inputs):
-        to = at + record.HEADER + record.INPUT * port
-        mode = links[to + record.MODE]
-        if mode == record.WHOLE or mode == record.CARRY or mode == record.LAST:
-            read_late(t, t.values[links[to + record.AT]])
-        elif mode == record.MANY or mode == record.EACH:
-            for k in range(links[to + record.START]):
-                read_late(t, t.values[links[links[to + record.AT] + k]])
+    for port in range(t.types[subgraph.cell_type].num_inputs):
+        read = input_of(t, subgraph, port)
+        if read.mode == WHOLE or read.mode == CARRY or read.mode == LAST:
+            read_late(t, t.values[read.at])
+        elif read.mode == MANY or read.mode == EACH:
+            for k in range(read.start):
+                read_late(t, t.values[t.links[read.at + k]])
 
 
 @compiled
 def end_outputs(t, subgraph):
     """Gives back the state of a chain or loop that is over, as far as nobody is to read it."""
-    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    is_loop = subgraph.what != CHAIN
-    for output in range(cell_type.num_outputs):
-        to = output_at(t, subgraph, output)
-        if not links[to + record.IS_STATE]:
+    record = record_of(t, subgraph)
+    for k in range(t.types[subgraph.cell_type].num_outputs):
+        output = output_of(t, subgraph, k)
+        if not output.is_state:
             continue
-        if is_loop and t.values[links[at + record.VALUES] + output].readers > 0:
-            t.values[links[at + record.VALUES] + output].row = _take_out(t, to)
-        for word in (record.FIRST_ROW, record.SECOND_ROW):
-            is_kept = links[at + record.KEEPS] and links[to + word] == links[to + record.ROW]
-            if links[to + word] > 0 and not is_kept:
-                give_row(t, links[to + word], kind_of(t, subgraph, output))
-                links[to + word] = 0
-    for k in range(links[at + record.NUM_TAPS]):
-        value = t.values[links[links[at + record.TAPS] + record.TAP * k + 2]]
+        if subgraph.what != CHAIN and t.values[record.first_value + k].readers > 0:
+            t.values[record.first_value + k].row = take_out_row(output)
+        if output.first_row > 0 and not (record.keeps and output.first_row == output.row):
+            give_row(t, output.first_row, kind_of(t, subgraph, k))
+            output.first_row = 0
+        if output.second_row > 0 and not (record.keeps and output.second_row == output.row):
+            give_row(t, output.second_row, kind_of(t, subgraph, k))
+            output.second_row = 0
+    for k in range(record.num_taps):
+        tap = nth_tap(t, record, k)
+        value = t.values[tap.value]
         if value.readers > 0:
-            is_kept = False
-            if links[at + record.KEEPS]:
-                output = links[links[at + record.TAPS] + record.TAP * k + 1]
-                is_kept = value.row == links[output_at(t, subgraph, output) + record.ROW]
+            is_kept = record.keeps and value.row == output_of(t, subgraph, tap.output).row
             if not is_kept:
                 read_late(t, value)
 
 
 @compiled
-def _take_out(t, to):
+def take_out_row(output):
     """The row of a state, which is no longer the record's."""
-    links = t.links
-    for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
-        if links[to + word] == links[to + record.ROW]:
-            links[to + word] = 0
-    return links[to + record.ROW]
+    row = output.row
+    output.first_row = 0 if output.first_row == row else output.first_row
+    output.second_row = 0 if output.second_row == row else output.second_row
+    output.late_row = 0 if output.late_row == row else output.late_row
+    return row
 
 
 @compiled
@@ -92,16 +101,15 @@ def give_records(t, request):
         subgraph = t.subgraphs[k]
         if subgraph.record < 0:
             continue
-        for output in range(t.types[subgraph.cell_type].num_outputs):
-            to = output_at(t, subgraph, output)
-            for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
-                if t.links[to + word] > 0:
-                    give_row(t, t.links[to + word], kind_of(t, subgraph, output))
-            ahead = 0 if subgraph.what == CHAIN else t.types[subgraph.cell_type].ahead
-            more = t.links[subgraph.record + record.MORE_ROWS] + ahead * output
-            for word in range(more, more + ahead):
-                if t.links[word] > 0:
-                    give_row(t, t.links[word], kind_of(t, subgraph, output))
+        cell_type = t.types[subgraph.cell_type]
+        for number in range(cell_type.num_outputs):
+            output, kind = output_of(t, subgraph, number), kind_of(t, subgraph, number)
+            if output.late_row > 0:
+                give_row(t, output.late_row, kind)
+            first = output_position(subgraph.record, cell_type, number) + ROWS_AT
+            for at in range(first, first + 2 + cell_type.ahead):
+                if t.links[at] > 0:
+                    give_row(t, t.links[at], kind)
 
 
 @compiled

@@ -6,91 +6,96 @@
 from __future__ import annotations
 
 from cellrt.core import page_list
-from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled, inlined
 from cellrt.core.moves import BLOCKED, QUEUED
 from cellrt.core.queue import dequeue, enqueue, refresh, set_ready, unpin_if_idle
+from cellrt.core.record_layout import (
+    ALL,
+    CARRY,
+    EACH,
+    EMITTED,
+    LAST,
+    LEADS,
+    MANY,
+    PAGED,
+    SAME,
+    STEP,
+    WHOLE,
+    input_of,
+    nth_edge,
+    nth_tap,
+    output_of,
+    record_of,
+)
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import CHAIN, LOCATION_SHIFT, MEMBER, MIXED, PENDING, STARTS
 
 
 @compiled
-def output_at(t, subgraph, output):
-    """Where an output of a record begins."""
-    num_inputs = t.types[subgraph.cell_type].num_inputs
-    return subgraph.record + record.HEADER + record.INPUT * num_inputs + record.OUTPUT * output
-
-
-@compiled
-def most_steps(t, subgraph):
-    """Nodes of a subgraph: steps of a chain, the most steps of a loop, and of a loop of several cells of each cell."""
-    if subgraph.record < 0:
-        return subgraph.nodes_left
-    if subgraph.what == MEMBER:
-        return t.links[t.links[subgraph.record + record.BODY] + record.LIMIT]
-    return t.links[subgraph.record + record.LENGTH]
-
-
-@compiled
 def begin_record(t, request, subgraph):
     """Turns ids that count from the request's first ones into those of the tables."""
-    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    links[at + record.TAPS] += request.first_link if subgraph.what == CHAIN else request.first_value
-    links[at + record.EDGES] += request.first_link
-    links[at + record.FOLLOWERS] += request.first_link
-    for k in range(links[at + record.NUM_TAPS]):
-        links[links[at + record.TAPS] + record.TAP * k + 2] += request.first_value
-    for k in range(links[at + record.NUM_EDGES]):
-        links[links[at + record.EDGES] + record.EDGE * k + 1] += request.first_subgraph
-    for k in range(links[at + record.NUM_FOLLOWERS]):
-        links[links[at + record.FOLLOWERS] + k] += request.first_subgraph
+    links, record, cell_type = t.links, record_of(t, subgraph), t.types[subgraph.cell_type]
+    record.taps += request.first_link
+    record.first_value += request.first_value
+    record.edges += request.first_link
+    record.followers += request.first_link
+    for k in range(record.num_taps):
+        nth_tap(t, record, k).value += request.first_value
+    for k in range(record.num_edges):
+        nth_edge(t, record, k).subgraph += request.first_subgraph
+    for k in range(record.num_followers):
+        links[record.followers + k] += request.first_subgraph
     for port in range(cell_type.num_inputs):
-        to = at + record.HEADER + record.INPUT * port
-        mode = links[to + record.MODE]
-        if mode == record.WHOLE or mode == record.CARRY:
-            links[to + record.AT] += request.first_value
-        elif mode == record.SAME or mode == record.LAST:
-            links[to + record.SOURCE] += request.first_subgraph
-            links[to + record.AT] += request.first_value if mode == record.LAST else 0
-        elif mode == record.PAGED:
-            links[to + record.AT] = request.page_lists + page_list.WORDS * links[to + record.AT]
-        elif mode == record.LEADS:
-            links[to + record.AT] += request.first_place
-        elif mode == record.STEP or mode == record.ALL or mode == record.EMITTED:
-            links[to + record.AT] += request.first_place
-            if links[to + record.SOURCE] >= 0:
-                links[to + record.SOURCE] += request.first_subgraph
-        elif mode == record.MANY or mode == record.EACH:
-            links[to + record.AT] += request.first_link
-            for k in range(links[to + record.START]):
-                links[links[to + record.AT] + k] += request.first_value
-    if subgraph.what != CHAIN:
-        links[at + record.MORE_ROWS] += request.first_link
+        _begin_input(t, request, input_of(t, subgraph, port))
     if subgraph.what == MEMBER:
-        links[at + record.BODY] += request.first_link
-    for output in range(cell_type.num_outputs):
-        to = output_at(t, subgraph, output)
-        for word in (record.SEQUENCE, record.RESULT):
-            if links[to + word] >= 0:
-                links[to + word] += request.first_place
-    links[at + record.PLAIN] = _plain_steps(t, subgraph)
+        record.body += request.first_link
+    for k in range(cell_type.num_outputs):
+        output = output_of(t, subgraph, k)
+        if output.sequence >= 0:
+            output.sequence += request.first_place
+        if output.result >= 0:
+            output.result += request.first_place
+    record.plain = _plain_steps(t, subgraph)
+
+
+@compiled
+def _begin_input(t, request, read):
+    """Turns the ids of an input into those of the tables."""
+    links, mode = t.links, read.mode
+    if mode in (WHOLE, CARRY):
+        read.at += request.first_value
+    elif mode in (SAME, LAST):
+        read.source += request.first_subgraph
+        read.at += request.first_value if mode == LAST else 0
+    elif mode == PAGED:
+        read.at = request.page_lists + page_list.WORDS * read.at
+    elif mode == LEADS:
+        read.at += request.first_place
+    elif mode in (STEP, ALL, EMITTED):
+        read.at += request.first_place
+        if read.source >= 0:
+            read.source += request.first_subgraph
+    elif mode in (MANY, EACH):
+        read.at += request.first_link
+        for k in range(read.start):
+            links[read.at + k] += request.first_value
 
 
 @compiled
 def _plain_steps(t, subgraph):
     """How many steps at the begin of a chain only hand on its state: nobody looks at them, waits for them or follows
     them, and each is ready when the one before is sent."""
-    links, at, cell_type = t.links, subgraph.record, t.types[subgraph.cell_type]
-    is_led = links[at + record.NUM_SOURCES] + links[at + record.NUM_FOLLOWERS] + links[at + record.KEEPS] > 0
+    record, cell_type = record_of(t, subgraph), t.types[subgraph.cell_type]
+    is_led = record.num_sources + record.num_followers + record.keeps > 0
     if subgraph.what != CHAIN or is_led or cell_type.has_spans or not cell_type.carries:
         return 0
-    for output in range(cell_type.num_outputs):
-        to = output_at(t, subgraph, output)
-        if links[to + record.SEQUENCE] >= 0 or links[to + record.RESULT] >= 0:
+    for k in range(cell_type.num_outputs):
+        output = output_of(t, subgraph, k)
+        if output.sequence >= 0 or output.result >= 0:
             return 0
-    steps = min(links[at + record.TAP_STEP], links[at + record.LENGTH] - 1)
-    if links[at + record.NUM_EDGES] > 0:
-        steps = min(steps, links[links[at + record.EDGES]] - 1)
+    steps = min(record.tap_step, record.end - 1)
+    if record.num_edges > 0:
+        steps = min(steps, nth_edge(t, record, 0).steps - 1)
     return steps
 
 
@@ -103,39 +108,38 @@ def row_of(t, value):
 @compiled
 def input_row(t, subgraph, port, step):
     """The handle that an input reads ``step`` steps after the next one; of the state only at the next."""
-    links, at = t.links, subgraph.record
-    to = at + record.HEADER + record.INPUT * port
-    mode, position = links[to + record.MODE], links[at + record.POSITION] + step
-    if mode == record.STEP or (mode == record.LEADS and position <= links[at + record.LEAD]):
-        return t.places[links[to + record.AT] + links[to + record.STRIDE] * position]
-    if mode == record.EACH:
-        return row_of(t, t.values[links[links[to + record.AT] + position]])
-    if mode == record.LEADS or (mode == record.CARRY and position > 0):
-        if links[to + record.AGAIN] > 0 and position <= links[at + record.UNSEEN]:
-            return t.places[links[to + record.AGAIN] - 1 + position]
-        return links[output_at(t, subgraph, links[to + record.SOURCE]) + record.ROW]
-    if mode == record.SAME or (mode == record.LAST and position > 0):
-        return member_row(t, links, to, position)
-    return row_of(t, t.values[links[to + record.AT]])
+    links, record, read = t.links, record_of(t, subgraph), input_of(t, subgraph, port)
+    mode, position = read.mode, record.position + step
+    if mode == STEP or (mode == LEADS and position <= record.lead):
+        return t.places[read.at + read.stride * position]
+    if mode == EACH:
+        return row_of(t, t.values[links[read.at + position]])
+    if mode == LEADS or (mode == CARRY and position > 0):
+        if read.again > 0 and position <= record.unseen:
+            return t.places[read.again - 1 + position]
+        return output_of(t, subgraph, read.source).row
+    if mode == SAME or (mode == LAST and position > 0):
+        return _member_row(t, read, position)
+    return row_of(t, t.values[read.at])
 
 
 @compiled
-def member_row(t, links, to, position):
+def _member_row(t, read, position):
     """The handle of what an input reads of another member of its body, at step ``position`` or the one before."""
-    source = t.subgraphs[links[to + record.SOURCE]]
-    output = output_at(t, source, links[to + record.STRIDE])
-    is_ahead = links[to + record.MODE] == record.LAST and links[source.record + record.POSITION] > position
-    return links[output + (record.PREVIOUS_ROW if is_ahead else record.ROW)]
+    source = t.subgraphs[read.source]
+    output = output_of(t, source, read.stride)
+    is_ahead = read.mode == LAST and record_of(t, source).position > position
+    return output.previous_row if is_ahead else output.row
 
 
 @compiled
 def num_rows_of(t, subgraph, port):
     """Rows of a ragged input."""
-    to = subgraph.record + record.HEADER + record.INPUT * port
-    if t.links[to + record.MODE] == record.EMITTED:
-        loop = t.subgraphs[t.links[to + record.SOURCE]].record
-        return t.links[loop + record.DONE] - t.links[loop + record.LEAD]
-    return t.links[to + record.START]
+    read = input_of(t, subgraph, port)
+    if read.mode == EMITTED:
+        loop = record_of(t, t.subgraphs[read.source])
+        return loop.done - loop.lead
+    return read.start
 
 
 @compiled
@@ -151,49 +155,53 @@ def ragged_ints(t, cell_type, subgraph):
 @compiled
 def ragged_row(t, subgraph, port, k):
     """The handle of row ``k`` of a ragged input."""
-    links, to = t.links, subgraph.record + record.HEADER + record.INPUT * port
-    if links[to + record.MODE] == record.ALL:
-        return t.places[links[to + record.AT] + links[to + record.STRIDE] * k]
-    if links[to + record.MODE] == record.EMITTED:
-        handle = t.places[links[to + record.AT] + k]
+    read = input_of(t, subgraph, port)
+    if read.mode == ALL:
+        return t.places[read.at + read.stride * k]
+    if read.mode == EMITTED:
+        handle = t.places[read.at + k]
         return handle if handle > PENDING else PENDING - handle
-    return row_of(t, t.values[links[links[to + record.AT] + k]])
+    return row_of(t, t.values[t.links[read.at + k]])
 
 
 @inlined
-def bring_state(t, task, to, kind):
-    """Has the rows of output ``to``'s state be at a task's worker, where the chain or loop goes on with nothing in
-    flight. One that the task reads elsewhere goes back when it is complete."""
-    links = t.links
-    if links[to + record.FIRST_ROW] == 0 or links[to + record.FIRST_ROW] >> LOCATION_SHIFT == task.worker:
+def bring_state(t, task, output, kind):
+    """Has the rows of an output's state be at a task's worker, where the chain or loop goes on with nothing in flight.
+    One that the task reads elsewhere goes back when it is complete."""
+    if output.first_row == 0 or output.first_row >> LOCATION_SHIFT == task.worker:
         return
     task.reads_late = 1
-    for word in (record.FIRST_ROW, record.SECOND_ROW):
-        if links[to + word] > 0 and links[to + word] == links[to + record.ROW]:
-            links[to + record.LATE_ROW] = links[to + word]
-        elif links[to + word] > 0:
-            give_row(t, links[to + word], kind)
-        links[to + word] = 0
+    if output.first_row == output.row:
+        output.late_row = output.first_row
+    else:
+        give_row(t, output.first_row, kind)
+    output.first_row = 0
+    if output.second_row > 0 and output.second_row == output.row:
+        output.late_row = output.second_row
+    elif output.second_row > 0:
+        give_row(t, output.second_row, kind)
+    output.second_row = 0
 
 
 @inlined
-def state_row(t, to, worker, kind):
-    """The row that a task writes the state of output ``to`` to: not the one that it reads."""
-    links, word = t.links, record.FIRST_ROW
-    if links[to + word] > 0 and links[to + word] == links[to + record.ROW]:
-        word = record.SECOND_ROW
-    if links[to + word] == 0:
-        links[to + word] = take_row(t, worker, kind)
-    return links[to + word]
+def state_row(t, output, worker, kind):
+    """The row that a task writes the state of an output to: not the one that it reads."""
+    if output.first_row > 0 and output.first_row == output.row:
+        if output.second_row == 0:
+            output.second_row = take_row(t, worker, kind)
+        return output.second_row
+    if output.first_row == 0:
+        output.first_row = take_row(t, worker, kind)
+    return output.first_row
 
 
 @compiled
-def first_tap(t, at, low, step):
+def first_tap(t, record, low, step):
     """The first tap of a step or a later one, from number ``low`` on."""
-    high = t.links[at + record.NUM_TAPS]
+    high = record.num_taps
     while low < high:
         middle = (low + high) // 2
-        if t.links[t.links[at + record.TAPS] + record.TAP * middle] < step:
+        if nth_tap(t, record, middle).step < step:
             low = middle + 1
         else:
             high = middle
@@ -201,17 +209,16 @@ def first_tap(t, at, low, step):
 
 
 @inlined
-def tap_of(t, at, step, output):
+def tap_of(t, record, step, output):
     """The value that an output of a step is, or -1; ``step`` is not sent yet."""
-    links = t.links
-    if links[at + record.TAP_STEP] > step:
+    if record.tap_step > step:
         return -1
-    for k in range(first_tap(t, at, links[at + record.NEXT_TAP], step), links[at + record.NUM_TAPS]):
-        tap = links[at + record.TAPS] + record.TAP * k
-        if links[tap] > step:
+    for k in range(first_tap(t, record, record.next_tap, step), record.num_taps):
+        tap = nth_tap(t, record, k)
+        if tap.step > step:
             return -1
-        if links[tap] == step and links[tap + 1] == output:
-            return links[tap + 2]
+        if tap.step == step and tap.output == output:
+            return tap.value
     return -1
 
 
@@ -244,45 +251,43 @@ def count_done(t, subgraph_id, was_sent):
 def send_steps(t, subgraph_id, steps, worker):
     """Notes that steps of a chain were submitted; wakes who may read them on the same worker (early release)."""
     subgraph = t.subgraphs[subgraph_id]
-    links, at = t.links, subgraph.record
-    position = links[at + record.POSITION] + steps
-    links[at + record.POSITION] = position
-    if position <= links[at + record.PLAIN]:
+    record = record_of(t, subgraph)
+    record.position += steps
+    position = record.position
+    if position <= record.plain:
         return
-    if links[at + record.TAP_STEP] < position:
-        _pass_taps(t, at, position)
-    if position == links[at + record.LENGTH]:
+    if record.tap_step < position:
+        _pass_taps(t, record, position)
+    if position == record.end:
         subgraph.nodes_left = 0
         dequeue(t, subgraph_id)
         subgraph.num_ready = 0
-    elif links[at + record.NUM_SOURCES] > 0 or links[at + record.KEEPS] or t.types[subgraph.cell_type].has_spans:
+    elif record.num_sources > 0 or record.keeps or t.types[subgraph.cell_type].has_spans:
         refresh(t, subgraph_id)
     elif not t.types[subgraph.cell_type].carries:
         set_ready(t, subgraph, subgraph.num_ready - 1)
-    if links[at + record.NUM_EDGES] + links[at + record.NUM_FOLLOWERS] > 0 and t.settings[0].early_release:
-        _wake_sent(t, at, position, worker)
+    if record.num_edges + record.num_followers > 0 and t.settings[0].early_release:
+        _wake_sent(t, record, position, worker)
 
 
 @compiled
-def _pass_taps(t, at, position):
+def _pass_taps(t, record, position):
     """Goes on to the first tap that is not sent."""
-    k = first_tap(t, at, t.links[at + record.NEXT_TAP], position)
-    t.links[at + record.NEXT_TAP], t.links[at + record.TAP_STEP] = k, t.links[at + record.LENGTH]
-    if k < t.links[at + record.NUM_TAPS]:
-        t.links[at + record.TAP_STEP] = t.links[t.links[at + record.TAPS] + record.TAP * k]
+    k = first_tap(t, record, record.next_tap, position)
+    record.next_tap = k
+    record.tap_step = nth_tap(t, record, k).step if k < record.num_taps else record.end
 
 
 @compiled
-def _wake_sent(t, at, position, worker):
-    links = t.links
-    while links[at + record.NEXT_SENT] < links[at + record.NUM_EDGES]:
-        edge = links[at + record.EDGES] + record.EDGE * links[at + record.NEXT_SENT]
-        if links[edge] > position:
+def _wake_sent(t, record, position, worker):
+    while record.next_sent < record.num_edges:
+        edge = nth_edge(t, record, record.next_sent)
+        if edge.steps > position:
             break
-        links[at + record.NEXT_SENT] += 1
-        count_sent(t, links[edge + 1], worker)
-    for k in range(links[at + record.NUM_FOLLOWERS]):
-        follower_id = links[links[at + record.FOLLOWERS] + k]
+        record.next_sent += 1
+        count_sent(t, edge.subgraph, worker)
+    for k in range(record.num_followers):
+        follower_id = t.links[record.followers + k]
         follower = t.subgraphs[follower_id]
         if follower.num_ready == 0 or not t.types[follower.cell_type].carries:  # else it has all that it can have
             refresh(t, follower_id)
@@ -291,13 +296,12 @@ def _wake_sent(t, at, position, worker):
 @inlined
 def note_steps(t, subgraph, steps, has_failed):
     """Takes in how a task went: what state stays. Comes for dead requests too, whose session may keep it."""
-    links, at = t.links, subgraph.record
     if not has_failed:
-        links[at + record.DONE] += steps
+        record_of(t, subgraph).done += steps
     if has_failed:
-        for output in range(t.types[subgraph.cell_type].num_outputs):
-            to = output_at(t, subgraph, output)
-            links[to + record.ROW] = links[to + record.PREVIOUS_ROW]
+        for k in range(t.types[subgraph.cell_type].num_outputs):
+            output = output_of(t, subgraph, k)
+            output.row = output.previous_row
     elif subgraph.what != MEMBER:  # whose other members may still read it
         give_late_rows(t, subgraph)
 
@@ -305,12 +309,11 @@ def note_steps(t, subgraph, steps, has_failed):
 @compiled
 def give_late_rows(t, subgraph):
     """Gives back the rows at another worker whose readers are done."""
-    to = output_at(t, subgraph, 0)
-    for output in range(t.types[subgraph.cell_type].num_outputs):
-        if t.links[to + record.LATE_ROW] > 0:
-            give_row(t, t.links[to + record.LATE_ROW], kind_of(t, subgraph, output))
-            t.links[to + record.LATE_ROW] = 0
-        to += record.OUTPUT
+    for k in range(t.types[subgraph.cell_type].num_outputs):
+        output = output_of(t, subgraph, k)
+        if output.late_row > 0:
+            give_row(t, output.late_row, kind_of(t, subgraph, k))
+            output.late_row = 0
 
 
 @compiled
@@ -321,17 +324,16 @@ def kind_of(t, subgraph, output):
 
 
 @compiled
-def wake_done(t, at):
+def wake_done(t, record):
     """Wakes who waited for the steps of a chain that are done."""
-    links = t.links
-    while links[at + record.NEXT_DONE] < links[at + record.NUM_EDGES]:
-        edge = links[at + record.EDGES] + record.EDGE * links[at + record.NEXT_DONE]
-        if links[edge] > links[at + record.DONE]:
+    while record.next_done < record.num_edges:
+        edge = nth_edge(t, record, record.next_done)
+        if edge.steps > record.done:
             break
-        links[at + record.NEXT_DONE] += 1
-        count_done(t, links[edge + 1], t.settings[0].early_release)
-    for k in range(links[at + record.NUM_FOLLOWERS]):
-        follower_id = links[links[at + record.FOLLOWERS] + k]
+        record.next_done += 1
+        count_done(t, edge.subgraph, t.settings[0].early_release)
+    for k in range(record.num_followers):
+        follower_id = t.links[record.followers + k]
         follower = t.subgraphs[follower_id]
         # Else it has all that it can have, and waits for nothing that is only sent.
         if follower.num_ready == 0 or follower.pinned > 0 or not t.types[follower.cell_type].carries:

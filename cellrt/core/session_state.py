@@ -4,7 +4,7 @@ A new session has row 0. Its state begins with zeros, or with what another value
 of a request without a session. Whoever reads such a state reads that value's row, and if no task that does so is ever
 complete, the session is new again after the request.
 
-If all states are carried by one chain or loop, its record keeps the state after its last complete step (``KEEPS`` of
+If all states are carried by one chain or loop, its record keeps the state after its last complete step (``keeps`` of
 ``record_layout.py``), so a request that fails or is cancelled leaves that one. Otherwise the states of different chains
 could be of different steps, so they change together, when the request is done: until then their values before the
 request are held.
@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core import record_layout as record
 from cellrt.core.jit import compiled
 from cellrt.core.moves import DEAD
 from cellrt.core.pages import drop_pages
-from cellrt.core.records import kind_of, output_at
+from cellrt.core.record_ends import take_out_row
+from cellrt.core.record_layout import nth_tap, output_of, record_of
+from cellrt.core.records import kind_of
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
     BORROWED,
@@ -100,22 +101,20 @@ def end_states(t, request):
 def _take_out_state(t, request, subgraph, output):
     """The row of the state that a chain or loop leaves to its session, which nobody else holds then; -1 if none of its
     steps is done."""
-    links, at = t.links, subgraph.record
-    to = output_at(t, subgraph, output)
-    row = links[to + record.ROW]
-    if links[at + record.DONE] == 0:
+    record, state = record_of(t, subgraph), output_of(t, subgraph, output)
+    row = state.row
+    if record.done == 0:
         return NO_ROW
-    for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW):
-        if links[to + word] == row:
-            links[to + word] = 0
-            return row
-    if subgraph.what != CHAIN:
-        t.values[links[at + record.VALUES] + output].row = NO_ROW
+    if state.first_row == row or state.second_row == row or state.late_row == row:
+        take_out_row(state)
         return row
-    for k in range(links[at + record.NUM_TAPS]):
-        tap = links[at + record.TAPS] + record.TAP * k
-        value = t.values[links[tap + 2]]
-        if links[tap + 1] == output and value.row == row:
+    if subgraph.what != CHAIN:
+        t.values[record.first_value + output].row = NO_ROW
+        return row
+    for k in range(record.num_taps):
+        tap = nth_tap(t, record, k)
+        value = t.values[tap.value]
+        if tap.output == output and value.row == row:
             value.row = NO_ROW
             if not value.bits & BORROWED:
                 return row

@@ -22,10 +22,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import record_layout as record
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.page_view import note_copies, take_copies
 from cellrt.core.processor import Processor
+from cellrt.core.record_layout import loop_limits, record_at
 from cellrt.core.sized_template import SizedTemplate
 from cellrt.core.suspension import STUCK
 from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER, NEVER
@@ -280,10 +280,10 @@ class _Simulator:
         """Whether each row of a task, by its subgraph, is one that a loop's first step reads before its last."""
         tables, left, leads = self.processor.tables, Counter(subgraphs), list[bool]()
         for subgraph in subgraphs:
-            at = int(tables.subgraphs["record"][subgraph])
+            record = record_at(tables.links, int(tables.subgraphs["record"][subgraph]))
             is_loop = tables.subgraphs["what"][subgraph] in (LOOP, MEMBER)
-            row = int(tables.links[at + record.POSITION]) - left[subgraph]
-            leads.append(bool(is_loop and row < tables.links[at + record.UNSEEN]))
+            row = record.position - left[subgraph]
+            leads.append(bool(is_loop and row < record.unseen))
             left[subgraph] -= 1
         return leads
 
@@ -300,7 +300,7 @@ class _Simulator:
 
     def _left(self, request: int, subgraph: int) -> int | None:
         """The steps that a loop takes before it stops; None for what never does."""
-        arrival, loops = self.arrival_of[request], record.loop_limits(self.processor.tables, request)
+        arrival, loops = self.arrival_of[request], loop_limits(self.processor.tables, request)
         wanted = self.arrivals[arrival].loop_steps
         if wanted is None or subgraph not in loops:
             return None

@@ -13,11 +13,11 @@ import numba
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import record_layout as record
 from cellrt.core.jit import OpenTemplate, short_allocating, short_entry
 from cellrt.core.lay_out_records import most_refs
 from cellrt.core.lengths import MOST_WORDS, Lengths, find_lengths, with_lengths
 from cellrt.core.program import read_only
+from cellrt.core.record_layout import chain_length, loop_limit
 from cellrt.core.settings import Limits
 from cellrt.core.template import (
     ARRAYS,
@@ -138,8 +138,9 @@ class SizedTemplate:
         """Each cell type that is in it, with the steps of its longest chain; 1 if it has none."""
         if self._chains is None:
             arrays, longest = self.arrays, dict[int, int]()
-            for cell_type, at in zip(arrays.subgraphs["cell_type"].tolist(), arrays.subgraphs["record"].tolist()):
-                longest[cell_type] = max(longest.get(cell_type, 1), record.chain_length(arrays.links, at))
+            for subgraph in arrays.subgraphs:
+                cell_type = int(subgraph["cell_type"])
+                longest[cell_type] = max(longest.get(cell_type, 1), chain_length(arrays.links, subgraph))
             self._chains = tuple(longest.items())
         return self._chains
 
@@ -156,7 +157,7 @@ class SizedTemplate:
     def loop_limits(self) -> list[int]:
         """The most steps of each loop, in order of their subgraphs; of several cells at the one that says stop."""
         arrays = self.arrays
-        limits = (record.loop_limit(arrays.links, int(at)) for at in arrays.subgraphs["record"])
+        limits = (loop_limit(arrays.links, subgraph) for subgraph in arrays.subgraphs)
         return [limit for limit in limits if limit > 0]
 
 

@@ -7,9 +7,9 @@ and pages reach: so one task holds pieces of long inputs and single steps of man
 from __future__ import annotations
 
 from cellrt.core import page_list
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
+from cellrt.core.record_layout import input_at, input_of, input_position, record_of
 from cellrt.core.tables import ROW_MASK
 
 PER_SPAN, PER_LIST = 4, 3
@@ -27,7 +27,7 @@ def write_spans(t, task, base, end):
     for row in range(task.rows):
         if _is_first(t, nodes_at, row):
             ints[end + span] = row
-            ints[steps_at + span] = t.links[t.subgraphs[~ints[nodes_at + row]].record + record.POSITION]
+            ints[steps_at + span] = record_of(t, t.subgraphs[~ints[nodes_at + row]]).position
             span += 1
     ints[end + count] = task.rows
     return steps_at + count
@@ -59,11 +59,10 @@ def write_pages(t, task, base, port, end):
     ints[end] = 0
     for span in range(count):
         subgraph = t.subgraphs[~ints[nodes_at + ints[spans_at + span]]]
-        to = subgraph.record + record.HEADER + record.INPUT * port
-        state, start = links[to + record.AT], links[to + record.START]
+        state, start = input_of(t, subgraph, port).at, input_of(t, subgraph, port).start
         length = links[state + page_list.ROWS] if start < 0 else links[state + page_list.BASE] + start
         if appends:
-            length += links[subgraph.record + record.POSITION]
+            length += record_of(t, subgraph).position
             ints[starts_at + span] = length
             length += ints[spans_at + span + 1] - ints[spans_at + span]
         else:
@@ -96,7 +95,7 @@ def fits_in_a_task(t, request, template):
             wanted = PER_SPAN + (t.settings[0].buffer_ints // 4 if cell_type.num_ragged > 0 else 0)
             for port in range(cell_type.num_inputs):
                 if t.ports[cell_type.first_port + port].page_size > 0:
-                    number = template.links[subgraph.record + record.HEADER + record.INPUT * port + record.AT]
+                    number = input_at(template.links, input_position(subgraph.record, port)).at
                     at = request.page_lists + page_list.WORDS * number
                     wanted += PER_LIST + t.links[at + page_list.CAPACITY]
             if wanted > task_room(t, cell_type):
@@ -117,5 +116,5 @@ def page_ints(t, cell_type, subgraph):
 @compiled
 def _capacity(t, subgraph, port):
     """Most pages of a growing state."""
-    state = t.links[subgraph.record + record.HEADER + record.INPUT * port + record.AT]
+    state = input_of(t, subgraph, port).at
     return t.links[state + page_list.CAPACITY]

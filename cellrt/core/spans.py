@@ -10,13 +10,13 @@ that no worker has yet are shared out among the workers with nothing to do, wher
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core.gathering import gains_by_sharing, steps_of_new, steps_without_a_worker
 from cellrt.core.jit import compiled
 from cellrt.core.moves import LIVE
 from cellrt.core.pages import claim_pages
 from cellrt.core.policy import put_in_order
 from cellrt.core.queue import backlog_of, nth_priority
+from cellrt.core.record_layout import record_of
 from cellrt.core.records import ragged_ints
 from cellrt.core.span_arrays import page_ints
 from cellrt.core.tables import NUM_PRIORITIES
@@ -48,7 +48,7 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
                 its_turn = passes == 1 or (subgraph.num_ready > 1) == are_long
                 its_turn = its_turn and (may_begin or _has_begun(t.requests[subgraph.request]))
                 if subgraph.pinned in (0, worker) and subgraph.num_ready > 0 and its_turn:
-                    its_stop = max(-1, t.links[subgraph.record + record.STOP])
+                    its_stop = record_of(t, subgraph).stop
                     extra = page_ints(t, cell_type, subgraph)
                     extra += ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     fits = (rows == 0 or used + extra <= room) and (stop < 0 or its_stop < 0 or stop == its_stop)

@@ -6,12 +6,22 @@ to another place in memory, so it is visited once instead of once for each input
 
 from __future__ import annotations
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.index_arrays import describe_input, step_output
 from cellrt.core.jit import compiled, inlined
 from cellrt.core.loop_arrays import result_row
 from cellrt.core.queue import note_sent
+from cellrt.core.record_layout import (
+    CARRY,
+    INPUT_WORDS,
+    OUTPUT_WORDS,
+    RECORD_WORDS,
+    STEP,
+    input_at,
+    output_at,
+    output_of,
+    record_of,
+)
 from cellrt.core.records import bring_state, input_row, send_steps, state_row
 from cellrt.core.tables import ROW_MASK
 
@@ -28,12 +38,12 @@ def write_steps(t, task, base, end):
     for row in range(rows):
         subgraph_id = ~ints[nodes_at + row]
         subgraph = t.subgraphs[subgraph_id]
-        position = t.links[subgraph.record + record.POSITION]
-        _write_inputs(t, subgraph, num_inputs, position, end + row, rows)
-        if position < t.links[subgraph.record + record.PLAIN]:
+        record = record_of(t, subgraph)
+        _write_inputs(t, subgraph, num_inputs, record.position, end + row, rows)
+        if record.position < record.plain:
             _hand_on(t, task, subgraph, row, base, num_inputs, num_outputs)
             note_sent(t, task, subgraph)
-            t.links[subgraph.record + record.POSITION] = position + 1
+            record.position += 1
         else:
             _write_outputs(t, task, subgraph, row, base)
             note_sent(t, task, subgraph)
@@ -62,17 +72,16 @@ def _add_store(t, base, to, row, handle):
 def _write_inputs(t, subgraph, num_inputs, position, at, rows):
     """Writes what a chain's next step reads, ``rows`` ints apart: a place that has the row, or the complement of its
     handle."""
-    links, to = t.links, subgraph.record + record.HEADER
-    state = to + record.INPUT * num_inputs + record.ROW
+    to = subgraph.record + RECORD_WORDS
     for port in range(num_inputs):
-        mode = links[to + record.MODE]
-        if mode == record.STEP:
-            t.ints[at] = links[to + record.AT] + links[to + record.STRIDE] * position
-        elif mode == record.CARRY and position > 0:
-            t.ints[at] = ~links[state + record.OUTPUT * links[to + record.SOURCE]]
+        read = input_at(t.links, to)
+        if read.mode == STEP:
+            t.ints[at] = read.at + read.stride * position
+        elif read.mode == CARRY and position > 0:
+            t.ints[at] = ~output_of(t, subgraph, read.source).row
         else:
             t.ints[at] = ~input_row(t, subgraph, port, 0)
-        at, to = at + rows, to + record.INPUT
+        at, to = at + rows, to + INPUT_WORDS
 
 
 @compiled
@@ -85,16 +94,18 @@ def _look_up(t, at, rows):
 @inlined
 def _hand_on(t, task, subgraph, row, base, num_inputs, num_outputs):
     """Takes the rows that a plain step writes its state to."""
-    links, to = t.links, subgraph.record + record.HEADER + record.INPUT * num_inputs
-    port = t.types[task.cell_type].first_port + num_inputs
-    for output in range(num_outputs):
-        if links[to + record.IS_STATE]:
-            kind = t.ports[port + output].kind
-            bring_state(t, task, to, kind)
-            handle = state_row(t, to, task.worker, kind)
-            links[to + record.PREVIOUS_ROW], links[to + record.ROW] = links[to + record.ROW], handle
-            _add_store(t, base, _description_at(base, num_inputs, output), row, handle)
-        to += record.OUTPUT
+    to, cell_type = subgraph.record + RECORD_WORDS + INPUT_WORDS * num_inputs, t.types[task.cell_type]
+    port = cell_type.first_port + num_inputs
+    for k in range(num_outputs):
+        output = output_at(t.links, to)
+        if output.is_state:
+            kind = t.ports[port + k].kind
+            bring_state(t, task, output, kind)
+            handle = state_row(t, output, task.worker, kind)
+            output.previous_row = output.row
+            output.row = handle
+            _add_store(t, base, _description_at(base, num_inputs, k), row, handle)
+        to += OUTPUT_WORDS + cell_type.ahead
 
 
 @compiled

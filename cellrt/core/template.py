@@ -13,12 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import page_list
-from cellrt.core import record_layout as record
 from cellrt.core.jit import OpenTemplate, allocating, compiled, making
 from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, most_refs, write_records
 from cellrt.core.memory import copy_bytes
 from cellrt.core.program import PAGED, inputs_at, next_input, read_only, read_program
+from cellrt.core.record_layout import TAP_WORDS, output_at, output_position, record_at, tap_at
 from cellrt.core.tables import BORROWED, CHAIN, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
 from cellrt.core.uses import find_uses, value_after
 from cellrt.errors import RequestTooLargeError
@@ -103,13 +103,12 @@ def _count_needs(draft, types, ports, uses, nodes, values, links, subgraphs, sta
 @compiled
 def _count_record(cell_type, ports, values, links, subgraph, needs):
     """Counts what a chain or loop holds beside its sequences."""
-    at, ahead = subgraph.record, 0 if subgraph.what == CHAIN else cell_type.ahead
+    record, ahead = record_at(links, subgraph.record), 0 if subgraph.what == CHAIN else cell_type.ahead
     for output in range(cell_type.num_outputs):
-        to = at + record.HEADER + record.INPUT * cell_type.num_inputs + record.OUTPUT * output
-        if links[to + record.IS_STATE]:
+        if output_at(links, output_position(subgraph.record, cell_type, output)).is_state:
             needs[ports[cell_type.first_port + cell_type.num_inputs + output].kind, 0] += 2 + ahead
-    for k in range(links[at + record.NUM_TAPS]):
-        value = values[links[links[at + record.TAPS] + record.TAP * k + 2]]
+    for k in range(record.num_taps):
+        value = values[tap_at(links, record.taps + TAP_WORDS * k).value]
         if value.readers > 0 and not value.bits & BORROWED:
             needs[value.kind, 0] += 1
 

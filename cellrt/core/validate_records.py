@@ -6,16 +6,16 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.core import page_list
-from cellrt.core import record_layout as record
 from cellrt.core.moves import LIVE, QUEUED
+from cellrt.core.record_layout import BODY_WORDS, SAME, STEP, body_at, inputs_of, outputs_of, record_at
 from cellrt.core.tables import CHAIN, LOOP, MEMBER, Tables
 
 
 def record_rules(t: Tables, subgraph_id: int) -> list[str]:
     """A chain or loop that says it is ready may take a step, and its progress is in order."""
     subgraph = t.subgraphs[subgraph_id]
-    at, is_queued = int(subgraph["record"]), int(subgraph["state"]) == QUEUED
-    length, position, done = (int(t.links[at + word]) for word in (record.LENGTH, record.POSITION, record.DONE))
+    record, is_queued = record_at(t.links, int(subgraph["record"])), int(subgraph["state"]) == QUEUED
+    length, position, done = int(record.end), int(record.position), int(record.done)
     if not 0 <= done <= position <= length:
         return [f"subgraph {subgraph_id}: {done} steps done of {position} sent of {length}"]
     is_loop = int(subgraph["what"]) != CHAIN
@@ -23,15 +23,15 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
         if wrong := _body(t, subgraph, length):
             return [f"subgraph {subgraph_id}: {wrong}"]
     cell_type, in_flight = t.types[int(subgraph["cell_type"])], int(subgraph["in_flight"])
-    waits, most = in_flight and (t.links[at + record.KEEPS] or is_loop), length
+    waits, most = in_flight and (record.keeps or is_loop), length
     if cell_type["carries"] or is_loop:
         most = 1
     if int(subgraph["what"]) == MEMBER and cell_type["ahead"]:
-        waits = 0 < t.links[int(t.links[at + record.BODY]) + record.STOPPED] <= position
+        waits = 0 < body_at(t.links, record.body).stopped <= position
     if int(subgraph["what"]) == LOOP:
-        lead = int(t.links[at + record.UNSEEN]) - position
+        lead = int(record.unseen) - position
         most, ahead = max(1, 1 + lead), int(cell_type["ahead"])
-        waits = in_flight and (t.links[at + record.KEEPS] or lead < 0)
+        waits = in_flight and (record.keeps or lead < 0)
         waits = waits and (not ahead or _loop_tasks(t, subgraph) > ahead)
         if is_queued and (done < position) != (in_flight > 0):
             return [f"subgraph {subgraph_id}: {done} steps done of {position} sent, {in_flight} tasks in flight"]
@@ -51,78 +51,65 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
 
 def _loop_tasks(t: Tables, subgraph: np.void) -> int:
     """Tasks in flight with steps of a loop of one cell."""
-    links, at = t.links, int(subgraph["record"])
-    unseen, position, done = (int(links[at + word]) for word in (record.UNSEEN, record.POSITION, record.DONE))
-    return int(subgraph["in_flight"]) - max(0, unseen - done) if position > unseen else 0
-
-
-def _state_words(t: Tables, subgraph: np.void, output: int) -> list[int]:
-    """The links of the rows of its own that a loop or member has an output's state in."""
-    cell_type, at = t.types[int(subgraph["cell_type"])], int(subgraph["record"])
-    to, ahead = at + record.num_words(int(cell_type["num_inputs"]), output), int(cell_type["ahead"])
-    more = int(t.links[at + record.MORE_ROWS]) + ahead * output
-    return [to + record.FIRST_ROW, to + record.SECOND_ROW, *range(more, more + ahead)]
+    record = record_at(t.links, int(subgraph["record"]))
+    unseen = int(record.unseen)
+    return int(subgraph["in_flight"]) - max(0, unseen - int(record.done)) if record.position > unseen else 0
 
 
 def _turns(t: Tables, subgraph: np.void) -> str:
     """What is wrong with the rows that tasks in flight write a loop's state to, or nothing: each has its own, and none
     has that of the last step that is done."""
-    cell_type, at = t.types[int(subgraph["cell_type"])], int(subgraph["record"])
-    tasks, sent = _loop_tasks(t, subgraph), int(t.links[at + record.NUM_SENT])
+    cell_type, record = t.types[int(subgraph["cell_type"])], record_at(t.links, int(subgraph["record"]))
+    tasks, sent = _loop_tasks(t, subgraph), int(record.num_sent)
     is_member = int(subgraph["what"]) == MEMBER
     if is_member:
-        sent = int(t.links[at + record.POSITION])
-        tasks = sent - int(t.links[at + record.DONE])
+        sent = int(record.position)
+        tasks = sent - int(record.done)
     is_live = int(t.requests["state"][int(subgraph["request"])]) == LIVE and int(subgraph["state"]) == QUEUED
     if not cell_type["ahead"] or not is_live or not tasks:
         return ""
-    for output in range(int(cell_type["num_outputs"])):
-        to, words = at + record.num_words(int(cell_type["num_inputs"]), output), _state_words(t, subgraph, output)
-        if not t.links[to + record.IS_STATE]:
+    for output, turns in outputs_of(t, subgraph):
+        if not output.is_state:
             continue
-        rows = [int(t.links[words[task % len(words)]]) for task in range(sent - tasks, sent)]
-        rows.append(int(t.links[words[(sent - tasks - 1) % len(words)] if is_member else to + record.PREVIOUS_ROW]))
-        if len(set(rows)) != len(rows) or 0 in rows[:-1] or rows[-2] != t.links[to + record.ROW]:
+        rows = [int(turns[task % turns.size]) for task in range(sent - tasks, sent)]
+        rows.append(int(turns[(sent - tasks - 1) % turns.size] if is_member else output.previous_row))
+        if len(set(rows)) != len(rows) or 0 in rows[:-1] or rows[-2] != output.row:
             return f"{tasks} tasks in flight, behind the last step that is done, have rows {rows}"
     return ""
 
 
 def _body(t: Tables, subgraph: np.void, length: int) -> str:
     """What is wrong with the body of a member that has begun ``length`` steps, or nothing."""
-    body = int(t.links[int(subgraph["record"]) + record.BODY])
-    words, request = t.links[body : body + record.MEMBERS + 1].tolist(), t.requests[int(subgraph["request"])]
-    members = int(request["first_subgraph"]) + t.links[body + record.MEMBERS + 1 :][: words[record.MEMBERS]]
-    begun, sent, done = (
-        t.links[t.subgraphs["record"][members] + word] for word in (record.LENGTH, record.POSITION, record.DONE)
-    )
-    if (begun != length).any() or length > words[record.LIMIT]:
-        return f"its body has begun {begun.tolist()} steps of {words[record.LIMIT]}"
+    own = record_at(t.links, int(subgraph["record"]))
+    body, request = body_at(t.links, own.body), t.requests[int(subgraph["request"])]
+    members = int(request["first_subgraph"]) + t.links[own.body + BODY_WORDS :][: body.num_members]
+    records = [record_at(t.links, int(at)) for at in t.subgraphs["record"][members]]
+    begun, sent, done = (np.array([getattr(each, name) for each in records]) for name in ("end", "position", "done"))
+    if (begun != length).any() or length > body.limit:
+        return f"its body has begun {begun.tolist()} steps of {body.limit}"
     if int(request["state"]) != LIVE or int(subgraph["state"]) != QUEUED:
         return ""
-    by_all, ahead = words[record.ALL_DONE], int(t.types["ahead"][int(subgraph["cell_type"])])
-    if words[record.LEFT] != (done <= by_all).sum() or (done < by_all).any() or (done > by_all + 1).any():
-        return f"{words[record.LEFT]} members are counted that have not done {by_all + 1} steps; done are {done}"
-    if words[record.TO_SEND] != (sent < length).sum() or (sent < length - 1).any():
-        return f"{words[record.TO_SEND]} members are counted that have not sent {length} steps; sent are {sent}"
+    by_all, ahead = int(body.all_done), int(t.types["ahead"][int(subgraph["cell_type"])])
+    if body.left != (done <= by_all).sum() or (done < by_all).any() or (done > by_all + 1).any():
+        return f"{body.left} members are counted that have not done {by_all + 1} steps; done are {done}"
+    if body.to_send != (sent < length).sum() or (sent < length - 1).any():
+        return f"{body.to_send} members are counted that have not sent {length} steps; sent are {sent}"
     if length - by_all > ahead + 1:
         return f"{length} steps are begun, {by_all} done, and it goes ahead by {ahead}"
-    position = int(t.links[int(subgraph["record"]) + record.POSITION])
-    if by_all < position < length and int(subgraph["pinned"]) != words[record.SENT_AT]:
-        return f"pinned to {int(subgraph['pinned'])}, the step before is at {words[record.SENT_AT]}"
+    if by_all < own.position < length and int(subgraph["pinned"]) != body.sent_at:
+        return f"pinned to {int(subgraph['pinned'])}, the step before is at {body.sent_at}"
     return ""
 
 
 def _is_fed(t: Tables, subgraph: np.void, step: int) -> bool:
     """Whether what a step reads, of chains that its own follows, is done or sent to the worker this is pinned to."""
-    at = int(subgraph["record"])
-    for port in range(int(t.types["num_inputs"][int(subgraph["cell_type"])])):
-        words = t.links[at + record.num_words(port, 0) :][: record.INPUT]
-        if words[record.MODE] not in (record.STEP, record.SAME) or words[record.SOURCE] < 0:
+    for read in inputs_of(t, subgraph):
+        if read.mode not in (STEP, SAME) or read.source < 0:
             continue
-        source = t.subgraphs[words[record.SOURCE]]
+        source = t.subgraphs[read.source]
         is_sent = t.settings["early_release"][0] and 0 < int(source["pinned"]) == int(subgraph["pinned"])
-        made = t.links[int(source["record"]) + (record.POSITION if is_sent else record.DONE)]
-        if words[record.START] + words[record.DIRECTION] * step >= made:
+        its = record_at(t.links, int(source["record"]))
+        if read.start + read.direction * step >= (its.position if is_sent else its.done):
             return False
     return True
 
@@ -134,13 +121,9 @@ def state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
         return []
     cell_type, found = t.types[int(subgraph["cell_type"])], []
     inputs = int(cell_type["num_inputs"])
-    for output in range(int(cell_type["num_outputs"])):
-        at = int(subgraph["record"]) + record.num_words(inputs, output)
-        kind = int(t.ports["kind"][int(cell_type["first_port"]) + inputs + output])
-        words = [int(t.links[at + word]) for word in (record.FIRST_ROW, record.SECOND_ROW, record.LATE_ROW)]
-        if int(subgraph["what"]) != CHAIN:
-            words += t.links[_state_words(t, subgraph, output)[2:]].tolist()
-        found += [(word, kind) for word in words if word > 0]
+    for k, (output, turns) in enumerate(outputs_of(t, subgraph)):
+        kind = int(t.ports["kind"][int(cell_type["first_port"]) + inputs + k])
+        found += [(row, kind) for row in (*turns.tolist(), int(output.late_row)) if row > 0]
     return found
 
 
@@ -150,15 +133,16 @@ def page_rules(t: Tables, request: np.void) -> list[str]:
     done, rules = dict[int, int](), list[str]()
     for k in range(int(request["first_subgraph"]), int(request["first_subgraph"]) + int(request["num_subgraphs"])):
         subgraph = t.subgraphs[k]
-        cell_type, at = t.types[int(subgraph["cell_type"])], int(subgraph["record"])
-        for port in range(int(cell_type["num_inputs"]) if at >= 0 else 0):
+        if int(subgraph["record"]) < 0:
+            continue
+        cell_type, record = t.types[int(subgraph["cell_type"])], record_at(t.links, int(subgraph["record"]))
+        for port, read in enumerate(inputs_of(t, subgraph)):
             if not t.ports["appends"][int(cell_type["first_port"]) + port]:
                 continue
-            words = t.links[at + record.num_words(port, 0) :][: record.INPUT]
-            state = t.links[words[record.AT] :][: page_list.WORDS]
-            sent = int(state[page_list.BASE] + words[record.START] + t.links[at + record.POSITION])
-            done[int(words[record.AT])] = done.get(int(words[record.AT]), 0) + int(t.links[at + record.DONE])
-            if t.links[at + record.POSITION] and sent > state[page_list.HELD] * state[page_list.PAGE_SIZE]:
+            state = t.links[read.at :][: page_list.WORDS]
+            sent = int(state[page_list.BASE] + read.start + record.position)
+            done[int(read.at)] = done.get(int(read.at), 0) + int(record.done)
+            if record.position and sent > state[page_list.HELD] * state[page_list.PAGE_SIZE]:
                 rules.append(f"{sent} rows were sent, {state[page_list.HELD]} pages are held")
     for at, count in done.items():
         state = t.links[at : at + page_list.WORDS]

@@ -10,7 +10,7 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from cellrt.core.record_layout import AT, CARRY, DONE, HEADER, INPUT, LAST, LEAD, MODE
+from cellrt.core.record_layout import CARRY, LAST, inputs_of, record_at
 from cellrt.core.tables import HOST, LOCATION_SHIFT, LOOP, MEMBER, ROW_MASK, Tables
 from cellrt.definition.cell import Cell
 from cellrt.definition.lookup import read_refused
@@ -70,17 +70,16 @@ def _is_first(tables: Tables, subgraph: int, host: Arenas, kinds: Sequence[int],
     Of several rows this is one task. A single one runs with the steps after it: there it failed by a number that the
     request brought, as the number shows.
     """
-    row, links = tables.subgraphs[subgraph], tables.links
-    at, is_loop = int(row["record"]), row["what"] == LOOP
-    if not (is_loop or row["what"] == MEMBER):
+    row = tables.subgraphs[subgraph]
+    if row["what"] not in (LOOP, MEMBER):
         return False
-    done, lead = int(links[at + DONE]), int(links[at + LEAD]) if is_loop else 0
-    if lead > 0 or done > 0:
-        return done <= lead
-    begin = at + HEADER + INPUT * place
-    if token is None or links[begin + MODE] not in (CARRY, LAST):
+    record = record_at(tables.links, int(row["record"]))
+    if record.lead > 0 or record.done > 0:
+        return bool(record.done <= record.lead)
+    read = inputs_of(tables, row)[place]
+    if token is None or read.mode not in (CARRY, LAST):
         return False
-    handle = int(tables.values["row"][links[begin + AT]])
+    handle = int(tables.values["row"][read.at])
     if handle >> LOCATION_SHIFT != HOST:
         return False
     return token in host.get_bits(kinds[place], np.array([handle & ROW_MASK], np.int32))

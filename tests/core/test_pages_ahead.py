@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellrt.core import page_list
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_RELEASED
 from cellrt.core.moves import LEFT
+from cellrt.core.record_layout import Body, body_at, outputs_of, record_at
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
 from cellrt.core.task_layout import TaskView
@@ -170,17 +170,23 @@ def test_the_simulator_says_when_loops_with_pages_end(ahead):
     assert machine.processor.num_live == 0
 
 
-def record_of(machine: Talkers, what: int) -> int:
+def last_of(machine: Talkers, what: int) -> np.void:
     subgraphs = machine.processor.tables.subgraphs
-    return int(subgraphs["record"][np.flatnonzero((subgraphs["what"] == what) & (subgraphs["record"] >= 0))[-1]])
+    found: np.void = subgraphs[np.flatnonzero((subgraphs["what"] == what) & (subgraphs["record"] >= 0))[-1]]
+    return found
+
+
+def last_body(machine: Talkers) -> Body:
+    links = machine.processor.tables.links
+    return body_at(links, record_at(links, int(last_of(machine, MEMBER)["record"])).body)
 
 
 def damages() -> dict[str, tuple[type[Talk], Callable[[Talkers, NDArray[np.int32]], None], str]]:
     """What the validator must find: of which request, how a table is damaged, and what it says."""
 
     def share_a_row(machine: Talkers, links: NDArray[np.int32]) -> None:
-        to = record_of(machine, LOOP) + record.num_words(2, 0)
-        links[to + record.FIRST_ROW] = links[to + record.SECOND_ROW]
+        (state, _), *_ = outputs_of(machine.processor.tables, last_of(machine, LOOP))
+        state.first_row = state.second_row
 
     def count_a_row_too_many(machine: Talkers, links: NDArray[np.int32]) -> None:
         links[int(machine.processor.tables.requests["page_lists"][0]) + page_list.ROWS] += 1
@@ -189,10 +195,10 @@ def damages() -> dict[str, tuple[type[Talk], Callable[[Talkers, NDArray[np.int32
         links[int(machine.processor.tables.requests["page_lists"][0]) + page_list.HELD] = 1
 
     def miscount_sent(machine: Talkers, links: NDArray[np.int32]) -> None:
-        links[links[record_of(machine, MEMBER) + record.BODY] + record.TO_SEND] += 1
+        last_body(machine).to_send += 1
 
     def miscount_done(machine: Talkers, links: NDArray[np.int32]) -> None:
-        links[links[record_of(machine, MEMBER) + record.BODY] + record.ALL_DONE] += 1
+        last_body(machine).all_done += 1
 
     return {
         "a row of two steps": (Talk, share_a_row, "have rows"),

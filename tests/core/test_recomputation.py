@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE
 from cellrt.core.page_view import note_copies, take_copies
@@ -29,6 +28,7 @@ from cellrt.core.program import (
     PAGED,
     STEP,
 )
+from cellrt.core.record_layout import Record, record_at
 from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.core.task_layout import TaskView
 from cellrt.errors import DefinitionError
@@ -143,18 +143,18 @@ def test_who_is_suspended_while_his_pages_are_computed_again_begins_once_more(st
     early, late = two_with_pages(machine)
     assert machine.processor.suspend(1)
     steps(machine, steps_between)
-    assert 0 < int(machine.processor.tables.links[loop_record(machine, late) + record.DONE]) < late.taken
+    assert 0 < loop_record(machine, late).done < late.taken
     assert machine.processor.suspend(1)
-    assert int(machine.processor.tables.links[loop_record(machine, late) + record.UNSEEN]) == late.taken
+    assert loop_record(machine, late).unseen == late.taken
     machine.check()
     Stage(machine, random.Random(1), [[], []]).play()
     assert early.ends[0] == late.ends[0] == NOTICE_DONE
     assert is_whole(machine)
 
 
-def loop_record(machine: Talkers, talk: Talk) -> int:
+def loop_record(machine: Talkers, talk: Talk) -> Record:
     tables = machine.processor.tables
-    return int(tables.subgraphs["record"][tables.requests["first_subgraph"][talk.id]])
+    return record_at(tables.links, int(tables.subgraphs["record"][tables.requests["first_subgraph"][talk.id]]))
 
 
 def test_pages_are_computed_again_once_all_of_them_fit():
@@ -164,7 +164,7 @@ def test_pages_are_computed_again_once_all_of_them_fit():
     taken = early.taken
     steps(machine, 1)
     assert early.taken == taken + 1
-    assert int(machine.processor.tables.links[loop_record(machine, late) + record.POSITION]) == 0
+    assert loop_record(machine, late).position == 0
     Stage(machine, random.Random(1), [[], []]).play()
     assert early.ends[0] == late.ends[0] == NOTICE_DONE
 

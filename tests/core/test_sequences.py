@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core import record_layout as record
 from cellrt.core.completion import NOTICE_FAILED
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, RANGE, STEP
+from cellrt.core.record_layout import outputs_of, record_at
 from cellrt.core.tables import MAX_KINDS, NUM_PRIORITIES
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, chain, make_processor, run
@@ -166,7 +166,7 @@ def test_the_first_steps_of_a_chain_that_nobody_looks_at_are_known_to_only_hand_
     request = admit(processor, program)
     tables = processor.tables
     first = int(tables.requests["first_subgraph"][request])
-    assert tables.links[int(tables.subgraphs["record"][first]) + record.PLAIN] == steps
+    assert record_at(tables.links, int(tables.subgraphs["record"][first])).plain == steps
 
 
 def test_a_worker_is_lost_with_the_requests_whose_sequences_it_has():
@@ -193,8 +193,9 @@ def test_a_chain_keeps_two_rows_of_state_however_long_it_is():
     for _ in range(50):
         (task,) = processor.schedule(1)
         processor.complete(task, 0)
-        at = int(processor.tables.subgraphs["record"][int(processor.tables.requests["first_subgraph"][request])])
-        taken.add(int(processor.tables.links[at + record.num_words(2, 0) + record.ROW]))
+        subgraph = processor.tables.subgraphs[int(processor.tables.requests["first_subgraph"][request])]
+        (state, _), *_ = outputs_of(processor.tables, subgraph)
+        taken.add(int(state.row))
     assert len(taken) == 2
 
 

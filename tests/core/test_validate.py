@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from cellrt.core import buddy_allocator
-from cellrt.core import record_layout as record
 from cellrt.core import task_layout as layout
 from cellrt.core.entries import cancel
 from cellrt.core.jit import address_of
 from cellrt.core.moves import FREE, LIVE
 from cellrt.core.processor import Processor
+from cellrt.core.record_layout import inputs_of, outputs_of, record_at
 from cellrt.core.tables import BORROWED, MAX_KINDS, NUM_PERMANENT, NUM_PRIORITIES, Tables
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import add_step, add_tree, chain, leaves, make_processor, two_chains
@@ -38,8 +38,9 @@ def task_of(t: Tables) -> int:
     return int(np.flatnonzero(t.tasks["in_use"])[0])
 
 
-def record_of(t: Tables, request: int) -> int:
-    return int(t.subgraphs["record"][int(t.requests["first_subgraph"][request])])
+def chain_of(t: Tables, request: int) -> np.void:
+    found: np.void = t.subgraphs[int(t.requests["first_subgraph"][request])]
+    return found
 
 
 def live_values(t: Tables) -> list[int]:
@@ -158,12 +159,11 @@ def move_illegally(t: Tables) -> None:
 
 
 def take_back_a_step(t: Tables) -> None:
-    t.links[record_of(t, 0) + record.POSITION] = 0
+    record_at(t.links, int(chain_of(t, 0)["record"])).position = 0
 
 
 def be_ready_unfed(t: Tables) -> None:
-    at = record_of(t, 0)
-    t.links[at + record.HEADER + record.SOURCE] = int(t.requests["first_subgraph"][0])
+    inputs_of(t, chain_of(t, 0))[0].source = int(t.requests["first_subgraph"][0])
 
 
 def forget_to_be_ready(t: Tables) -> None:
@@ -172,8 +172,9 @@ def forget_to_be_ready(t: Tables) -> None:
 
 
 def share_state(t: Tables) -> None:
-    rows = [record_of(t, request) + record.num_words(2, 0) + record.FIRST_ROW for request in (0, 1)]
-    t.links[rows[0]] = t.links[rows[1]]
+    (mine, _), *_ = outputs_of(t, chain_of(t, 0))
+    (other, _), *_ = outputs_of(t, chain_of(t, 1))
+    mine.first_row = other.first_row
 
 
 def share_place(t: Tables) -> None:
