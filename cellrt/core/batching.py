@@ -8,8 +8,6 @@ are one (``step_arrays.py``): chains hold what they read, so it frees nothing.
 
 from __future__ import annotations
 
-import numpy as np
-
 from cellrt.core import task_layout as layout
 from cellrt.core.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.jit import compiled
@@ -22,22 +20,16 @@ from cellrt.core.span_arrays import task_room, write_spans
 from cellrt.core.spans import collect_spans
 from cellrt.core.step_arrays import write_steps
 from cellrt.core.step_times import step_time
-from cellrt.core.tables import (
-    ALL_TYPES,
-    CHAIN,
-    CHAIN_NEXT,
-    GRAPH,
-    LOOP,
-    MEMBER,
-    NUM_PRIORITIES,
-)
+from cellrt.core.tables import ALL_TYPES, CHAIN, CHAIN_NEXT, GRAPH, LOOP, MEMBER, NUM_PRIORITIES, Tables
 
 LATELY_RUNS = 50
 """Where a higher client priority was served so many longest runs ago or less, it is likely to come again."""
 
 
 @compiled
-def _collect(t, type_id, priority, worker, nodes_at, limit, room):
+def _collect(
+    t: Tables, type_id: int, priority: int, worker: int, nodes_at: int, limit: int, room: int
+) -> tuple[int, int, int, int, int, int, int]:
     """Moves ready nodes of the type's queue to the buffer, those of the client priority whose turn it is first.
 
     Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
@@ -98,39 +90,39 @@ def _collect(t, type_id, priority, worker, nodes_at, limit, room):
 
 
 @compiled
-def _choose_steps(t, type_id, priority, rows, nodes_at):
+def _choose_steps(t: Tables, type_id: int, priority: int, rows: int, nodes_at: int) -> int:
     """How many steps a task of ``rows`` rows may run (DESIGN, "Runs").
 
     As many as fit the join budget, so that nobody who arrives waits long to join, and no step of a streamed request
     waits long to be seen. Where no row is streamed and nobody else waits or is likely to, also as many as end before
     half a request more is expected, or as fit the longest run while another worker is idle for whoever arrives.
     """
-    settings, most = t.settings[0], np.float64(t.types[type_id].max_steps)
+    settings, most = t.settings[0], float(t.types[type_id].max_steps)
     step = step_time(t, type_id, rows)
     if not settings.runs or step <= 0:
         return 1
-    budget = np.float64(settings.join_budget_ns)
-    longest = max(budget, np.float64(settings.max_run_ns))
+    budget = float(settings.join_budget_ns)
+    longest = max(budget, float(settings.max_run_ns))
     if not _is_streamed(t, rows, nodes_at) and not _others_wait(t, priority, longest):
-        gap = max(settings.arrival_gap_ns, np.float64(settings.now_ns - settings.last_arrival_ns))
+        gap = max(settings.arrival_gap_ns, float(settings.now_ns - settings.last_arrival_ns))
         has_spare = settings.idle_workers > settings.types_ready
         budget = longest if has_spare else min(max(budget, 0.5 * gap), longest)
     return max(1, int(min(budget / step, most)))
 
 
 @compiled
-def _least_steps(t, type_id, rows, steps):
+def _least_steps(t: Tables, type_id: int, rows: int, steps: int) -> int:
     """After how many steps a run of ``steps`` ends with the first row that ends, instead of keeping it waiting.
 
     A run of loops that go ahead is no longer: the next is there when it ends, and all of both that is behind a stop is
     in vain.
     """
     step = step_time(t, type_id, rows)
-    return max(1, int(min(t.settings[0].min_run_ns / step, np.float64(steps)))) if step > 0 else steps
+    return max(1, int(min(t.settings[0].min_run_ns / step, float(steps)))) if step > 0 else steps
 
 
 @compiled
-def _others_wait(t, priority, longest):
+def _others_wait(t: Tables, priority: int, longest: float) -> bool:
     """Whether more types have work than there are idle workers to take it, or a client priority above this one has
     work or had some lately."""
     settings = t.settings[0]
@@ -143,7 +135,7 @@ def _others_wait(t, priority, longest):
 
 
 @compiled
-def _is_streamed(t, rows, nodes_at):
+def _is_streamed(t: Tables, rows: int, nodes_at: int) -> bool:
     """Whether somebody looks at the steps of one of the rows as they complete."""
     for row in range(rows):
         if t.requests[t.subgraphs[subgraph_of(t, t.ints[nodes_at + row])].request].streamed:
@@ -152,7 +144,7 @@ def _is_streamed(t, rows, nodes_at):
 
 
 @compiled
-def _run_length(t, node_id, limit):
+def _run_length(t: Tables, node_id: int, limit: int) -> int:
     """How many nodes from ``node_id`` on can run one after the other with nothing else outstanding."""
     length = 1
     while length < limit and t.nodes[node_id + length - 1].bits & CHAIN_NEXT:
@@ -163,7 +155,9 @@ def _run_length(t, node_id, limit):
 
 
 @compiled
-def _sort_rows(t, worker, nodes_at, lengths_at, scratch_at, rows, limit, least):
+def _sort_rows(
+    t: Tables, worker: int, nodes_at: int, lengths_at: int, scratch_at: int, rows: int, limit: int, least: int
+) -> int:
     """Writes each row's length and sorts rows by falling length (counting sort, stable); returns the longest.
 
     No row is longer than the first that ends after ``least`` steps or more.
@@ -209,7 +203,7 @@ def _sort_rows(t, worker, nodes_at, lengths_at, scratch_at, rows, limit, least):
 
 
 @compiled
-def _count_sizes(t, lengths_at, sizes_at, rows, steps):
+def _count_sizes(t: Tables, lengths_at: int, sizes_at: int, rows: int, steps: int) -> int:
     """Writes how many rows each step has, rows being sorted by falling length; returns their sum."""
     if steps == 1:
         t.ints[sizes_at] = rows
@@ -226,7 +220,7 @@ def _count_sizes(t, lengths_at, sizes_at, rows, steps):
 
 
 @compiled
-def form_batched_task(t, type_id, priority, worker, task_id):
+def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_id: int) -> int:
     """Forms at most one task of a cell type for a worker in task row ``task_id``; returns its number of rows.
 
     ``priority`` is the client priority whose turn it is: a task has as much of it as fits, then of the others.

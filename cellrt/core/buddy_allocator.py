@@ -8,10 +8,13 @@ O(log size). (Knuth, The Art of Computer Programming, vol. 1, section 2.5, buddy
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.jit import entry
+from cellrt.core.row_types import Rows
 from cellrt.core.tables import GRANULE, num_granules
 
 NUM_ORDERS = 26
@@ -20,10 +23,10 @@ NUM_REGIONS = 5
 HEADER = 2 + NUM_ORDERS  # first granule index of the region's arrays, number of granules, list heads
 
 
-def make_blocks(capacities: tuple[int, int, int, int, int]) -> NDArray[np.int32]:
+def make_blocks(capacities: tuple[int, int, int, int, int]) -> Rows[int]:
     """Returns the array for five regions of at least these numbers of rows, all free."""
     granules = [num_granules(capacity) for capacity in capacities]
-    blocks = np.full(NUM_REGIONS * HEADER + 3 * sum(granules), -1, np.int32)
+    blocks: Any = np.full(NUM_REGIONS * HEADER + 3 * sum(granules), -1, np.int32)
     first = NUM_REGIONS * HEADER
     for region, count in enumerate(granules):
         blocks[region * HEADER] = first
@@ -31,11 +34,12 @@ def make_blocks(capacities: tuple[int, int, int, int, int]) -> NDArray[np.int32]
         first += 3 * count
     for region, count in enumerate(granules):
         _release(blocks, region, 0, count)
-    return blocks
+    made: Rows[int] = blocks
+    return made
 
 
 @entry
-def _push(blocks, region, granule, order):
+def _push(blocks: Rows[int], region: int, granule: int, order: int) -> None:
     head_at = region * HEADER + 2 + order
     base = int(blocks[region * HEADER]) + 3 * granule
     head = int(blocks[head_at])
@@ -48,7 +52,7 @@ def _push(blocks, region, granule, order):
 
 
 @entry
-def _remove(blocks, region, granule):
+def _remove(blocks: Rows[int], region: int, granule: int) -> None:
     first = int(blocks[region * HEADER])
     base = first + 3 * granule
     order, previous, following = int(blocks[base]), int(blocks[base + 1]), int(blocks[base + 2])
@@ -62,7 +66,7 @@ def _remove(blocks, region, granule):
 
 
 @entry
-def _release_one(blocks, region, granule, order):
+def _release_one(blocks: Rows[int], region: int, granule: int, order: int) -> None:
     """Frees one aligned block and joins it with its free buddies."""
     first, count = int(blocks[region * HEADER]), int(blocks[region * HEADER + 1])
     while order + 1 < NUM_ORDERS:
@@ -76,7 +80,7 @@ def _release_one(blocks, region, granule, order):
 
 
 @entry
-def _release(blocks, region, granule, count):
+def _release(blocks: Rows[int], region: int, granule: int, count: int) -> None:
     """Frees any run of granules as aligned powers of two."""
     end = granule + count
     while granule < end:
@@ -90,7 +94,7 @@ def _release(blocks, region, granule, count):
 
 
 @entry
-def allocate_block(blocks, region, size):
+def allocate_block(blocks: Rows[int], region: int, size: int) -> int:
     """Returns the first of ``size`` contiguous free rows of the region, or -1 if there is no such block."""
     if size == 0:
         return 0
@@ -111,7 +115,7 @@ def allocate_block(blocks, region, size):
 
 
 @entry
-def free_block(blocks, region, first, size):
+def free_block(blocks: Rows[int], region: int, first: int, size: int) -> None:
     """Gives back a block that ``allocate_block`` returned for the same size."""
     if size > 0:
         _release(blocks, region, first // GRANULE, (size + GRANULE - 1) // GRANULE)

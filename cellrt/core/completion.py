@@ -20,6 +20,7 @@ from cellrt.core.queue import dequeue, note_served, pin, refresh, rows_in_flight
 from cellrt.core.record_ends import end_inputs, end_record, read_late
 from cellrt.core.record_layout import NO_STOP, body_of, nth_tap, output_of, record_of
 from cellrt.core.records import count_done, first_tap, give_late_rows, note_steps, wake_done
+from cellrt.core.row_types import Rows
 from cellrt.core.rows import give_row
 from cellrt.core.step_times import measure_step
 from cellrt.core.tables import (
@@ -34,6 +35,10 @@ from cellrt.core.tables import (
     PENDING,
     READS_AS_A_WHOLE,
     STEPS,
+    Request,
+    Subgraph,
+    Tables,
+    Task,
 )
 
 NOTICE_DONE = 1
@@ -47,7 +52,7 @@ NOTICE_STEPS = 4
 
 
 @compiled
-def complete(t, task_id, elapsed_ns, notices, count):
+def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Rows[int], count: int) -> int:
     """Takes a finished task out: releases what waited for it. Adds notices behind the ``count`` there are.
 
     Returns how many there are then. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the
@@ -87,7 +92,7 @@ def complete(t, task_id, elapsed_ns, notices, count):
 
 
 @compiled
-def _complete_row(t, task, base, row, notices, count):
+def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Rows[int], count: int) -> int:
     """Takes in how any other row went; returns the number of notices."""
     settings, ints = t.settings[0], t.ints
     id, length = ints[base + ints[base + layout.H_NODES] + row], ints[base + ints[base + layout.H_LENGTHS] + row]
@@ -134,7 +139,7 @@ def _complete_row(t, task, base, row, notices, count):
 
 
 @inlined
-def _complete_plainly(t, task, subgraph, steps):
+def _complete_plainly(t: Tables, task: Task, subgraph: Subgraph, steps: int) -> bool:
     """Takes in steps of a chain that only handed on its state; returns whether they were such.
 
     A subgraph that is queued is of a live request.
@@ -151,7 +156,7 @@ def _complete_plainly(t, task, subgraph, steps):
 
 
 @inlined
-def _complete_plain_node(t, request, subgraph, node_id):
+def _complete_plain_node(t: Tables, request: Request, subgraph: Subgraph, node_id: int) -> None:
     """Takes in a node of a live request that nobody streams and that has other nodes left."""
     _count_off(t, node_id)
     request.nodes_left -= 1
@@ -160,7 +165,7 @@ def _complete_plain_node(t, request, subgraph, node_id):
 
 
 @inlined
-def _count_off(t, node_id):
+def _count_off(t: Tables, node_id: int) -> None:
     """Counts off the edges of a node to other subgraphs."""
     node = t.nodes[node_id]
     if not node.bits & CROSSING:
@@ -173,14 +178,14 @@ def _count_off(t, node_id):
 
 
 @compiled
-def tell(notices, count, request_id, what):
+def tell(notices: Rows[int], count: int, request_id: int, what: int) -> int:
     """Adds a notice; returns how many there are then."""
     notices[count, 0], notices[count, 1] = request_id, what
     return count + 1
 
 
 @compiled
-def _note_loop(t, task, subgraph, done, has_failed):
+def _note_loop(t: Tables, task: Task, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
     """Takes in how a row of a loop that may go ahead went. Returns whether it counts, which behind a stop it does
     not."""
     if subgraph.what == MEMBER:
@@ -195,7 +200,7 @@ def _note_loop(t, task, subgraph, done, has_failed):
 
 
 @compiled
-def _note_steps_taken(t, task, done_at, goes_ahead):
+def _note_steps_taken(t: Tables, task: Task, done_at: int, goes_ahead: bool) -> None:
     """Has a loop's task have the steps that its rows took, which may have stopped before the end of their run.
 
     Where loops go ahead the device runs all steps, whoever has stopped.
@@ -207,7 +212,7 @@ def _note_steps_taken(t, task, done_at, goes_ahead):
 
 
 @compiled
-def _complete_nodes(t, request, first_id, length):
+def _complete_nodes(t: Tables, request: Request, first_id: int, length: int) -> None:
     """Counts off the edges of a row's nodes to other subgraphs, and shows their results."""
     for node_id in range(first_id, first_id + length):
         _count_off(t, node_id)
@@ -220,12 +225,12 @@ def _complete_nodes(t, request, first_id, length):
 
 
 @compiled
-def _num_outputs(t, node_id):
+def _num_outputs(t: Tables, node_id: int) -> int:
     return t.types[t.subgraphs[t.nodes[node_id].subgraph].cell_type].num_outputs
 
 
 @compiled
-def _show(t, place):
+def _show(t: Tables, place: int) -> None:
     """Says that a result is there to be streamed."""
     if t.places[place] < PENDING:
         t.places[place] = PENDING - t.places[place]
@@ -233,7 +238,7 @@ def _show(t, place):
 
 
 @compiled
-def _complete_steps(t, request, subgraph_id, length):
+def _complete_steps(t: Tables, request: Request, subgraph_id: int, length: int) -> None:
     """Wakes who waited for steps of a chain; ends it after its last."""
     subgraph = t.subgraphs[subgraph_id]
     record = record_of(t, subgraph)
@@ -260,7 +265,7 @@ def _complete_steps(t, request, subgraph_id, length):
 
 
 @compiled
-def _complete_loop(t, request, subgraph_id, done):
+def _complete_loop(t: Tables, request: Request, subgraph_id: int, done: int) -> None:
     """Takes in how many steps a loop's row took (negative: it stopped); ends the loop or makes its next step ready.
 
     The rows of steps that were sent and will not be done go back: no worker writes to them.
@@ -295,7 +300,7 @@ def _complete_loop(t, request, subgraph_id, done):
 
 
 @compiled
-def _complete_member(t, request, subgraph_id):
+def _complete_member(t: Tables, request: Request, subgraph_id: int) -> None:
     """Takes in a step of one of a loop's several cells; shows what it made."""
     subgraph = t.subgraphs[subgraph_id]
     body = body_of(t, subgraph)
@@ -309,7 +314,7 @@ def _complete_member(t, request, subgraph_id):
 
 
 @compiled
-def _hide_member(t, request, subgraph):
+def _hide_member(t: Tables, request: Request, subgraph: Subgraph) -> None:
     """Gives back the rows of results of a member's steps behind a stop: no worker writes to them."""
     record = record_of(t, subgraph)
     for output in range(t.types[subgraph.cell_type].num_outputs):
@@ -323,7 +328,7 @@ def _hide_member(t, request, subgraph):
 
 
 @compiled
-def _show_member(t, request, subgraph, bits, step):
+def _show_member(t: Tables, request: Request, subgraph: Subgraph, bits: int, step: int) -> None:
     """Shows results of a member's step, or those that are of its last step alone."""
     for output in range(t.types[subgraph.cell_type].num_outputs):
         value = t.values[record_of(t, subgraph).first_value + output]
@@ -332,7 +337,7 @@ def _show_member(t, request, subgraph, bits, step):
 
 
 @compiled
-def _count_late_reads(t, task_id):
+def _count_late_reads(t: Tables, task_id: int) -> None:
     """Counts the reads of rows elsewhere, which were put off until the task has read."""
     task = t.tasks[task_id]
     base = task_id * t.settings[0].buffer_ints
@@ -358,7 +363,7 @@ def _count_late_reads(t, task_id):
 
 
 @compiled
-def kill(t, request_id):
+def kill(t: Tables, request_id: int) -> None:
     """Ends a live request early: nothing of it is scheduled any more. Its rows come back through ``release``."""
     request = t.requests[request_id]
     move_request(t, request, DEAD)
@@ -368,7 +373,7 @@ def kill(t, request_id):
 
 
 @compiled
-def cancel(t, request_id):
+def cancel(t: Tables, request_id: int) -> bool:
     """Kills a live request; returns True if its rows are back already, False if tasks in flight still hold some."""
     kill(t, request_id)
     if rows_in_flight(t, t.requests[request_id]) == 0:
@@ -378,7 +383,7 @@ def cancel(t, request_id):
 
 
 @compiled
-def result_rows(t, request_ids, positions, rows):
+def result_rows(t: Tables, request_ids: Rows[int], positions: Rows[int], rows: Rows[int]) -> None:
     """Writes to ``rows`` the host rows of the results at these positions, request by request; -1 where a loop stopped
     before."""
     at = 0

@@ -35,7 +35,7 @@ class Event(NamedTuple):
 
 
 @inlined
-def log_event(t, what, request_id, task, detail):
+def log_event(t: Tables, what: int, request_id: int, task: int, detail: int) -> None:
     """Appends one event; the oldest is overwritten. An empty ring records nothing."""
     if t.events.size == 0:
         return

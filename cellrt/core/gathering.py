@@ -13,17 +13,17 @@ from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.step_times import step_time
-from cellrt.core.tables import CHAIN, NUM_PRIORITIES
+from cellrt.core.tables import CHAIN, NUM_PRIORITIES, Subgraph, Tables, Task
 
 MOST_STEPS, MOST_OF_A_CHAIN = np.float32(12), np.float32(4)
 """A few rows wait for company no longer than so many of their steps take: of chains and loops fewer, as their tasks
 have many steps, and so cost fewer turns however small they are."""
-GAINS = np.float32(1.25)
+GAINS = 1.25
 """A step of all rows takes so many times as long as one of each worker's share, or they are not shared out."""
 
 
 @compiled
-def fills_a_task(t, type_id, worker):
+def fills_a_task(t: Tables, type_id: int, worker: int) -> bool:
     """Whether a worker may take so many rows of a type that more would hardly make the task better."""
     cell_type = t.types[type_id]
     enough = cell_type.max_batch
@@ -33,7 +33,7 @@ def fills_a_task(t, type_id, worker):
 
 
 @compiled
-def should_let_in(t, type_id, priority, worker):
+def should_let_in(t: Tables, type_id: int, priority: int, worker: int) -> bool:
     """Whether tasks of a type should not go on in a row: what is left is shared out to other workers, or the tasks are
     small, and what another type has ready fills one and may join them."""
     if t.settings[0].split and t.settings[0].idle_workers > 1 and not has_pinned(t, type_id, worker):
@@ -47,7 +47,7 @@ def should_let_in(t, type_id, priority, worker):
 
 
 @compiled
-def wait_for_company(t, type_id, worker):
+def wait_for_company(t: Tables, type_id: int, worker: int) -> int:
     """ns after which another worker should be free for a type's few ready rows, if they are better left to it; else 0.
 
     They wait no longer than ``MOST_STEPS`` of them take (``MOST_OF_A_CHAIN`` where they are carried), nor than the join
@@ -72,7 +72,7 @@ def wait_for_company(t, type_id, worker):
 
 
 @compiled
-def _gains_by_another_worker(t, type_id):
+def _gains_by_another_worker(t: Tables, type_id: int) -> bool:
     """Whether chains and loops that no worker has yet, and those whose steps are at others now, are better shared out
     with one worker more than all where they are: whoever begins at a worker stays there, as its pages do."""
     steps, workers, seen = steps_without_a_worker(t, type_id), 1, 0
@@ -86,15 +86,15 @@ def _gains_by_another_worker(t, type_id):
 
 
 @compiled
-def gains_by_sharing(t, type_id, steps, workers):
+def gains_by_sharing(t: Tables, type_id: int, steps: int, workers: int) -> bool:
     """Whether a step of all takes much longer than one of each worker's share. It does not where memory brings all
     weights for either."""
     share = (steps + workers - 1) // workers
-    return step_time(t, type_id, steps) >= GAINS * step_time(t, type_id, share)
+    return step_time(t, type_id, share) * GAINS <= step_time(t, type_id, steps)
 
 
 @compiled
-def steps_without_a_worker(t, type_id):
+def steps_without_a_worker(t: Tables, type_id: int) -> int:
     """Steps that are ready of a type's chains and loops that no worker has yet; or as many as fill all workers."""
     steps = rows = 0
     for priority in range(NUM_PRIORITIES):
@@ -111,16 +111,16 @@ def steps_without_a_worker(t, type_id):
 
 
 @compiled
-def steps_of_new(subgraph, count):
+def steps_of_new(subgraph: Subgraph, count: int) -> int:
     """What ``count`` rows of a chain or loop count: of a loop its next steps, which are one a task, and not the rows
     that it reads first."""
     return count if subgraph.what == CHAIN else 1
 
 
 @compiled
-def busy_until(t, worker):
+def busy_until(t: Tables, worker: int) -> int:
     """When a worker should have done what it was given, by the clock of the tables; 0 if it has nothing."""
-    end_ns = np.int64(0)
+    end_ns = 0
     for task in range(t.tasks.size):
         if t.tasks[task].in_use and t.tasks[task].worker == worker:
             end_ns = max(end_ns, t.tasks[task].ends_ns)
@@ -128,7 +128,7 @@ def busy_until(t, worker):
 
 
 @compiled
-def has_pinned(t, type_id, worker):
+def has_pinned(t: Tables, type_id: int, worker: int) -> bool:
     """Whether ready nodes of a type are for this worker alone."""
     for priority in range(NUM_PRIORITIES):
         if t.ready[backlog_of(type_id, priority), worker] > 0:
@@ -137,7 +137,7 @@ def has_pinned(t, type_id, worker):
 
 
 @compiled
-def let_others_join(t, task, num_ended):
+def let_others_join(t: Tables, task: Task, num_ended: int) -> None:
     """Notes whether what is ready of a task's type waits at its worker until one of those in flight has ended.
 
     Where a worker's queue is deep, loops that begin while a task runs would make tasks of their own, and these groups

@@ -8,23 +8,27 @@ taken over into the new buffers now, for whoever looks, and once more when the a
 from __future__ import annotations
 
 import mmap
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.row_types import Rows
 from cellrt.core.tables import Tables
 from cellrt.core.task_layout import H_NOTES
 
 
-def lazy_zeros(count: int) -> NDArray[np.int32]:
+def lazy_zeros(count: int) -> Rows[int]:
     """Zeros of which the machine makes a page when it is first touched.
 
     NumPy's are such only by chance: the C library keeps freed memory of up to 32 MiB, and clears it again all at once.
     """
-    return np.frombuffer(mmap.mmap(-1, max(1, 4 * count)), np.int32, count)
+    made: Any = np.frombuffer(mmap.mmap(-1, max(1, 4 * count)), np.int32, count)
+    zeros: Rows[int] = made
+    return zeros
 
 
-def with_more_rows(t: Tables, count: int) -> NDArray[np.int32]:
+def with_more_rows(t: Tables, count: int) -> Rows[int]:
     """``free_rows`` with ``count`` places more at its end. Costs what lies in the stacks, not what could."""
     grown = lazy_zeros(t.free_rows.size + count)
     for arena in t.arenas[t.arenas["num_free"] > t.arenas["num_fresh"]]:

@@ -32,24 +32,31 @@ from cellrt.core.tables import (
     NUM_PERMANENT,
     ROW_MASK,
     STARTS,
+    CellType,
+    Node,
+    PortInfo,
+    Subgraph,
+    Tables,
+    Task,
+    Value,
 )
 
 
 @inlined
-def subgraph_of(t, id):
+def subgraph_of(t: Tables, id: int) -> int:
     """The subgraph of a row of a task: of a node, or ``~id`` of a chain or loop."""
     return ~id if id < 0 else t.nodes[id].subgraph
 
 
 @compiled
-def steps_ahead(t, nodes_at, row, ahead):
+def steps_ahead(t: Tables, nodes_at: int, row: int, ahead: int) -> int:
     """How many rows before this one are of the same chain, whose steps are rows of one task if it carries nothing;
     ``ahead`` is that of the row before."""
     return ahead + 1 if row > 0 and t.ints[nodes_at + row - 1] == t.ints[nodes_at + row] else 0
 
 
 @compiled
-def write_inputs(t, task, base, end):
+def write_inputs(t: Tables, task: Task, base: int, end: int) -> tuple[int, int]:
     """Writes all inputs from ``end`` on; returns (end of what it wrote, position of the last note of a free row)."""
     cell_type = t.types[task.cell_type]
     notes_at = base + t.settings[0].buffer_ints
@@ -76,7 +83,7 @@ def write_inputs(t, task, base, end):
 
 
 @compiled
-def give_noted_rows(t, notes_at, end, is_complete):
+def give_noted_rows(t: Tables, notes_at: int, end: int, is_complete: bool) -> int:
     """Gives back the rows that ``write_inputs`` noted, those of the host only once the task is complete.
 
     Returns the position of the last note that is left.
@@ -94,7 +101,7 @@ def give_noted_rows(t, notes_at, end, is_complete):
 
 
 @compiled
-def _read_value(t, task, value, notes_at):
+def _read_value(t: Tables, task: Task, value: Value, notes_at: int) -> tuple[int, int]:
     """Counts one read of a value; notes its row as free if it was the last.
 
     Returns (handle, position of the last note). A row elsewhere is still to be read when the task runs: it is counted
@@ -118,7 +125,7 @@ def _read_value(t, task, value, notes_at):
 
 
 @compiled
-def first_link_of(t, node, cell_type, port):
+def first_link_of(t: Tables, node: Node, cell_type: CellType, port: int) -> int:
     """Where the links of one input of a node begin: at its count if it is ragged."""
     at = node.first_link
     for k in range(port):
@@ -127,7 +134,7 @@ def first_link_of(t, node, cell_type, port):
 
 
 @compiled
-def _plain_input(t, task, base, port, end, notes_at):
+def _plain_input(t: Tables, task: Task, base: int, port: int, end: int, notes_at: int) -> tuple[int, int]:
     """An input of one row for each node, with no ragged input before it."""
     ints = t.ints
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
@@ -150,7 +157,7 @@ def _plain_input(t, task, base, port, end, notes_at):
 
 
 @compiled
-def _ragged_input(t, task, base, port, end, notes_at):
+def _ragged_input(t: Tables, task: Task, base: int, port: int, end: int, notes_at: int) -> tuple[int, int]:
     """An input of any number of rows for each node, or one behind such an input."""
     ints, cell_type = t.ints, t.types[task.cell_type]
     info = t.ports[cell_type.first_port + port]
@@ -182,7 +189,7 @@ def _ragged_input(t, task, base, port, end, notes_at):
 
 
 @compiled
-def _record_input(t, subgraph, port, step, is_ragged, end):
+def _record_input(t: Tables, subgraph: Subgraph, port: int, step: int, is_ragged: int, end: int) -> int:
     """Writes the rows that a chain's or loop's step reads; returns the new end."""
     if not is_ragged:
         t.ints[end] = input_row(t, subgraph, port, step)
@@ -194,7 +201,7 @@ def _record_input(t, subgraph, port, step, is_ragged, end):
 
 
 @compiled
-def _loop_input(t, task, base, port, end):
+def _loop_input(t: Tables, task: Task, base: int, port: int, end: int) -> int:
     """An input of a loop's steps: that of the first, as all but state is the same at each."""
     ints, info = t.ints, t.ports[t.types[task.cell_type].first_port + port]
     nodes_at = base + ints[base + layout.H_NODES]
@@ -209,7 +216,7 @@ def _loop_input(t, task, base, port, end):
 
 
 @compiled
-def _start_offsets(t, info, positions, base, end):
+def _start_offsets(t: Tables, info: PortInfo, positions: int, base: int, end: int) -> tuple[int, int]:
     """Makes room for the offsets of a ragged input; returns (where they are, or ``base - 1``, new end)."""
     if not info.ragged:
         return base - 1, end
@@ -218,7 +225,7 @@ def _start_offsets(t, info, positions, base, end):
 
 
 @compiled
-def _read_inside(t, task, base, carry):
+def _read_inside(t: Tables, task: Task, base: int, carry: int) -> None:
     """Counts the reads of state handed from node to node inside a run: it needs no row."""
     ints = t.ints
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
@@ -229,7 +236,7 @@ def _read_inside(t, task, base, carry):
 
 
 @compiled
-def describe_input(t, base, port, rows_at, end, offsets_at):
+def describe_input(t: Tables, base: int, port: int, rows_at: int, end: int, offsets_at: int) -> None:
     """Finds where the rows of one input lie; if all at one location, turns handles into row numbers."""
     lowest, highest = 1 << 30, -1
     for k in range(rows_at, end):
@@ -249,7 +256,7 @@ def describe_input(t, base, port, rows_at, end, offsets_at):
 
 
 @compiled
-def write_outputs(t, task, base, end):
+def write_outputs(t: Tables, task: Task, base: int, end: int) -> None:
     """Takes an arena row for each output that somebody reads and a host row for each result."""
     cell_type = t.types[task.cell_type]
     for output in range(cell_type.num_outputs):
@@ -262,7 +269,7 @@ def write_outputs(t, task, base, end):
 
 
 @compiled
-def _graph_output(t, task, base, record_at, output, kind, end):
+def _graph_output(t: Tables, task: Task, base: int, record_at: int, output: int, kind: int, end: int) -> int:
     ints = t.ints
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
     lengths_at = base + ints[base + layout.H_LENGTHS]
@@ -303,7 +310,9 @@ def _graph_output(t, task, base, record_at, output, kind, end):
 
 
 @inlined
-def step_output(t, task, subgraph, output, step, is_last_of_run, kind):
+def step_output(
+    t: Tables, task: Task, subgraph: Subgraph, output: int, step: int, is_last_of_run: bool, kind: int
+) -> tuple[int, int]:
     """Takes the row of a chain's output ``step`` steps after the next one.
 
     Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).

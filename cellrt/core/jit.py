@@ -19,7 +19,7 @@ All this reaches into Numba. ``pyproject.toml`` bounds it to the minor versions 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import numba
 import numpy as np
@@ -36,6 +36,8 @@ from cellrt.core.kept_code import KeptCode, named_compiler
 from cellrt.core.tables import Tables
 
 Function = Callable[..., Any]
+F = TypeVar("F", bound=Function)
+"""A function that is called as if nothing had been compiled: checkers see what its author wrote."""
 
 
 def _kept(function: Function, is_part: bool = False, **options: bool | str) -> Any:
@@ -46,7 +48,7 @@ def _kept(function: Function, is_part: bool = False, **options: bool | str) -> A
     if numba.config.DISABLE_JIT:
         return function
     told = sorted(options.items())
-    dispatcher = njit(pipeline_class=named_compiler(told, is_part), **options)(function)
+    dispatcher: Any = njit(pipeline_class=named_compiler(told, is_part), **options)(function)
     dispatcher._cache = KeptCode(function, told)
     return dispatcher
 
@@ -68,7 +70,7 @@ def c_function(function: Function, signature: Any) -> CFunc:
 
 def _njit(function: Function, **options: bool) -> Any:
     """Compiles a function once for all kinds of integers, where Numba would for each that a caller has."""
-    dispatcher = _kept(function, error_model="numpy", no_cfunc_wrapper=True, **options)
+    dispatcher: Any = _kept(function, error_model="numpy", no_cfunc_wrapper=True, **options)
     if not numba.config.DISABLE_JIT:
         resolve = dispatcher.get_call_template
         dispatcher.get_call_template = lambda args, kws: resolve([_widen(arg) for arg in args], kws)
@@ -80,14 +82,16 @@ def _widen(argument: types.Type) -> types.Type:
     return types.int64 if isinstance(argument, types.Integer) else argument
 
 
-def compiled(function: Function) -> Any:
+def compiled(function: F) -> F:
     """For functions that only compiled code calls."""
-    return _njit(function, is_part=True, nogil=True, _nrt=False, no_cpython_wrapper=True)
+    made: F = _njit(function, is_part=True, nogil=True, _nrt=False, no_cpython_wrapper=True)
+    return made
 
 
-def inlined(function: Function) -> Any:
+def inlined(function: F) -> F:
     """As ``compiled``, for what is called for every row of a task in one or two places, and so becomes part of them."""
-    return _njit(function, is_part=True, nogil=True, _nrt=False, no_cpython_wrapper=True, forceinline=True)
+    made: F = _njit(function, is_part=True, nogil=True, _nrt=False, no_cpython_wrapper=True, forceinline=True)
+    return made
 
 
 def entry(function: Function) -> Any:
@@ -110,9 +114,10 @@ def allocating(function: Function) -> Any:
     return _njit(function, nogil=True)
 
 
-def making(function: Function) -> Any:
+def making(function: F) -> F:
     """As ``allocating``, for functions that only compiled code calls."""
-    return _njit(function, is_part=True, nogil=True, no_cpython_wrapper=True)
+    made: F = _njit(function, is_part=True, nogil=True, no_cpython_wrapper=True)
+    return made
 
 
 def short_allocating(function: Function) -> Any:
@@ -248,8 +253,8 @@ _template_pointer = RowsPointer(
     {field: _TEMPLATE[field] for field in OpenTemplate._fields},
     ("externals", "lists", "states", "needs", "pages", "patches"),
 )
-open_tables = _same if numba.config.DISABLE_JIT else _opener(_tables_pointer)
-open_template = _same if numba.config.DISABLE_JIT else _opener(_template_pointer)
+open_tables: Callable[[Any], Tables] = _same if numba.config.DISABLE_JIT else _opener(_tables_pointer)
+open_template: Callable[[Any], OpenTemplate] = _same if numba.config.DISABLE_JIT else _opener(_template_pointer)
 
 
 def address_of(rows: Tables | OpenTemplate) -> Any:

@@ -8,11 +8,11 @@ from cellrt.core.loops_ahead import bring_member, row_ahead
 from cellrt.core.record_layout import output_of, record_of
 from cellrt.core.records import bring_state, state_row
 from cellrt.core.rows import take_row
-from cellrt.core.tables import HOST, MEMBER, NO_ROW, PENDING, ROW_MASK, STEPS
+from cellrt.core.tables import HOST, MEMBER, NO_ROW, PENDING, ROW_MASK, STEPS, Subgraph, Tables, Task
 
 
 @compiled
-def loop_step_output(t, task, subgraph, output, ahead, kind):
+def loop_step_output(t: Tables, task: Task, subgraph: Subgraph, output: int, ahead: int, kind: int) -> tuple[int, int]:
     """Takes the row of a loop's output ``ahead`` steps after the next one, where rows of a task are single steps.
 
     Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
@@ -31,7 +31,7 @@ def loop_step_output(t, task, subgraph, output, ahead, kind):
 
 
 @compiled
-def _state_after(t, task, subgraph, number, kind):
+def _state_after(t: Tables, task: Task, subgraph: Subgraph, number: int, kind: int) -> int:
     """Takes the row that a task writes the state of output ``number`` of a loop or member to."""
     output, ahead = output_of(t, subgraph, number), t.types[task.cell_type].ahead
     if ahead > 0 and subgraph.what == MEMBER:
@@ -47,7 +47,7 @@ def _state_after(t, task, subgraph, number, kind):
 
 
 @compiled
-def result_row(t, place, kind, is_streamed):
+def result_row(t: Tables, place: int, kind: int, is_streamed: int) -> int:
     """The host's row of a result, taken now unless an earlier step of a loop, of which the last counts, has it."""
     handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
     if handle == NO_ROW:
@@ -57,7 +57,7 @@ def result_row(t, place, kind, is_streamed):
 
 
 @compiled
-def loop_output(t, task, base, record_at, output, kind, end):
+def loop_output(t: Tables, task: Task, base: int, record_at: int, output: int, kind: int, end: int) -> int:
     """Takes the rows of one output of a task of loops: the state after the run, and a host row for each result."""
     ints = t.ints
     nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
@@ -98,7 +98,17 @@ def loop_output(t, task, base, record_at, output, kind, end):
 
 
 @compiled
-def describe_output(t, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at):
+def describe_output(
+    t: Tables,
+    record_at: int,
+    base: int,
+    stores: int,
+    positions_at: int,
+    rows_at: int,
+    results: int,
+    result_positions_at: int,
+    result_rows_at: int,
+) -> None:
     """Says where the positions and rows of one output lie."""
     t.ints[record_at + layout.OUT_STORES] = stores
     t.ints[record_at + layout.OUT_STORE_POSITIONS] = positions_at - base

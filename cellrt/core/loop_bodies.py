@@ -16,11 +16,11 @@ from cellrt.core.queue import dequeue, enqueue, refresh
 from cellrt.core.record_ends import end_inputs, end_outputs, release_edges
 from cellrt.core.record_layout import BODY_WORDS, NO_STOP, body_of, record_of
 from cellrt.core.records import give_late_rows, note_steps
-from cellrt.core.tables import MEMBER, MIXED
+from cellrt.core.tables import MEMBER, MIXED, Request, Subgraph, Tables
 
 
 @compiled
-def send_member(t, subgraph_id):
+def send_member(t: Tables, subgraph_id: int) -> None:
     """Notes that a member's step was submitted; wakes who may read it on the same worker (early release)."""
     subgraph = t.subgraphs[subgraph_id]
     body = body_of(t, subgraph)
@@ -39,7 +39,7 @@ def send_member(t, subgraph_id):
 
 
 @compiled
-def note_member(t, subgraph, done, has_failed):
+def note_member(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
     """Takes in how a member's step went: what state stays, and whether it said stop. Returns whether it counts, which
     behind a stop it does not. Comes for dead requests too."""
     record, body = record_of(t, subgraph), body_of(t, subgraph)
@@ -53,7 +53,7 @@ def note_member(t, subgraph, done, has_failed):
 
 
 @compiled
-def complete_member(t, request, subgraph_id):
+def complete_member(t: Tables, request: Request, subgraph_id: int) -> bool:
     """Takes in that a member has done its step, and begins the next if all have. Returns whether the loop is over: then
     all members are."""
     subgraph = t.subgraphs[subgraph_id]
@@ -82,7 +82,7 @@ def complete_member(t, request, subgraph_id):
 
 
 @compiled
-def _begin_step(t, subgraph_id):
+def _begin_step(t: Tables, subgraph_id: int) -> None:
     """Begins the next step of a body if all members have done the last that is begun, or may go ahead of it."""
     subgraph = t.subgraphs[subgraph_id]
     body, begun = body_of(t, subgraph), record_of(t, subgraph).end
@@ -104,7 +104,7 @@ def _begin_step(t, subgraph_id):
 
 
 @compiled
-def _change_type(t, subgraph_id, cell_type):
+def _change_type(t: Tables, subgraph_id: int, cell_type: int) -> None:
     """Has a loop's next step be of another cell type: it waits in that type's queue."""
     subgraph = t.subgraphs[subgraph_id]
     dequeue(t, subgraph_id)
@@ -113,13 +113,13 @@ def _change_type(t, subgraph_id, cell_type):
 
 
 @compiled
-def member_of(t, subgraph, k):
+def member_of(t: Tables, subgraph: Subgraph, k: int) -> int:
     """The subgraph of member ``k`` of the body that one is a member of."""
     return t.requests[subgraph.request].first_subgraph + t.links[record_of(t, subgraph).body + BODY_WORDS + k]
 
 
 @compiled
-def end_loop(t, request, subgraph_id):
+def end_loop(t: Tables, request: Request, subgraph_id: int) -> None:
     """Ends a loop, or a member of one: it has taken its last step. What it reads, those read too that went ahead."""
     subgraph = t.subgraphs[subgraph_id]
     if subgraph.in_flight == 0:
@@ -134,13 +134,13 @@ def end_loop(t, request, subgraph_id):
 
 
 @compiled
-def _refresh_members(t, subgraph):
+def _refresh_members(t: Tables, subgraph: Subgraph) -> None:
     for k in range(body_of(t, subgraph).num_members):
         refresh(t, member_of(t, subgraph, k))
 
 
 @compiled
-def _refresh_followers(t, subgraph):
+def _refresh_followers(t: Tables, subgraph: Subgraph) -> None:
     record = record_of(t, subgraph)
     for k in range(record.num_followers):
         refresh(t, t.links[record.followers + k])

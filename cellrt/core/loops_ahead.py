@@ -19,11 +19,11 @@ from cellrt.core.queue import loop_tasks, refresh
 from cellrt.core.record_layout import NO_STOP, OVER, ROWS_AT, body_of, output_of, output_position, record_of
 from cellrt.core.records import give_late_rows, kind_of
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import CHAIN, LOCATION_SHIFT, MEMBER
+from cellrt.core.tables import CHAIN, LOCATION_SHIFT, MEMBER, Subgraph, Tables, Task
 
 
 @compiled
-def send_run(t, subgraph_id, steps):
+def send_run(t: Tables, subgraph_id: int, steps: int) -> None:
     """Notes that a task with so many steps of a loop was submitted; makes the next ready if it may go ahead."""
     record = record_of(t, t.subgraphs[subgraph_id])
     record.position += steps
@@ -33,7 +33,7 @@ def send_run(t, subgraph_id, steps):
 
 
 @compiled
-def row_ahead(t, subgraph, number, worker, kind):
+def row_ahead(t: Tables, subgraph: Subgraph, number: int, worker: int, kind: int) -> int:
     """The row that the next task of a loop or member writes the state of output ``number`` to."""
     record, output, is_member = record_of(t, subgraph), output_of(t, subgraph, number), subgraph.what == MEMBER
     at = _turn_of(t, subgraph, number, record.position if is_member else record.num_sent)
@@ -46,14 +46,14 @@ def row_ahead(t, subgraph, number, worker, kind):
 
 
 @compiled
-def _turn_of(t, subgraph, output, task):
+def _turn_of(t: Tables, subgraph: Subgraph, output: int, task: int) -> int:
     """The link of the row that task number ``task`` writes the state of an output to."""
     cell_type = t.types[subgraph.cell_type]
     return output_position(subgraph.record, cell_type, output) + ROWS_AT + task % (cell_type.ahead + 2)
 
 
 @compiled
-def write_flags(t, task, base, end):
+def write_flags(t: Tables, task: Task, base: int, end: int) -> int:
     """Writes from ``end`` on which flags the rows of a task read and write, if any are of a loop that may stop; returns
     the new end."""
     ints, rows, nodes_at = t.ints, task.rows, base + t.ints[base + layout.H_NODES]
@@ -85,7 +85,7 @@ def write_flags(t, task, base, end):
 
 
 @compiled
-def _write_members_flags(t, member, read_at, written_at):
+def _write_members_flags(t: Tables, member: Subgraph, read_at: int, written_at: int) -> bool:
     """Writes which flags the next step of a member reads and writes: all read that of the one that may say stop, as it
     was at the step before. Returns whether it reads or writes one."""
     record, body = record_of(t, member), body_of(t, member)
@@ -101,7 +101,7 @@ def _write_members_flags(t, member, read_at, written_at):
 
 
 @compiled
-def note_run(t, subgraph, done, has_failed):
+def note_run(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
     """Takes in how the oldest task of a loop in flight went: what state stays. Returns whether it counts.
 
     ``done``: steps, negative if it stopped. Comes for dead requests too, whose session may keep the state.
@@ -132,7 +132,7 @@ def note_run(t, subgraph, done, has_failed):
 
 
 @compiled
-def keep_last(t, member):
+def keep_last(t: Tables, member: Subgraph) -> None:
     """Gives back all rows of the state of a member that is over but those of its last step."""
     record = record_of(t, member)
     for number in range(t.types[member.cell_type].num_outputs):
@@ -147,7 +147,7 @@ def keep_last(t, member):
 
 
 @compiled
-def bring_member(t, task, member, number, kind):
+def bring_member(t: Tables, task: Task, member: Subgraph, number: int, kind: int) -> None:
     """As ``bring_state``, for a member that goes ahead: all its rows are of steps that all members have done."""
     output = output_of(t, member, number)
     row = output.row
@@ -164,7 +164,7 @@ def bring_member(t, task, member, number, kind):
 
 
 @compiled
-def _keep_one(t, subgraph, number):
+def _keep_one(t: Tables, subgraph: Subgraph, number: int) -> None:
     """Gives back all rows of an output's state but that of the last step that is done, which becomes the first."""
     output, kept = output_of(t, subgraph, number), 0
     output.row = output.previous_row

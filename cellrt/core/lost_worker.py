@@ -9,11 +9,12 @@ from cellrt.core.jit import compiled
 from cellrt.core.moves import LIVE
 from cellrt.core.queue import rows_in_flight
 from cellrt.core.record_layout import output_of
-from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT
+from cellrt.core.row_types import Rows
+from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, Request, Tables
 
 
 @compiled
-def lose_worker(t, worker, notices):
+def lose_worker(t: Tables, worker: int, notices: Rows[int]) -> int:
     """Kills every request that has a task or a row at a lost worker; returns the number of notices.
 
     ``notices`` [3 * live requests, 2] must have room.
@@ -35,7 +36,7 @@ def lose_worker(t, worker, notices):
 
 
 @compiled
-def _fail_all(t, task_id):
+def _fail_all(t: Tables, task_id: int) -> None:
     """Marks every row of a lost task as failed: no state may follow it."""
     base = task_id * t.settings[0].buffer_ints
     failed_at = base + t.ints[base + layout.H_FAILED]
@@ -44,7 +45,7 @@ def _fail_all(t, task_id):
 
 
 @compiled
-def _touches(t, request, worker):
+def _touches(t: Tables, request: Request, worker: int) -> bool:
     if request.num_page_lists > 0 and request.home == worker:
         return True
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 
 from cellrt.core.jit import compiled
+from cellrt.core.tables import Request, Subgraph, Tables
 from cellrt.errors import InternalError
 
 
@@ -154,7 +155,7 @@ _REQUEST_BITS, _SUBGRAPH_BITS = REQUEST.bits, SUBGRAPH.bits
 
 
 @compiled
-def move_request(t, request, to):
+def move_request(t: Tables, request: Request, to: int) -> None:
     """Writes the state of a request's row; a move that is not legal is counted."""
     if not (_REQUEST_BITS >> (_WIDTH * int(request.state) + to)) & 1:
         t.settings[0].illegal_moves += 1
@@ -162,7 +163,7 @@ def move_request(t, request, to):
 
 
 @compiled
-def move_subgraph(t, subgraph, to):
+def move_subgraph(t: Tables, subgraph: Subgraph, to: int) -> None:
     """Writes the state of a subgraph's row; a move that is not legal is counted."""
     if not (_SUBGRAPH_BITS >> (_WIDTH * int(subgraph.state) + to)) & 1:
         t.settings[0].illegal_moves += 1

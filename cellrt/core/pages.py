@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from cellrt.core import page_list
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
-from cellrt.core.jit import compiled
+from cellrt.core.jit import OpenTemplate, compiled
 from cellrt.core.moves import DEAD, LIVE
 from cellrt.core.queue import refresh
 from cellrt.core.recomputation import free_again, rows_again
@@ -37,6 +37,11 @@ from cellrt.core.tables import (
     MAX_STATES,
     NEVER,
     NO_ROW,
+    Arena,
+    Request,
+    Slot,
+    Subgraph,
+    Tables,
 )
 
 KEPT_FREE = 10
@@ -45,13 +50,13 @@ NEVER_FITS = -1
 
 
 @compiled
-def pages_of(rows, page_size):
+def pages_of(rows: int, page_size: int) -> int:
     """Pages that hold so many rows."""
     return (rows + page_size - 1) // page_size
 
 
 @compiled
-def begin_pages(t, request, session, template):
+def begin_pages(t: Tables, request: Request, session: int, template: OpenTemplate) -> int:
     """Makes a request's page lists, with what its session kept.
 
     Returns 1; 0 if there is no room for them now, NEVER_FITS if there never is, with nothing changed.
@@ -86,7 +91,7 @@ def begin_pages(t, request, session, template):
 
 
 @compiled
-def _room_for(t, request, count, kind, session):
+def _room_for(t: Tables, request: Request, count: int, kind: int, session: int) -> int:
     """Whether all lists of one kind fit: as ``begin_pages`` says."""
     links, wanted, here, saved = t.links, 0, 0, 0
     for k in range(count):
@@ -106,7 +111,7 @@ def _room_for(t, request, count, kind, session):
 
 
 @compiled
-def _fill(t, request, session, at):
+def _fill(t: Tables, request: Request, session: int, at: int) -> None:
     """Reserves for a list, and gives it the pages of its session; or, where their contents come with the request, as
     many at the host."""
     links, place = t.links, t.links[at + page_list.PLACE]
@@ -134,7 +139,7 @@ def _fill(t, request, session, at):
 
 
 @compiled
-def _leave_slot(t, slot):
+def _leave_slot(t: Tables, slot: Slot) -> None:
     """Has a slot list no pages."""
     if slot.capacity > 0:
         free_block(t.blocks, PLACES, int(slot.place), int(slot.capacity))
@@ -142,12 +147,12 @@ def _leave_slot(t, slot):
 
 
 @compiled
-def _free_block_of(t, at):
+def _free_block_of(t: Tables, at: int) -> None:
     free_block(t.blocks, PLACES, int(t.links[at + page_list.PLACE]), int(t.links[at + page_list.CAPACITY]))
 
 
 @compiled
-def end_pages(t, request, is_whole):
+def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
     """Gives back an ended request's pages, or leaves them to its session: all rows of one that is done; else as many of
     each as the step has that all of them have reached, those from before the request alone unless ``is_whole``."""
     links, common = t.links, 1 << 30
@@ -181,7 +186,7 @@ def end_pages(t, request, is_whole):
 
 
 @compiled
-def drop_pages(t, slot):
+def drop_pages(t: Tables, slot: Slot) -> None:
     """Frees the pages of a session's slot; or what came with the next request does so no more."""
     slot.length = 0
     if slot.capacity == 0:
@@ -195,14 +200,14 @@ def drop_pages(t, slot):
 
 
 @compiled
-def feed_all(t):
+def feed_all(t: Tables) -> None:
     """Has every cell type that found no page look again."""
     for type_id in range(t.settings[0].num_types):
         t.types[type_id].starved_at = 0
 
 
 @compiled
-def claim_pages(t, subgraph, worker, count):
+def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
     """Brings the pages of a request to a worker, all or none, and takes those that the next ``count`` steps of a chain
     or loop of it need.
 
@@ -240,7 +245,7 @@ def claim_pages(t, subgraph, worker, count):
 
 
 @compiled
-def follow_home(t, request):
+def follow_home(t: Tables, request: Request) -> None:
     """Has the chains and loops of a request know where its pages are from now on."""
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         if t.types[t.subgraphs[k].cell_type].has_spans:
@@ -248,7 +253,7 @@ def follow_home(t, request):
 
 
 @compiled
-def _can_bring(t, request, worker, rows):
+def _can_bring(t: Tables, request: Request, worker: int, rows: int) -> bool:
     """Whether there is room at a worker for all pages of a request that are at the host, or that so many rows will fill
     which were dropped."""
     if t.settings[0].num_copies + request.pages_away > MAX_COPIES:
@@ -270,7 +275,7 @@ def _can_bring(t, request, worker, rows):
 
 
 @compiled
-def _num_before(t, request):
+def _num_before(t: Tables, request: Request) -> int:
     """Earlier requests that have pages where a request has some. What it lent them in part does not come back before
     each could take a page, or it would lend it again at once."""
     count = 0
@@ -282,7 +287,7 @@ def _num_before(t, request):
 
 
 @compiled
-def _bring(t, request, worker):
+def _bring(t: Tables, request: Request, worker: int) -> None:
     """Moves all pages of a request that are at the host to a worker."""
     for k in range(request.num_page_lists):
         at = request.page_lists + page_list.WORDS * k
@@ -293,7 +298,7 @@ def _bring(t, request, worker):
 
 
 @compiled
-def num_away(t, at):
+def num_away(t: Tables, at: int) -> int:
     """Pages of a list that are at the host."""
     away = 0
     for k in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
@@ -302,13 +307,13 @@ def num_away(t, at):
 
 
 @compiled
-def _has_spare(arena, wanted):
+def _has_spare(arena: Arena, wanted: int) -> bool:
     """Whether so many pages are free beside those that are kept for requests that run; or all are."""
     return arena.num_free == arena.capacity or (arena.num_free - wanted) * KEPT_FREE >= arena.capacity
 
 
 @compiled
-def move_page(t, place, location, kind):
+def move_page(t: Tables, place: int, location: int, kind: int) -> None:
     """Moves the page at a place to another location, where one is free."""
     settings, target = t.settings[0], take_row(t, location, kind)
     at = 3 * settings.num_copies
@@ -319,7 +324,7 @@ def move_page(t, place, location, kind):
 
 
 @compiled
-def _extend(t, at, worker, rows, is_here):
+def _extend(t: Tables, at: int, worker: int, rows: int, is_here: bool) -> None:
     """Takes pages for so many rows, as far as there are any; of a request's first while a tenth of the arena stays."""
     links, kind = t.links, t.links[at + page_list.KIND]
     wanted = min(pages_of(rows, links[at + page_list.PAGE_SIZE]), links[at + page_list.CAPACITY])
@@ -332,7 +337,7 @@ def _extend(t, at, worker, rows, is_here):
 
 
 @compiled
-def note_appended(t, subgraph, steps):
+def note_appended(t: Tables, subgraph: Subgraph, steps: int) -> None:
     """Takes in that steps of a chain or loop are done, of which each appended a row."""
     links, cell_type = t.links, t.types[subgraph.cell_type]
     for port in range(cell_type.num_inputs):
@@ -343,7 +348,7 @@ def note_appended(t, subgraph, steps):
 
 
 @compiled
-def break_pages(t, request):
+def break_pages(t: Tables, request: Request) -> None:
     """Has nothing count any more that is appended for a request of which a row has failed: who reads that row may be on
     the way already."""
     for k in range(request.num_page_lists):

@@ -34,7 +34,7 @@ from cellrt.core.memory import call, start_of
 from cellrt.core.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.record_layout import most_steps, record_of
 from cellrt.core.step_times import step_time
-from cellrt.core.tables import ASKED, NEVER, NUM_PRIORITIES, READY, WAITING
+from cellrt.core.tables import ASKED, NEVER, NUM_PRIORITIES, READY, WAITING, Tables
 from cellrt.errors import DefinitionError
 
 Function = Callable[..., Any]
@@ -168,12 +168,12 @@ if numba.config.DISABLE_JIT:
 else:
 
     @compiled
-    def _ask_rank(t: Any) -> Any:
-        return call(t.settings[0].rank_at, start_of(t.waiting), start_of(t.asked))
+    def _ask_rank(t: Any) -> int:
+        return int(call(t.settings[0].rank_at, start_of(t.waiting), start_of(t.asked)))
 
     @compiled
-    def _ask_choose(t: Any) -> Any:
-        return call(t.settings[0].choose_at, start_of(t.choices), start_of(t.asked))
+    def _ask_choose(t: Any) -> int:
+        return int(call(t.settings[0].choose_at, start_of(t.choices), start_of(t.asked)))
 
 
 @compiled
@@ -289,7 +289,7 @@ def _move_behind(t: Any, backlog: Any, subgraph_id: Any, behind: Any) -> None:
 
 
 @compiled
-def first_score(t: Any, type_id: Any, worker: Any) -> Any:
+def first_score(t: Tables, type_id: int, worker: int) -> float:
     """The lowest score of what a worker may take of a type, at the highest client priority that has any; without a
     ``rank`` the order of arrival of the first in the queue."""
     for below in range(NUM_PRIORITIES):
@@ -299,7 +299,7 @@ def first_score(t: Any, type_id: Any, worker: Any) -> Any:
             while subgraph_id >= 0:
                 subgraph = t.subgraphs[subgraph_id]
                 if subgraph.num_ready > 0 and (subgraph.pinned == 0 or subgraph.pinned == worker):
-                    return np.float64(t.requests[subgraph.request].sequence)
+                    return float(t.requests[subgraph.request].sequence)
                 subgraph_id = subgraph.next
         else:
             count = _show_waiting(t, type_id, priority, worker)
@@ -309,7 +309,7 @@ def first_score(t: Any, type_id: Any, worker: Any) -> Any:
                 for k in range(1, count):
                     first = k if _is_before(t, k, first) else first
                 return t.waiting[first].score
-    return np.float64(NEVER)
+    return float(NEVER)
 
 
 @compiled

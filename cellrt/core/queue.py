@@ -14,18 +14,30 @@ from __future__ import annotations
 from cellrt.core.event_log import log_event
 from cellrt.core.jit import compiled, inlined
 from cellrt.core.moves import HANDED_OUT, QUEUED, move_subgraph
-from cellrt.core.record_layout import SAME, STEP, body_of, input_of, record_of
-from cellrt.core.tables import ALL_TYPES, CHAIN, LAUNCHED, LOOP, MEMBER, NUM_PRIORITIES, RELEASED
+from cellrt.core.record_layout import SAME, STEP, Input, body_of, input_of, record_of
+from cellrt.core.tables import (
+    ALL_TYPES,
+    CHAIN,
+    LAUNCHED,
+    LOOP,
+    MEMBER,
+    NUM_PRIORITIES,
+    RELEASED,
+    Request,
+    Subgraph,
+    Tables,
+    Task,
+)
 
 
 @compiled
-def backlog_of(cell_type, priority):
+def backlog_of(cell_type: int, priority: int) -> int:
     """Row of ``ready``, of ``since_ns`` and of ``lanes``."""
     return cell_type * NUM_PRIORITIES + priority
 
 
 @compiled
-def nth_priority(first, k):
+def nth_priority(first: int, k: int) -> int:
     """The k-th client priority that a task takes of: the one whose turn it is, then the others, the highest first."""
     if k == 0:
         return first
@@ -33,7 +45,7 @@ def nth_priority(first, k):
 
 
 @compiled
-def enqueue(t, subgraph_id):
+def enqueue(t: Tables, subgraph_id: int) -> None:
     """Hands a subgraph to the scheduler: all it needs from other subgraphs is there."""
     subgraph = t.subgraphs[subgraph_id]
     t.types[subgraph.cell_type].starved_at = 0
@@ -55,7 +67,7 @@ def enqueue(t, subgraph_id):
 
 
 @compiled
-def _begin_wait(t, backlog):
+def _begin_wait(t: Tables, backlog: int) -> None:
     """Has a backlog wait from now on if nothing of it was ready.
 
     Nodes that become ready in a queued subgraph need no such look: a task of it was formed or has ended just now.
@@ -67,7 +79,7 @@ def _begin_wait(t, backlog):
 
 
 @compiled
-def dequeue(t, subgraph_id):
+def dequeue(t: Tables, subgraph_id: int) -> None:
     """Takes a subgraph out of its queue; it may have ready nodes only if its request is dead."""
     subgraph = t.subgraphs[subgraph_id]
     lane = t.lanes[backlog_of(subgraph.cell_type, subgraph.priority)]
@@ -84,7 +96,7 @@ def dequeue(t, subgraph_id):
 
 
 @inlined
-def pin(t, subgraph, worker):
+def pin(t: Tables, subgraph: Subgraph, worker: int) -> None:
     """Pins a subgraph to a worker's location (0: to none) and moves its ready nodes to that count."""
     if subgraph.pinned != worker:
         if subgraph.state == QUEUED:
@@ -95,7 +107,7 @@ def pin(t, subgraph, worker):
 
 
 @compiled
-def unpin_if_idle(t, subgraph_id):
+def unpin_if_idle(t: Tables, subgraph_id: int) -> None:
     """A subgraph with nothing in flight, and nothing to read that is only sent, may move to another worker."""
     subgraph = t.subgraphs[subgraph_id]
     if subgraph.record >= 0:
@@ -105,7 +117,7 @@ def unpin_if_idle(t, subgraph_id):
 
 
 @compiled
-def set_ready(t, subgraph, count):
+def set_ready(t: Tables, subgraph: Subgraph, count: int) -> None:
     """Says how many steps of a chain or loop are ready: one or none, but of a cell that carries nothing any number."""
     if subgraph.state == QUEUED and count != subgraph.num_ready:
         at = backlog_of(subgraph.cell_type, subgraph.priority)
@@ -118,13 +130,13 @@ def set_ready(t, subgraph, count):
 
 
 @compiled
-def _follows(read):
+def _follows(read: Input) -> bool:
     """Whether an input follows another chain or member, step by step."""
     return (read.mode == STEP and read.source >= 0) or read.mode == SAME
 
 
 @inlined
-def steps_ready(t, subgraph, worker, most):
+def steps_ready(t: Tables, subgraph: Subgraph, worker: int, most: int) -> int:
     """How many steps, ``most`` at most, a chain or loop can take now.
 
     Those that it follows count as far as they are done, or are sent to ``worker`` (0: none).
@@ -148,7 +160,7 @@ def steps_ready(t, subgraph, worker, most):
 
 
 @compiled
-def _sender(t, subgraph):
+def _sender(t: Tables, subgraph: Subgraph) -> int:
     """The worker of the first chain that one follows and that has steps sent which are not done, or 0."""
     left, port = record_of(t, subgraph).num_sources, 0
     while left > 0:
@@ -163,7 +175,7 @@ def _sender(t, subgraph):
 
 
 @compiled
-def refresh(t, subgraph_id):
+def refresh(t: Tables, subgraph_id: int) -> None:
     """Finds out whether a queued chain or loop may take a step, and where: it is pinned while rows of it are in flight,
     or while what it reads next is only sent (early release)."""
     subgraph = t.subgraphs[subgraph_id]
@@ -203,7 +215,7 @@ def refresh(t, subgraph_id):
 
 
 @compiled
-def loop_tasks(t, subgraph):
+def loop_tasks(t: Tables, subgraph: Subgraph) -> int:
     """Tasks in flight with steps of a loop of one cell. Those that have rows alone that nobody sees are none."""
     record = record_of(t, subgraph)
     if record.position <= record.unseen:
@@ -212,7 +224,7 @@ def loop_tasks(t, subgraph):
 
 
 @inlined
-def note_sent(t, task, subgraph):
+def note_sent(t: Tables, task: Task, subgraph: Subgraph) -> None:
     """Counts a row of a task in, and pins its subgraph to the task's worker, unless it is loose."""
     if not subgraph.is_loose:
         pin(t, subgraph, task.worker)
@@ -225,7 +237,7 @@ def note_sent(t, task, subgraph):
 
 
 @compiled
-def rows_in_flight(t, request):
+def rows_in_flight(t: Tables, request: Request) -> int:
     """Rows of a request in tasks that are not complete: counted anew, as few ask, and each row passes here."""
     rows = 0
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
@@ -234,7 +246,7 @@ def rows_in_flight(t, request):
 
 
 @compiled
-def push_ready(t, node_id):
+def push_ready(t: Tables, node_id: int) -> None:
     """Appends a node to its subgraph's ready list."""
     node = t.nodes[node_id]
     subgraph = t.subgraphs[node.subgraph]
@@ -250,7 +262,7 @@ def push_ready(t, node_id):
 
 
 @compiled
-def pop_ready(t, subgraph, to, most):
+def pop_ready(t: Tables, subgraph: Subgraph, to: int, most: int) -> int:
     """Moves at most ``most`` nodes of a subgraph's ready list to ``ints``, from ``to`` on; returns how many."""
     count, node_id = min(subgraph.num_ready, most), subgraph.ready_head
     for k in range(count):
@@ -266,7 +278,7 @@ def pop_ready(t, subgraph, to, most):
 
 
 @compiled
-def num_ready_at(t, cell_type, priority, worker):
+def num_ready_at(t: Tables, cell_type: int, priority: int, worker: int) -> int:
     """Ready nodes of a type at one client priority that ``worker`` may take; none where it found no page, or where they
     shall join others."""
     if (t.types[cell_type].starved_at | t.types[cell_type].joined_at) >> worker & 1:
@@ -276,7 +288,7 @@ def num_ready_at(t, cell_type, priority, worker):
 
 
 @compiled
-def num_ready(t, cell_type, worker):
+def num_ready(t: Tables, cell_type: int, worker: int) -> int:
     """Ready nodes of a type that ``worker`` may take (``ct.NumReadyNodes()`` of Algorithm 1)."""
     count = 0
     for priority in range(NUM_PRIORITIES):
@@ -285,7 +297,7 @@ def num_ready(t, cell_type, worker):
 
 
 @compiled
-def note_served(t, task):
+def note_served(t: Tables, task: Task) -> None:
     """Notes that a task was formed, or has ended: what it took of does not wait until now."""
     now_ns = t.settings[0].now_ns
     for priority in range(NUM_PRIORITIES):

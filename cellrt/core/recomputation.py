@@ -12,23 +12,21 @@ each input that is carried is a result of every step. Of all other requests page
 
 from __future__ import annotations
 
-import numpy as np
-
 from cellrt.core import page_list
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
 from cellrt.core.moves import QUEUED
-from cellrt.core.record_layout import CARRY, LEADS, input_of, record_of
+from cellrt.core.record_layout import CARRY, LEADS, Input, Record, input_of, record_of
 from cellrt.core.rows import give_row
 from cellrt.core.settings import SUSPENSIONS
 from cellrt.core.step_times import step_time
-from cellrt.core.tables import LOOP, STEPS
+from cellrt.core.tables import LOOP, STEPS, Request, Subgraph, Tables
 
 COPY, RECOMPUTE = SUSPENSIONS.index("copy"), SUSPENSIONS.index("recompute")
 
 
 @compiled
-def loop_of_pages(t, request):
+def loop_of_pages(t: Tables, request: Request) -> int:
     """The loop that can fill a request's pages again, with nothing of the request in flight; -1 if there is none."""
     found = -1
     if request.session >= 0:
@@ -42,7 +40,7 @@ def loop_of_pages(t, request):
 
 
 @compiled
-def _has_pages(t, subgraph):
+def _has_pages(t: Tables, subgraph: Subgraph) -> bool:
     """Whether a subgraph reads or appends to a growing state."""
     cell_type = t.types[subgraph.cell_type]
     for port in range(cell_type.first_port, cell_type.first_port + cell_type.num_inputs):
@@ -52,7 +50,7 @@ def _has_pages(t, subgraph):
 
 
 @compiled
-def _can_begin_anew(t, subgraph):
+def _can_begin_anew(t: Tables, subgraph: Subgraph) -> bool:
     """Whether a subgraph is a loop of one cell of which all is there that its steps have read."""
     if subgraph.what != LOOP or subgraph.state != QUEUED:
         return False
@@ -64,13 +62,13 @@ def _can_begin_anew(t, subgraph):
 
 
 @compiled
-def _is_carried(read):
+def _is_carried(read: Input) -> bool:
     """Whether an input is what the step before made."""
     return read.mode == LEADS or read.mode == CARRY
 
 
 @compiled
-def is_cheaper(t, request, loop):
+def is_cheaper(t: Tables, request: Request, loop: Subgraph) -> bool:
     """Whether to compute a request's pages again, by setting or because it takes less time than to copy them twice.
 
     Where no copy was ever measured, it is one.
@@ -81,18 +79,18 @@ def is_cheaper(t, request, loop):
     pages, rows, most = 0, _rows_so_far(t, loop), t.types[loop.cell_type].max_rows
     for k in range(request.num_page_lists):
         pages += t.links[request.page_lists + page_list.WORDS * k + page_list.HELD]
-    tasks_ns = np.float64(step_time(t, loop.cell_type, min(rows, most))) * ((rows + most - 1) // most)
-    return tasks_ns < np.float64(settings.page_ns) * 2 * pages
+    tasks_ns = step_time(t, loop.cell_type, min(rows, most)) * ((rows + most - 1) // most)
+    return tasks_ns < float(settings.page_ns) * 2 * pages
 
 
 @compiled
-def _rows_so_far(t, loop):
+def _rows_so_far(t: Tables, loop: Subgraph) -> int:
     """Rows that a loop has taken, seen or not: if it is only taking them again, those before."""
     return max(record_of(t, loop).done, record_of(t, loop).unseen)
 
 
 @compiled
-def begin_anew(t, request, loop):
+def begin_anew(t: Tables, request: Request, loop: Subgraph) -> bool:
     """Has a loop begin anew and read again what it has read; False, with nothing changed, if there is no room for the
     places of that."""
     links, record = t.links, record_of(t, loop)
@@ -118,7 +116,7 @@ def begin_anew(t, request, loop):
 
 
 @compiled
-def _write_again(t, request, record, read, place):
+def _write_again(t: Tables, request: Request, record: Record, read: Input, place: int) -> None:
     """Writes from a place on what a carried input has read behind the loop's begin, and reads at the next step."""
     value, lead = t.values[record.first_value + read.source], record.lead
     for step in range(lead + 1, record.done + 1):
@@ -126,14 +124,14 @@ def _write_again(t, request, record, read, place):
 
 
 @compiled
-def rows_again(t, subgraph):
+def rows_again(t: Tables, subgraph: Subgraph) -> int:
     """Rows that a loop takes again before its pages hold what they held; 0 for chains, and where none was dropped."""
     record = record_of(t, subgraph)
     return record.unseen if record.unseen > record.lead else 0
 
 
 @compiled
-def drop_list(t, at):
+def drop_list(t: Tables, at: int) -> None:
     """Gives back the pages of a list."""
     links = t.links
     for place in range(links[at + page_list.PLACE], links[at + page_list.PLACE] + links[at + page_list.HELD]):
@@ -142,7 +140,7 @@ def drop_list(t, at):
 
 
 @compiled
-def free_again(t, request):
+def free_again(t: Tables, request: Request) -> None:
     """Gives back the places of what a request's loop has read again."""
     at = request.page_lists
     if t.links[at + page_list.NUM_AGAIN] > 0:

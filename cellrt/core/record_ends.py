@@ -10,6 +10,7 @@ from cellrt.core.record_layout import (
     MANY,
     ROWS_AT,
     WHOLE,
+    Output,
     input_of,
     nth_edge,
     nth_tap,
@@ -19,11 +20,11 @@ from cellrt.core.record_layout import (
 )
 from cellrt.core.records import count_done, kind_of
 from cellrt.core.rows import give_row
-from cellrt.core.tables import BORROWED, CHAIN, NO_ROW, NUM_PERMANENT, PENDING
+from cellrt.core.tables import BORROWED, CHAIN, NO_ROW, NUM_PERMANENT, PENDING, Request, Subgraph, Tables, Value
 
 
 @compiled
-def release_edges(t, subgraph):
+def release_edges(t: Tables, subgraph: Subgraph) -> None:
     """Counts off all who wait for a loop that is over."""
     record = record_of(t, subgraph)
     for k in range(record.num_edges):
@@ -31,14 +32,14 @@ def release_edges(t, subgraph):
 
 
 @compiled
-def end_record(t, subgraph):
+def end_record(t: Tables, subgraph: Subgraph) -> None:
     """Gives back what a chain or loop that is over, with nothing in flight, held."""
     end_inputs(t, subgraph)
     end_outputs(t, subgraph)
 
 
 @compiled
-def end_inputs(t, subgraph):
+def end_inputs(t: Tables, subgraph: Subgraph) -> None:
     """Gives back the values that a chain or loop read, once nothing of it is in flight."""
     for port in range(t.types[subgraph.cell_type].num_inputs):
         read = input_of(t, subgraph, port)
@@ -50,7 +51,7 @@ def end_inputs(t, subgraph):
 
 
 @compiled
-def end_outputs(t, subgraph):
+def end_outputs(t: Tables, subgraph: Subgraph) -> None:
     """Gives back the state of a chain or loop that is over, as far as nobody is to read it."""
     record = record_of(t, subgraph)
     for k in range(t.types[subgraph.cell_type].num_outputs):
@@ -75,7 +76,7 @@ def end_outputs(t, subgraph):
 
 
 @compiled
-def take_out_row(output):
+def take_out_row(output: Output) -> int:
     """The row of a state, which is no longer the record's."""
     row = output.row
     output.first_row = 0 if output.first_row == row else output.first_row
@@ -85,7 +86,7 @@ def take_out_row(output):
 
 
 @compiled
-def read_late(t, value):
+def read_late(t: Tables, value: Value) -> None:
     """Counts a read that was put off; gives the row back if it was the last."""
     if value.row >= NUM_PERMANENT and not value.bits & BORROWED:
         value.readers -= 1
@@ -95,7 +96,7 @@ def read_late(t, value):
 
 
 @compiled
-def give_records(t, request):
+def give_records(t: Tables, request: Request) -> None:
     """Gives back the state that the chains and loops of an ended request still hold."""
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         subgraph = t.subgraphs[k]
@@ -113,7 +114,7 @@ def give_records(t, request):
 
 
 @compiled
-def give_places(t, request):
+def give_places(t: Tables, request: Request) -> None:
     """Gives back the rows of an ended request's results and sequences."""
     place = request.first_place
     for k in range(request.num_lists):

@@ -40,14 +40,12 @@ Values, links, places and subgraphs count from the request's first ones until it
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.jit import compiled
 from cellrt.core.row_types import Row, i4, num_words, row_view
-from cellrt.core.tables import CHAIN, GRAPH, MEMBER, Tables
+from cellrt.core.tables import CHAIN, GRAPH, MEMBER, CellType, Subgraph, Tables
 
 NO_STOP = -1
 NO_BODY = -1
@@ -162,31 +160,31 @@ def input_position(at: int, port: int) -> int:
 
 
 @compiled
-def output_position(at: int, cell_type: Any, output: int) -> int:
+def output_position(at: int, cell_type: CellType, output: int) -> int:
     """Return the link where an output of the record at link ``at`` begins, which is of a cell type."""
     return at + RECORD_WORDS + INPUT_WORDS * cell_type.num_inputs + (OUTPUT_WORDS + cell_type.ahead) * output
 
 
 @compiled
-def record_of(t: Tables, subgraph: Any) -> Record:
+def record_of(t: Tables, subgraph: Subgraph) -> Record:
     """Return the record of a chain or loop."""
     return record_at(t.links, subgraph.record)
 
 
 @compiled
-def body_of(t: Tables, subgraph: Any) -> Body:
+def body_of(t: Tables, subgraph: Subgraph) -> Body:
     """Return what a member has in common with the others of its body."""
     return body_at(t.links, record_at(t.links, subgraph.record).body)
 
 
 @compiled
-def input_of(t: Tables, subgraph: Any, port: int) -> Input:
+def input_of(t: Tables, subgraph: Subgraph, port: int) -> Input:
     """Return an input of a chain or loop."""
     return input_at(t.links, input_position(subgraph.record, port))
 
 
 @compiled
-def output_of(t: Tables, subgraph: Any, output: int) -> Output:
+def output_of(t: Tables, subgraph: Subgraph, output: int) -> Output:
     """Return an output of a chain or loop."""
     return output_at(t.links, output_position(subgraph.record, t.types[subgraph.cell_type], output))
 
@@ -204,7 +202,7 @@ def nth_edge(t: Tables, record: Record, k: int) -> Edge:
 
 
 @compiled
-def most_steps(t: Tables, subgraph: Any) -> int:
+def most_steps(t: Tables, subgraph: Subgraph) -> int:
     """Return the nodes of a subgraph: a chain's steps, a loop's at most, and of a loop of several cells each cell's."""
     if subgraph.record < 0:
         return subgraph.nodes_left
@@ -213,12 +211,12 @@ def most_steps(t: Tables, subgraph: Any) -> int:
 
 
 @compiled
-def record_words(cell_type: Any) -> int:
+def record_words(cell_type: CellType) -> int:
     """Return the words of a record of a cell type."""
     return output_position(0, cell_type, cell_type.num_outputs)
 
 
-def outputs_of(t: Tables, subgraph: np.void) -> list[tuple[Output, NDArray[np.int32]]]:
+def outputs_of(t: Tables, subgraph: Subgraph) -> list[tuple[Output, NDArray[np.int32]]]:
     """Return the outputs of a chain or loop, each with the handles of the rows of its own that its state is in."""
     cell_type, at = t.types[int(subgraph["cell_type"])], int(subgraph["record"])
     words = OUTPUT_WORDS + int(cell_type["ahead"])
@@ -227,13 +225,13 @@ def outputs_of(t: Tables, subgraph: np.void) -> list[tuple[Output, NDArray[np.in
     return [(output_at(t.links, each), t.links[each + ROWS_AT : each + words]) for each in ends]
 
 
-def inputs_of(t: Tables, subgraph: np.void) -> list[Input]:
+def inputs_of(t: Tables, subgraph: Subgraph) -> list[Input]:
     """Return the inputs of a chain or loop."""
     count, first = int(t.types["num_inputs"][int(subgraph["cell_type"])]), int(subgraph["record"]) + RECORD_WORDS
     return [input_at(t.links, first + INPUT_WORDS * port) for port in range(count)]
 
 
-def loop_limit(links: NDArray[np.int32], subgraph: np.void) -> int:
+def loop_limit(links: NDArray[np.int32], subgraph: Subgraph) -> int:
     """Return the most steps of a loop; 0 if a subgraph is none, or a member that does not say stop."""
     if int(subgraph["what"]) in (GRAPH, CHAIN):
         return 0
@@ -243,7 +241,7 @@ def loop_limit(links: NDArray[np.int32], subgraph: np.void) -> int:
     return int(record.end - record.lead)
 
 
-def chain_length(links: NDArray[np.int32], subgraph: np.void) -> int:
+def chain_length(links: NDArray[np.int32], subgraph: Subgraph) -> int:
     """Return the steps of a chain; 0 if a subgraph is none."""
     return int(record_at(links, int(subgraph["record"])).end) if int(subgraph["what"]) == CHAIN else 0
 

@@ -21,6 +21,9 @@ from cellrt.core.record_layout import (
     SAME,
     STEP,
     WHOLE,
+    Input,
+    Output,
+    Record,
     input_of,
     nth_edge,
     nth_tap,
@@ -28,11 +31,24 @@ from cellrt.core.record_layout import (
     record_of,
 )
 from cellrt.core.rows import give_row, take_row
-from cellrt.core.tables import CHAIN, LOCATION_SHIFT, MEMBER, MIXED, PENDING, STARTS
+from cellrt.core.tables import (
+    CHAIN,
+    LOCATION_SHIFT,
+    MEMBER,
+    MIXED,
+    PENDING,
+    STARTS,
+    CellType,
+    Request,
+    Subgraph,
+    Tables,
+    Task,
+    Value,
+)
 
 
 @compiled
-def begin_record(t, request, subgraph):
+def begin_record(t: Tables, request: Request, subgraph: Subgraph) -> None:
     """Turns ids that count from the request's first ones into those of the tables."""
     links, record, cell_type = t.links, record_of(t, subgraph), t.types[subgraph.cell_type]
     record.taps += request.first_link
@@ -59,7 +75,7 @@ def begin_record(t, request, subgraph):
 
 
 @compiled
-def _begin_input(t, request, read):
+def _begin_input(t: Tables, request: Request, read: Input) -> None:
     """Turns the ids of an input into those of the tables."""
     links, mode = t.links, read.mode
     if mode in (WHOLE, CARRY):
@@ -82,7 +98,7 @@ def _begin_input(t, request, read):
 
 
 @compiled
-def _plain_steps(t, subgraph):
+def _plain_steps(t: Tables, subgraph: Subgraph) -> int:
     """How many steps at the begin of a chain only hand on its state: nobody looks at them, waits for them or follows
     them, and each is ready when the one before is sent."""
     record, cell_type = record_of(t, subgraph), t.types[subgraph.cell_type]
@@ -100,13 +116,13 @@ def _plain_steps(t, subgraph):
 
 
 @compiled
-def row_of(t, value):
+def row_of(t: Tables, value: Value) -> int:
     """The handle of a value's row; of a new session's state that of what it begins with."""
     return value.row if value.row > STARTS else t.values[STARTS - value.row].row
 
 
 @compiled
-def input_row(t, subgraph, port, step):
+def input_row(t: Tables, subgraph: Subgraph, port: int, step: int) -> int:
     """The handle that an input reads ``step`` steps after the next one; of the state only at the next."""
     links, record, read = t.links, record_of(t, subgraph), input_of(t, subgraph, port)
     mode, position = read.mode, record.position + step
@@ -124,7 +140,7 @@ def input_row(t, subgraph, port, step):
 
 
 @compiled
-def _member_row(t, read, position):
+def _member_row(t: Tables, read: Input, position: int) -> int:
     """The handle of what an input reads of another member of its body, at step ``position`` or the one before."""
     source = t.subgraphs[read.source]
     output = output_of(t, source, read.stride)
@@ -133,7 +149,7 @@ def _member_row(t, read, position):
 
 
 @compiled
-def num_rows_of(t, subgraph, port):
+def num_rows_of(t: Tables, subgraph: Subgraph, port: int) -> int:
     """Rows of a ragged input."""
     read = input_of(t, subgraph, port)
     if read.mode == EMITTED:
@@ -143,7 +159,7 @@ def num_rows_of(t, subgraph, port):
 
 
 @compiled
-def ragged_ints(t, cell_type, subgraph):
+def ragged_ints(t: Tables, cell_type: CellType, subgraph: Subgraph) -> int:
     """Ints that the ragged inputs of a chain's or loop's step need beyond one row each."""
     count = 0
     for port in range(cell_type.num_inputs):
@@ -153,7 +169,7 @@ def ragged_ints(t, cell_type, subgraph):
 
 
 @compiled
-def ragged_row(t, subgraph, port, k):
+def ragged_row(t: Tables, subgraph: Subgraph, port: int, k: int) -> int:
     """The handle of row ``k`` of a ragged input."""
     read = input_of(t, subgraph, port)
     if read.mode == ALL:
@@ -165,7 +181,7 @@ def ragged_row(t, subgraph, port, k):
 
 
 @inlined
-def bring_state(t, task, output, kind):
+def bring_state(t: Tables, task: Task, output: Output, kind: int) -> None:
     """Has the rows of an output's state be at a task's worker, where the chain or loop goes on with nothing in flight.
     One that the task reads elsewhere goes back when it is complete."""
     if output.first_row == 0 or output.first_row >> LOCATION_SHIFT == task.worker:
@@ -184,7 +200,7 @@ def bring_state(t, task, output, kind):
 
 
 @inlined
-def state_row(t, output, worker, kind):
+def state_row(t: Tables, output: Output, worker: int, kind: int) -> int:
     """The row that a task writes the state of an output to: not the one that it reads."""
     if output.first_row > 0 and output.first_row == output.row:
         if output.second_row == 0:
@@ -196,7 +212,7 @@ def state_row(t, output, worker, kind):
 
 
 @compiled
-def first_tap(t, record, low, step):
+def first_tap(t: Tables, record: Record, low: int, step: int) -> int:
     """The first tap of a step or a later one, from number ``low`` on."""
     high = record.num_taps
     while low < high:
@@ -209,7 +225,7 @@ def first_tap(t, record, low, step):
 
 
 @inlined
-def tap_of(t, record, step, output):
+def tap_of(t: Tables, record: Record, step: int, output: int) -> int:
     """The value that an output of a step is, or -1; ``step`` is not sent yet."""
     if record.tap_step > step:
         return -1
@@ -223,7 +239,7 @@ def tap_of(t, record, step, output):
 
 
 @compiled
-def count_sent(t, subgraph_id, worker):
+def count_sent(t: Tables, subgraph_id: int, worker: int) -> None:
     """Counts an edge whose producer was submitted to ``worker``; releases the subgraph early if it was the last."""
     subgraph = t.subgraphs[subgraph_id]
     subgraph.sent_to = worker if subgraph.sent == 0 or subgraph.sent_to == worker else MIXED
@@ -235,7 +251,7 @@ def count_sent(t, subgraph_id, worker):
 
 
 @compiled
-def count_done(t, subgraph_id, was_sent):
+def count_done(t: Tables, subgraph_id: int, was_sent: int) -> None:
     """Counts an edge whose producer is complete; ``was_sent``: ``count_sent`` counted it."""
     subgraph = t.subgraphs[subgraph_id]
     subgraph.waiting -= 1
@@ -248,7 +264,7 @@ def count_done(t, subgraph_id, was_sent):
 
 
 @compiled
-def send_steps(t, subgraph_id, steps, worker):
+def send_steps(t: Tables, subgraph_id: int, steps: int, worker: int) -> None:
     """Notes that steps of a chain were submitted; wakes who may read them on the same worker (early release)."""
     subgraph = t.subgraphs[subgraph_id]
     record = record_of(t, subgraph)
@@ -271,7 +287,7 @@ def send_steps(t, subgraph_id, steps, worker):
 
 
 @compiled
-def _pass_taps(t, record, position):
+def _pass_taps(t: Tables, record: Record, position: int) -> None:
     """Goes on to the first tap that is not sent."""
     k = first_tap(t, record, record.next_tap, position)
     record.next_tap = k
@@ -279,7 +295,7 @@ def _pass_taps(t, record, position):
 
 
 @compiled
-def _wake_sent(t, record, position, worker):
+def _wake_sent(t: Tables, record: Record, position: int, worker: int) -> None:
     while record.next_sent < record.num_edges:
         edge = nth_edge(t, record, record.next_sent)
         if edge.steps > position:
@@ -294,7 +310,7 @@ def _wake_sent(t, record, position, worker):
 
 
 @inlined
-def note_steps(t, subgraph, steps, has_failed):
+def note_steps(t: Tables, subgraph: Subgraph, steps: int, has_failed: bool) -> None:
     """Takes in how a task went: what state stays. Comes for dead requests too, whose session may keep it."""
     if not has_failed:
         record_of(t, subgraph).done += steps
@@ -307,7 +323,7 @@ def note_steps(t, subgraph, steps, has_failed):
 
 
 @compiled
-def give_late_rows(t, subgraph):
+def give_late_rows(t: Tables, subgraph: Subgraph) -> None:
     """Gives back the rows at another worker whose readers are done."""
     for k in range(t.types[subgraph.cell_type].num_outputs):
         output = output_of(t, subgraph, k)
@@ -317,14 +333,14 @@ def give_late_rows(t, subgraph):
 
 
 @compiled
-def kind_of(t, subgraph, output):
+def kind_of(t: Tables, subgraph: Subgraph, output: int) -> int:
     """The kind of an output's rows."""
     cell_type = t.types[subgraph.cell_type]
     return t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
 
 
 @compiled
-def wake_done(t, record):
+def wake_done(t: Tables, record: Record) -> None:
     """Wakes who waited for the steps of a chain that are done."""
     while record.next_done < record.num_edges:
         edge = nth_edge(t, record, record.next_done)

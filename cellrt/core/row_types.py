@@ -12,8 +12,8 @@ A row of a table, or a run of words in an array of integers (a record in ``links
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Annotated, Any, TypeVar, get_type_hints
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_type_hints, overload
 
 import numpy as np
 from numba import types
@@ -25,18 +25,51 @@ from numpy.typing import NDArray
 
 i4 = Annotated[int, np.int32]
 i8 = Annotated[int, np.int64]
+i2 = Annotated[int, np.int16]
 u1 = Annotated[int, np.uint8]
 u2 = Annotated[int, np.uint16]
 f4 = Annotated[float, np.float32]
 f8 = Annotated[float, np.float64]
 WORD_BYTES = 4
 
+Matrix = NDArray[Any]
+"""An array of two dimensions."""
+
 
 class Row:
-    """The base of all rows. Nobody makes one: rows are views of memory."""
+    """The base of all rows. Nobody makes one: a row is a view of memory, whose fields Python may read by name too."""
+
+    if TYPE_CHECKING:
+
+        def __getitem__(self, field: str) -> Any: ...
+
+        def __setitem__(self, field: str, value: Any) -> None: ...
 
 
 R = TypeVar("R", bound=Row)
+V = TypeVar("V")
+
+
+class Rows(np.ndarray[Any, Any], Generic[V]):
+    """The type of arrays, for checkers alone: of one element it says a row or a number, where NumPy says ``Any``."""
+
+    if TYPE_CHECKING:
+
+        @overload  # type: ignore[override]
+        def __getitem__(self, at: int | tuple[int, int]) -> V: ...
+
+        @overload
+        def __getitem__(self, at: slice) -> Rows[V]: ...
+
+        @overload
+        def __getitem__(self, at: str) -> NDArray[Any]: ...
+
+        @overload
+        def __getitem__(self, at: Any) -> Any: ...
+
+        def __getitem__(self, at: Any) -> Any: ...
+
+        def __iter__(self) -> Iterator[V]: ...  # type: ignore[override]
 
 
 def dtype_of(row: type[Row]) -> np.dtype[np.void]:
@@ -50,7 +83,7 @@ def num_words(row: type[Row]) -> int:
     return dtype_of(row).itemsize // WORD_BYTES
 
 
-def row_view(row: type[R]) -> Callable[[NDArray[np.int32], int], R]:
+def row_view(row: type[R]) -> Callable[[Rows[int] | NDArray[np.int32], int], R]:
     """Return a function from an int32 array and an index to the row that begins there, for compiled code and without.
 
     It is a view: what is written to its fields is in the array. No index is tested.
@@ -58,9 +91,10 @@ def row_view(row: type[R]) -> Callable[[NDArray[np.int32], int], R]:
     dtype = dtype_of(row)
     view = from_dtype(dtype)
 
-    def row_at(ints: NDArray[np.int32], at: int) -> R:
-        made: Any = np.recarray(1, dtype, buf=ints, offset=WORD_BYTES * int(at))[0]
-        return made  # type: ignore[no-any-return]
+    def row_at(ints: Rows[int] | NDArray[np.int32], at: int) -> R:
+        rows: Any = np.recarray(1, dtype=dtype, buf=ints.data, offset=WORD_BYTES * int(at))
+        made: R = rows[0]
+        return made
 
     @type_callable(row_at)
     def type_of(context: Any) -> Any:

@@ -11,11 +11,12 @@ down, so that a new arena costs nothing, however large.
 from __future__ import annotations
 
 from cellrt.core.jit import compiled
-from cellrt.core.tables import LOCATION_SHIFT, MAX_KINDS, NUM_PERMANENT
+from cellrt.core.row_types import Rows
+from cellrt.core.tables import LOCATION_SHIFT, MAX_KINDS, NUM_PERMANENT, Tables
 
 
 @compiled
-def take_row(t, location, kind):
+def take_row(t: Tables, location: int, kind: int) -> int:
     """Returns the handle of a free row. The caller holds a reservation; -1 if that rule was broken."""
     arena = t.arenas[location * MAX_KINDS + kind]
     if arena.num_free == 0:
@@ -28,13 +29,13 @@ def take_row(t, location, kind):
 
 
 @compiled
-def fresh_row(location, capacity, place):
+def fresh_row(location: int, capacity: int, place: int) -> int:
     """The handle that lies at a place of an arena's stack at first."""
     return (location << LOCATION_SHIFT) | (NUM_PERMANENT + capacity - 1 - place)
 
 
 @compiled
-def give_row(t, handle, kind):
+def give_row(t: Tables, handle: int, kind: int) -> None:
     """Gives back a row; permanent rows stay where they are."""
     if handle < NUM_PERMANENT:
         return
@@ -44,7 +45,7 @@ def give_row(t, handle, kind):
 
 
 @compiled
-def can_reserve(t, needs):
+def can_reserve(t: Tables, needs: Rows[int]) -> bool:
     """Whether the rows ``needs[kind, (worker, host)]`` are unreserved; of pages ``pages.py`` finds out."""
     for kind in range(needs.shape[0]):
         k = t.kinds[kind]

@@ -9,6 +9,7 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.memory import call, copy_bytes, move_bytes, read_byte, read_word, write_word
+from cellrt.core.row_types import Matrix, Rows
 from cellrt.core.task_memory import (
     ALIGNMENT,
     BATCH_SIZES,
@@ -30,14 +31,14 @@ from cellrt.core.task_memory import (
 
 
 @compiled
-def _kept_rows(buffer, port):
+def _kept_rows(buffer: Rows[int], port: Rows[int]) -> int:
     """Rows that an output keeps: the last of each row, behind those of every step if some row shows them."""
     rows = buffer[layout.H_ROWS]
     return rows * (buffer[layout.H_STEPS] + 1) if buffer[port[RECORD] + layout.OUT_RESULT_STEPS] else rows
 
 
 @compiled
-def loop_bytes(buffer, ports, num_inputs):
+def loop_bytes(buffer: Rows[int], ports: Matrix, num_inputs: int) -> int:
     """Scratch for a loop's task."""
     rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
     size = 8 * (FIRST_INPUT + 2 * num_ports + num_inputs + 1 + rows)
@@ -47,11 +48,11 @@ def loop_bytes(buffer, ports, num_inputs):
         else:
             size += aligned(buffer[ports[k, RECORD] + layout.IN_COUNT] * ports[k, ROW_BYTES])
             size += aligned(8 * (rows + 1)) if ports[k, FLAG] else 0
-    return size + 4 * ALIGNMENT
+    return int(size + 4 * ALIGNMENT)
 
 
 @compiled
-def stop_output(buffer, ports, num_inputs):
+def stop_output(buffer: Rows[int], ports: Matrix, num_inputs: int) -> int:
     """Which output says stop, or -1."""
     record = layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * buffer[layout.H_STOP_OUTPUT]
     for k in range(num_inputs, ports.shape[0]):
@@ -61,7 +62,17 @@ def stop_output(buffer, ports, num_inputs):
 
 
 @compiled
-def _keep(buffer, ports, num_inputs, task, kept, place, row, step, leaves):
+def _keep(
+    buffer: Rows[int],
+    ports: Matrix,
+    num_inputs: int,
+    task: int,
+    kept: int,
+    place: int,
+    row: int,
+    step: int,
+    leaves: bool,
+) -> None:
     """Keeps the outputs of one row of a step, which are at ``place`` of the kernel's."""
     rows, steps = buffer[layout.H_ROWS], buffer[layout.H_STEPS]
     for k in range(num_inputs, ports.shape[0]):
@@ -75,7 +86,7 @@ def _keep(buffer, ports, num_inputs, task, kept, place, row, step, leaves):
 
 
 @compiled
-def _go_on(ports, num_inputs, task, place, to):
+def _go_on(ports: Matrix, num_inputs: int, task: int, place: int, to: int) -> None:
     """Readies the inputs of a row's next step, at ``to``, from this step's outputs at ``place``."""
     for k in range(num_inputs):
         size, target = ports[k, ROW_BYTES], read_word(task, FIRST_INPUT + k) + to * ports[k, ROW_BYTES]
@@ -89,7 +100,7 @@ def _go_on(ports, num_inputs, task, place, to):
 
 
 @compiled
-def _move_values(port, task, number, offsets, place, to):
+def _move_values(port: Rows[int], task: int, number: int, offsets: int, place: int, to: int) -> None:
     """Moves the values of a ragged input's row behind those of the row before ``to``."""
     values, size = read_word(task, FIRST_INPUT + number), port[ROW_BYTES]
     first, start = read_word(offsets, place), read_word(offsets, to)
@@ -99,7 +110,7 @@ def _move_values(port, task, number, offsets, place, to):
 
 
 @compiled
-def _ends(buffer, active, flags, count, step):
+def _ends(buffer: Rows[int], active: int, flags: int, count: int, step: int) -> bool:
     """Whether a row stops at a step, or has taken all that it may."""
     for place in range(count):
         if step + 1 == buffer[buffer[layout.H_LENGTHS] + read_word(active, place)]:
@@ -110,7 +121,9 @@ def _ends(buffer, active, flags, count, step):
 
 
 @compiled
-def run_loop(buffer, ports, num_inputs, own, host, kernel, constants, task):
+def run_loop(
+    buffer: Rows[int], ports: Matrix, num_inputs: int, own: int, host: int, kernel: int, constants: int, task: int
+) -> int:
     """As ``run_task``, for a loop; ``task`` is the address of its scratch. Writes how many steps each row took."""
     rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
     kept = task + 8 * (FIRST_INPUT + num_ports + num_inputs)

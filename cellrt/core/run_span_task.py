@@ -9,6 +9,7 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry
 from cellrt.core.memory import bytes_at, call, copy_bytes, ints_at, read_word, start_of, write_word
+from cellrt.core.row_types import Matrix, Rows
 from cellrt.core.run_loop import stop_output
 from cellrt.core.run_task import note_stops
 from cellrt.core.span_rows import fill_pages, fill_spans, most_pages_of
@@ -39,7 +40,7 @@ FIRST_TENSOR = 1
 
 
 @compiled
-def _scratch_bytes(buffer, ports, num_inputs, num_words, rows):
+def _scratch_bytes(buffer: Rows[int], ports: Matrix, num_inputs: int, num_words: int, rows: int) -> int:
     spans = buffer[layout.H_NUM_SPANS]
     size = 8 * num_words + 4 * (spans + 1 + 2 * rows) + rows + 5 * ALIGNMENT
     for k in range(ports.shape[0]):
@@ -57,7 +58,7 @@ def _scratch_bytes(buffer, ports, num_inputs, num_words, rows):
 
 
 @compiled
-def _place(task, number, at, count):
+def _place(task: int, number: int, at: int, count: int) -> int:
     """Says of a tensor where it lies, and its first size; returns the address of its words."""
     tensor = task + 8 * (FIRST_TENSOR + TENSOR * number)
     write_word(tensor, AT, at)
@@ -66,14 +67,14 @@ def _place(task, number, at, count):
 
 
 @compiled
-def _fill_up(at, count, rows, size):
+def _fill_up(at: int, count: int, rows: int, size: int) -> None:
     """Repeats the first of ``count`` rows up to ``rows`` of them."""
     for row in range(count, rows):
         copy_bytes(at + row * size, at, size)
 
 
 @compiled
-def _gather_rows(buffer, port, own, task, number, rows, at):
+def _gather_rows(buffer: Rows[int], port: Rows[int], own: int, task: int, number: int, rows: int, at: int) -> int:
     """The rows of an input, ``rows`` of them if it has one for each of the task; returns what lies behind."""
     count, size = buffer[port[RECORD] + layout.IN_COUNT], port[ROW_BYTES]
     place, wanted = gather(buffer, port, own, at), count
@@ -95,7 +96,9 @@ def _gather_rows(buffer, port, own, task, number, rows, at):
 
 
 @compiled
-def _lay_out_pages(buffer, port, own, task, number, count, rows, at):
+def _lay_out_pages(
+    buffer: Rows[int], port: Rows[int], own: int, task: int, number: int, count: int, rows: int, at: int
+) -> int:
     """Tables, lengths and positions of a state that grows; its pages stay where they are."""
     spans, input = buffer[layout.H_NUM_SPANS], (port[RECORD] - layout.HEADER) // layout.INPUT
     width = most_pages_of(buffer, input)
@@ -117,7 +120,18 @@ def _lay_out_pages(buffer, port, own, task, number, count, rows, at):
 
 
 @entry
-def run_span_task(buffer, ports, num_inputs, own, host, kernel, constants, words, least_rows, scratch):
+def run_span_task(
+    buffer: Rows[int],
+    ports: Matrix,
+    num_inputs: int,
+    own: int,
+    host: int,
+    kernel: int,
+    constants: int,
+    words: Rows[int],
+    least_rows: int,
+    scratch: Rows[int],
+) -> int:
     """Runs the task in ``buffer`` with the kernel at an address; ``own`` is the worker's location.
 
     ``words`` are the kernel's, with all that is the same in each task. A task of fewer than ``least_rows`` rows has one
@@ -175,6 +189,6 @@ def run_span_task(buffer, ports, num_inputs, own, host, kernel, constants, words
 
 
 @compiled
-def _where(task, number):
+def _where(task: int, number: int) -> int:
     """Where a tensor lies."""
-    return read_word(task + 8 * (FIRST_TENSOR + TENSOR * number), AT)
+    return int(read_word(task + 8 * (FIRST_TENSOR + TENSOR * number), AT))

@@ -9,6 +9,7 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry
 from cellrt.core.memory import call, read_byte, read_word, write_word
+from cellrt.core.row_types import Matrix, Rows
 from cellrt.core.run_loop import loop_bytes, run_loop, stop_output
 from cellrt.core.task_memory import (
     ALIGNMENT,
@@ -30,7 +31,7 @@ from cellrt.core.task_memory import (
 
 
 @compiled
-def _scratch_bytes(buffer, ports, num_inputs):
+def _scratch_bytes(buffer: Rows[int], ports: Matrix, num_inputs: int) -> int:
     """Scratch for a task: its words, batch sizes, offsets, input rows and output rows."""
     positions = buffer[layout.H_POSITIONS]
     size = 8 * (FIRST_INPUT + ports.shape[0] + num_inputs + buffer[layout.H_STEPS])
@@ -40,11 +41,20 @@ def _scratch_bytes(buffer, ports, num_inputs):
             count = buffer[ports[k, RECORD] + layout.IN_COUNT]
             size += 8 * (positions + 1) if ports[k, FLAG] else 0
         size += aligned(count * ports[k, ROW_BYTES]) + ALIGNMENT
-    return size + 2 * ALIGNMENT
+    return int(size + 2 * ALIGNMENT)
 
 
 @entry
-def run_task(buffer, ports, num_inputs, own, host, kernel, constants, scratch):
+def run_task(
+    buffer: Rows[int],
+    ports: Matrix,
+    num_inputs: int,
+    own: int,
+    host: int,
+    kernel: int,
+    constants: int,
+    scratch: Rows[int],
+) -> int:
     """Runs the task in ``buffer`` with the kernel at an address; ``own`` is the worker's location.
 
     Returns DONE, REFUSED (then nothing was put anywhere), or how many bytes of ``scratch`` are wanted.
@@ -88,7 +98,7 @@ def run_task(buffer, ports, num_inputs, own, host, kernel, constants, scratch):
 
 
 @compiled
-def note_stops(buffer, flags):
+def note_stops(buffer: Rows[int], flags: int) -> None:
     """Answers which rows said stop at their first step: those that are of loops of several cells take no more."""
     for row in range(buffer[layout.H_ROWS]):
         length = buffer[buffer[layout.H_LENGTHS] + row]

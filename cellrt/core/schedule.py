@@ -61,16 +61,11 @@ from cellrt.core.queue import (
     push_ready,
 )
 from cellrt.core.records import count_sent, send_steps
+from cellrt.core.row_types import Rows
 from cellrt.core.step_times import step_time
-from cellrt.core.tables import (
-    ALL_TYPES,
-    CHAIN,
-    MEMBER,
-    NUM_PRIORITIES,
-    READS_AS_A_WHOLE,
-)
+from cellrt.core.tables import ALL_TYPES, CHAIN, MEMBER, NUM_PRIORITIES, READS_AS_A_WHOLE, Tables
 
-SHORT_NS = np.float32(300_000)
+SHORT_NS = 300_000.0
 """What takes no longer is not worth a turn of its own."""
 TASK_NS = np.float32(50_000)
 """About what a task costs besides its step."""
@@ -79,7 +74,7 @@ WAITS = np.float32(6)
 
 
 @compiled
-def schedule(t, worker, task_ids):
+def schedule(t: Tables, worker: int, task_ids: Rows[int]) -> int:
     """Chooses a cell type for a worker that can take work and forms tasks of it (Algorithm 1, lines 4-11).
 
     Writes the numbers of the submitted tasks to ``task_ids`` and returns how many there are. If there are no pages for
@@ -95,7 +90,7 @@ def schedule(t, worker, task_ids):
 
 
 @compiled
-def _follow_run(t, worker, task_ids, count):
+def _follow_run(t: Tables, worker: int, task_ids: Rows[int], count: int) -> int:
     """Where the last task is a run, adds the short tasks of what its ended rows made ready: they cost no turn.
 
     Returns how many tasks there are then.
@@ -112,13 +107,13 @@ def _follow_run(t, worker, task_ids, count):
         task_ids[count] = task_id
         count += 1
         left_ns -= t.tasks[task_id].expected_ns
-        ends_ns += np.int64(t.tasks[task_id].expected_ns)
+        ends_ns += int(t.tasks[task_id].expected_ns)
         t.tasks[task_id].ends_ns = ends_ns
     return count
 
 
 @compiled
-def _short_type(t, priority, worker, left_ns, ends_ns):
+def _short_type(t: Tables, priority: int, worker: int, left_ns: float, ends_ns: int) -> int:
     """A type of one step a task that has work for a worker, all of it done in so many ns, or -1.
 
     And one for which it is time: each task costs something, and more rows may come.
@@ -139,7 +134,7 @@ def _short_type(t, priority, worker, left_ns, ends_ns):
 
 
 @compiled
-def _schedule_once(t, worker, task_ids):
+def _schedule_once(t: Tables, worker: int, task_ids: Rows[int]) -> int:
     """As ``schedule``; 0 if there were no pages, -1 if there is no work."""
     top, has_lower = _look_around(t, worker)
     if top < 0:
@@ -162,7 +157,7 @@ def _schedule_once(t, worker, task_ids):
 
 
 @compiled
-def _look_around(t, worker):
+def _look_around(t: Tables, worker: int) -> tuple[int, bool]:
     """The highest client priority with work for a worker, or -1, and whether there is any below it."""
     settings = t.settings[0]
     top, lowest, types_ready = -1, NUM_PRIORITIES, 0
@@ -177,7 +172,7 @@ def _look_around(t, worker):
 
 
 @compiled
-def _longest_below(t, top, worker):
+def _longest_below(t: Tables, top: int, worker: int) -> int:
     """The backlog below the highest client priority whose turn it is by its age, or -1."""
     settings = t.settings[0]
     top_served_ns = t.since_ns[backlog_of(ALL_TYPES, top)]
@@ -202,7 +197,7 @@ def _longest_below(t, top, worker):
 
 
 @compiled
-def _latest(t, priority, worker):
+def _latest(t: Tables, priority: int, worker: int) -> int:
     """The cell type that has waited longest at a client priority, if that is too long, or -1."""
     settings = t.settings[0]
     latest, latest_ns = -1, settings.now_ns
@@ -214,7 +209,7 @@ def _latest(t, priority, worker):
 
 
 @compiled
-def _choose_type(t, priority, worker):
+def _choose_type(t: Tables, priority: int, worker: int) -> int:
     """The cell type that Algorithm 1 takes (lines 5-10), of those with work at a client priority."""
     best, best_criterion = -1, 4
     for type_id in range(t.settings[0].num_types):
@@ -232,7 +227,7 @@ def _choose_type(t, priority, worker):
 
 
 @compiled
-def _goes_before(t, type_id, other, worker):
+def _goes_before(t: Tables, type_id: int, other: int, worker: int) -> bool:
     """Order of cell types that meet the same criterion: priority, or the first of what waits (``policy.py``)."""
     if t.settings[0].by_first:
         return first_score(t, type_id, worker) < first_score(t, other, worker)
@@ -240,7 +235,7 @@ def _goes_before(t, type_id, other, worker):
 
 
 @compiled
-def batch(t, type_id, priority, worker, task_ids, most):
+def batch(t: Tables, type_id: int, priority: int, worker: int, task_ids: Rows[int], most: int) -> int:
     """Forms and submits up to ``most`` tasks of one type (Algorithm 1, lines 12-23), for a client priority's turn.
 
     Stops early where one more would not fit the join budget, so that an arrival does not wait for all of them; and
@@ -272,7 +267,7 @@ def batch(t, type_id, priority, worker, task_ids, most):
 
 
 @compiled
-def _free_task(t):
+def _free_task(t: Tables) -> int:
     for task_id in range(t.tasks.size):
         if not t.tasks[task_id].in_use:
             return task_id
@@ -280,7 +275,7 @@ def _free_task(t):
 
 
 @compiled
-def submit_task(t, task_id):
+def submit_task(t: Tables, task_id: int) -> None:
     """Counts the task as running, pins its subgraphs to its worker and updates dependencies (Algorithm 1, lines 17-22).
 
     A loose subgraph is not pinned. Of a task that takes a step of each of its chains the rows were sent as its index
@@ -313,7 +308,7 @@ def submit_task(t, task_id):
 
 
 @inlined
-def _update_dependencies(t, first_id, length, worker, early):
+def _update_dependencies(t: Tables, first_id: int, length: int, worker: int, early: int) -> None:
     """Makes ready what only waited for a row's nodes, which are submitted (Algorithm 1, line 18).
 
     Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. With early release so does

@@ -16,12 +16,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.jit import compiled
+from cellrt.core.jit import OpenTemplate, compiled
 from cellrt.core.moves import DEAD
 from cellrt.core.pages import drop_pages
 from cellrt.core.record_ends import take_out_row
 from cellrt.core.record_layout import nth_tap, output_of, record_of
 from cellrt.core.records import kind_of
+from cellrt.core.row_types import Rows
 from cellrt.core.rows import give_row, take_row
 from cellrt.core.tables import (
     BORROWED,
@@ -33,6 +34,9 @@ from cellrt.core.tables import (
     NO_ROW,
     NUM_PERMANENT,
     STARTS,
+    Request,
+    Slot,
+    Subgraph,
     Tables,
 )
 
@@ -43,7 +47,9 @@ leaves a state, the subgraph of the chain or loop and the output, else -1."""
 
 
 @compiled
-def begin_states(t, request, session, template, rows, first):
+def begin_states(
+    t: Tables, request: Request, session: int, template: OpenTemplate, rows: Rows[int], first: int
+) -> None:
     """Gives a request the state of its session, or where it begins if that is new or there is none.
 
     Comes before the request's own tensors get rows, because those that nobody is to read now get none. Writes to
@@ -76,7 +82,7 @@ def begin_states(t, request, session, template, rows, first):
 
 
 @compiled
-def end_states(t, request):
+def end_states(t: Tables, request: Request) -> None:
     """Leaves an ended request's state to its session; without one it is freed with the other rows."""
     if request.num_states == 0 or request.session < 0:
         return
@@ -98,7 +104,7 @@ def end_states(t, request):
 
 
 @compiled
-def _take_out_state(t, request, subgraph, output):
+def _take_out_state(t: Tables, request: Request, subgraph: Subgraph, output: int) -> int:
     """The row of the state that a chain or loop leaves to its session, which nobody else holds then; -1 if none of its
     steps is done."""
     record, state = record_of(t, subgraph), output_of(t, subgraph, output)
@@ -123,7 +129,7 @@ def _take_out_state(t, request, subgraph, output):
 
 
 @compiled
-def _take_out_of_places(t, request, row, kind):
+def _take_out_of_places(t: Tables, request: Request, row: int, kind: int) -> None:
     """Takes a row of a kind out of the sequence that it is of: rows of other kinds may have the same handle."""
     first = request.first_place
     for k in range(request.num_lists):
@@ -137,7 +143,7 @@ def _take_out_of_places(t, request, row, kind):
 
 
 @compiled
-def drop_states(t, session, row):
+def drop_states(t: Tables, session: int, row: int) -> None:
     """Frees the rows of a session without a live request; its state is ``row`` from now on: 0 (new) or BRING."""
     for k in range(session * MAX_STATES, (session + 1) * MAX_STATES):
         slot = t.slots[k]
@@ -148,7 +154,7 @@ def drop_states(t, session, row):
 
 
 @compiled
-def _reserve(t, slot, sign):
+def _reserve(t: Tables, slot: Slot, sign: int) -> None:
     """Counts a slot's row among the reserved ones of its kind, or no longer."""
     if slot.row >= NUM_PERMANENT:
         if slot.row >> LOCATION_SHIFT == HOST:

@@ -8,16 +8,16 @@ from __future__ import annotations
 
 from cellrt.core import page_list
 from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled
+from cellrt.core.jit import OpenTemplate, compiled
 from cellrt.core.record_layout import input_at, input_of, input_position, record_of
-from cellrt.core.tables import ROW_MASK
+from cellrt.core.tables import ROW_MASK, CellType, Request, Subgraph, Tables, Task
 
 PER_SPAN, PER_LIST = 4, 3
 """Ints that a span takes in a task's buffer, and each list of pages beside those."""
 
 
 @compiled
-def write_spans(t, task, base, end):
+def write_spans(t: Tables, task: Task, base: int, end: int) -> int:
     """Writes where each span begins and which step of its chain or loop that is; returns the new end."""
     ints, nodes_at, count = t.ints, base + t.ints[base + layout.H_NODES], 0
     for row in range(task.rows):
@@ -34,13 +34,13 @@ def write_spans(t, task, base, end):
 
 
 @compiled
-def _is_first(t, nodes_at, row):
+def _is_first(t: Tables, nodes_at: int, row: int) -> int:
     """1 if a row of a task is the first of its span."""
     return 1 if row == 0 or t.ints[nodes_at + row - 1] != t.ints[nodes_at + row] else 0
 
 
 @compiled
-def write_span_input(t, base, port, end):
+def write_span_input(t: Tables, base: int, port: int, end: int) -> None:
     """Describes an input that says which rows are of one node: all of it is with the task."""
     to = base + layout.HEADER + port * layout.INPUT
     t.ints[to + layout.IN_SOURCE], t.ints[to + layout.IN_COUNT] = -2, 0
@@ -48,7 +48,7 @@ def write_span_input(t, base, port, end):
 
 
 @compiled
-def write_pages(t, task, base, port, end):
+def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
     """Writes the pages of a growing state of each span, and how many rows it has; returns the new end."""
     ints, links = t.ints, t.links
     nodes_at, count, spans_at = base + ints[base + layout.H_NODES], ints[base + layout.H_NUM_SPANS], 0
@@ -79,14 +79,14 @@ def write_pages(t, task, base, port, end):
 
 
 @compiled
-def task_room(t, cell_type):
+def task_room(t: Tables, cell_type: CellType) -> int:
     """Ints of a task's buffer that are left for pages and ragged inputs beside its most rows."""
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     return t.settings[0].buffer_ints - header - cell_type.max_rows * (cell_type.per_row + 1)
 
 
 @compiled
-def fits_in_a_task(t, request, template):
+def fits_in_a_task(t: Tables, request: Request, template: OpenTemplate) -> bool:
     """Whether a task's buffer can list all pages that one chain or loop may come to."""
     for k in range(template.subgraphs.size):
         subgraph = template.subgraphs[k]
@@ -104,7 +104,7 @@ def fits_in_a_task(t, request, template):
 
 
 @compiled
-def page_ints(t, cell_type, subgraph):
+def page_ints(t: Tables, cell_type: CellType, subgraph: Subgraph) -> int:
     """Ints that the spans and pages of one more chain or loop need, at most."""
     count = PER_SPAN
     for port in range(cell_type.num_inputs):
@@ -114,7 +114,7 @@ def page_ints(t, cell_type, subgraph):
 
 
 @compiled
-def _capacity(t, subgraph, port):
+def _capacity(t: Tables, subgraph: Subgraph, port: int) -> int:
     """Most pages of a growing state."""
     state = input_of(t, subgraph, port).at
     return t.links[state + page_list.CAPACITY]

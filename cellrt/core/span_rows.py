@@ -5,13 +5,18 @@ The arrays are the caller's; ``buffer`` is a task's (``task_layout.py``). Writte
 
 from __future__ import annotations
 
+from typing import Any
+
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, short_entry
 from cellrt.core.memory import read_int, start_of
+from cellrt.core.row_types import Rows
 
 
 @compiled
-def fill_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
+def fill_spans(
+    buffer: Rows[int], num_inputs: int, num_outputs: int, nodes: Rows[int], steps: Rows[int], is_read: Rows[Any]
+) -> None:
     """As ``unpack_spans``."""
     task, spans_at, count = start_of(buffer), buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
     for span in range(count):
@@ -29,13 +34,15 @@ def fill_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
 
 
 @short_entry
-def unpack_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read):
+def unpack_spans(
+    buffer: Rows[int], num_inputs: int, num_outputs: int, nodes: Rows[int], steps: Rows[int], is_read: Rows[bool]
+) -> None:
     """Writes the span of each row, its step, and whether anybody reads an output of it: ``[rows]`` each."""
     fill_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read)
 
 
 @compiled
-def most_pages_of(buffer, number):
+def most_pages_of(buffer: Rows[int], number: int) -> int:
     """As ``most_pages``."""
     task, at, most = start_of(buffer), buffer[layout.HEADER + layout.INPUT * number + layout.IN_OFFSETS], 1
     for span in range(buffer[layout.H_NUM_SPANS]):
@@ -44,13 +51,13 @@ def most_pages_of(buffer, number):
 
 
 @short_entry
-def most_pages(buffer, number):
+def most_pages(buffer: Rows[int], number: int) -> int:
     """The most pages that one span has of input ``number``, at least 1."""
     return most_pages_of(buffer, number)
 
 
 @short_entry
-def unpack_pages(buffer, number, tables, lengths, positions):
+def unpack_pages(buffer: Rows[int], number: int, tables: Rows[int], lengths: Rows[int], positions: Rows[int]) -> None:
     """Writes the pages of each span of input ``number`` ``[spans, most]``, filled up with 0; its rows with those that
     the task appends ``[spans]``; and of each row of the task the row that it appends ``[rows]``, or ``[0]`` for none.
     """
@@ -58,7 +65,9 @@ def unpack_pages(buffer, number, tables, lengths, positions):
 
 
 @compiled
-def fill_pages(buffer, number, tables, lengths, positions, appends):
+def fill_pages(
+    buffer: Rows[int], number: int, tables: Rows[int], lengths: Rows[int], positions: Rows[int], appends: bool
+) -> None:
     """As ``unpack_pages``; there may be room for more spans and rows than the task has."""
     to = layout.HEADER + layout.INPUT * number
     at, pages_at = buffer[to + layout.IN_OFFSETS], buffer[to + layout.IN_ROWS]

@@ -19,13 +19,15 @@ from cellrt.core.queue import backlog_of, nth_priority
 from cellrt.core.record_layout import record_of
 from cellrt.core.records import ragged_ints
 from cellrt.core.span_arrays import page_ints
-from cellrt.core.tables import NUM_PRIORITIES
+from cellrt.core.tables import NUM_PRIORITIES, CellType, Request, Subgraph, Tables
 
 ALL = 1 << 30
 
 
 @compiled
-def collect_spans(t, type_id, priority, worker, nodes_at, room):
+def collect_spans(
+    t: Tables, type_id: int, priority: int, worker: int, nodes_at: int, room: int
+) -> tuple[int, int, int, int]:
     """Writes the chains and loops of a task to the buffer, one int for each of their rows.
 
     ``room`` is the number of ints left for pages and ragged inputs. Returns (rows, ints of those, the output that says
@@ -35,7 +37,7 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
     rows = spans = used = priorities = 0
     stop, singles, new = -1, 0, 0
     most_new = _share_of_new(t, type_id)
-    may_begin = settings.joins or not _has_pages(t, worker)
+    may_begin = settings.joins > 0 or not _has_pages(t, worker)
     passes = 2 if settings.steps_first and not cell_type.is_whole else 1
     for are_long in range(passes):
         for k in range(NUM_PRIORITIES):
@@ -45,7 +47,7 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
             subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
             while subgraph_id >= 0 and rows < cell_type.max_rows and spans < cell_type.max_batch:
                 subgraph = t.subgraphs[subgraph_id]
-                its_turn = passes == 1 or (subgraph.num_ready > 1) == are_long
+                its_turn = passes == 1 or (subgraph.num_ready > 1) == (are_long > 0)
                 its_turn = its_turn and (may_begin or _has_begun(t.requests[subgraph.request]))
                 if subgraph.pinned in (0, worker) and subgraph.num_ready > 0 and its_turn:
                     its_stop = record_of(t, subgraph).stop
@@ -74,7 +76,7 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
 
 
 @compiled
-def _has_pages(t, worker):
+def _has_pages(t: Tables, worker: int) -> bool:
     """Whether a request has pages at a worker."""
     for request_id in range(t.settings[0].num_requests):
         if t.requests[request_id].state == LIVE and t.requests[request_id].home == worker:
@@ -83,13 +85,13 @@ def _has_pages(t, worker):
 
 
 @compiled
-def _has_begun(request):
+def _has_begun(request: Request) -> bool:
     """Whether a request has its first pages, or never has any."""
     return request.home > 0 or request.num_page_lists == 0
 
 
 @compiled
-def _share_of_new(t, type_id):
+def _share_of_new(t: Tables, type_id: int) -> int:
     """How many steps of chains and loops that no worker has yet one worker takes."""
     settings = t.settings[0]
     if settings.split == 0 or settings.idle_workers <= 1:
@@ -101,7 +103,7 @@ def _share_of_new(t, type_id):
 
 
 @compiled
-def _is_taken(t, nodes_at, singles, subgraph_id):
+def _is_taken(t: Tables, nodes_at: int, singles: int, subgraph_id: int) -> bool:
     """Whether a chain that is long by now was taken as one with one step: more of it is ready once its pages have a
     worker, where the steps that it reads are on their way."""
     for row in range(singles):
@@ -111,7 +113,7 @@ def _is_taken(t, nodes_at, singles, subgraph_id):
 
 
 @compiled
-def _rows_of(t, cell_type, subgraph, worker, most):
+def _rows_of(t: Tables, cell_type: CellType, subgraph: Subgraph, worker: int, most: int) -> int:
     """How many steps of a chain or loop go into a task; none if there are no pages for them, or for some of a whole."""
     count = min(subgraph.num_ready, most)
     taken = claim_pages(t, subgraph, worker, count)

@@ -23,11 +23,11 @@ from cellrt.core.record_layout import (
     record_of,
 )
 from cellrt.core.records import bring_state, input_row, send_steps, state_row
-from cellrt.core.tables import ROW_MASK
+from cellrt.core.tables import ROW_MASK, Subgraph, Tables, Task
 
 
 @compiled
-def write_steps(t, task, base, end):
+def write_steps(t: Tables, task: Task, base: int, end: int) -> None:
     """Writes all inputs and outputs from ``end`` on, and sends the rows."""
     ints, rows, cell_type = t.ints, task.rows, t.types[task.cell_type]
     num_inputs, num_outputs = cell_type.num_inputs, cell_type.num_outputs
@@ -54,13 +54,13 @@ def write_steps(t, task, base, end):
 
 
 @inlined
-def _description_at(base, num_inputs, output):
+def _description_at(base: int, num_inputs: int, output: int) -> int:
     """Where the task says of an output where its rows are."""
     return base + layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * output
 
 
 @inlined
-def _add_store(t, base, to, row, handle):
+def _add_store(t: Tables, base: int, to: int, row: int, handle: int) -> None:
     """Adds a row to those that an output has."""
     at, count = base + t.ints[to + layout.OUT_STORE_POSITIONS], t.ints[to + layout.OUT_STORES]
     t.ints[at + count] = row
@@ -69,7 +69,7 @@ def _add_store(t, base, to, row, handle):
 
 
 @inlined
-def _write_inputs(t, subgraph, num_inputs, position, at, rows):
+def _write_inputs(t: Tables, subgraph: Subgraph, num_inputs: int, position: int, at: int, rows: int) -> None:
     """Writes what a chain's next step reads, ``rows`` ints apart: a place that has the row, or the complement of its
     handle."""
     to = subgraph.record + RECORD_WORDS
@@ -85,14 +85,14 @@ def _write_inputs(t, subgraph, num_inputs, position, at, rows):
 
 
 @compiled
-def _look_up(t, at, rows):
+def _look_up(t: Tables, at: int, rows: int) -> None:
     """Puts handles where places or complements of handles are: all at once, since each place is far from the others."""
     for k in range(at, at + rows):
         t.ints[k] = t.places[t.ints[k]] if t.ints[k] >= 0 else ~t.ints[k]
 
 
 @inlined
-def _hand_on(t, task, subgraph, row, base, num_inputs, num_outputs):
+def _hand_on(t: Tables, task: Task, subgraph: Subgraph, row: int, base: int, num_inputs: int, num_outputs: int) -> None:
     """Takes the rows that a plain step writes its state to."""
     to, cell_type = subgraph.record + RECORD_WORDS + INPUT_WORDS * num_inputs, t.types[task.cell_type]
     port = cell_type.first_port + num_inputs
@@ -109,7 +109,7 @@ def _hand_on(t, task, subgraph, row, base, num_inputs, num_outputs):
 
 
 @compiled
-def _write_outputs(t, task, subgraph, row, base):
+def _write_outputs(t: Tables, task: Task, subgraph: Subgraph, row: int, base: int) -> None:
     """Takes the rows of any other step's outputs and results."""
     cell_type = t.types[task.cell_type]
     for output in range(cell_type.num_outputs):
@@ -127,7 +127,7 @@ def _write_outputs(t, task, subgraph, row, base):
 
 
 @compiled
-def _describe_output(t, base, to, at, rows):
+def _describe_output(t: Tables, base: int, to: int, at: int, rows: int) -> None:
     """Says where an output's rows will lie, none of which is there yet."""
     t.ints[to + layout.OUT_STORES] = t.ints[to + layout.OUT_RESULTS] = t.ints[to + layout.OUT_RESULT_STEPS] = 0
     t.ints[to + layout.OUT_STORE_POSITIONS], t.ints[to + layout.OUT_STORE_ROWS] = at - base, at + rows - base

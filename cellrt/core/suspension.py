@@ -5,22 +5,20 @@ Its pages are copied to the host, or dropped and computed again (``recomputation
 
 from __future__ import annotations
 
-import numpy as np
-
 from cellrt.core import page_list
 from cellrt.core.jit import compiled
 from cellrt.core.moves import LIVE
 from cellrt.core.pages import feed_all, follow_home, move_page, num_away
 from cellrt.core.queue import num_ready, rows_in_flight
 from cellrt.core.recomputation import begin_anew, drop_list, is_cheaper, loop_of_pages
-from cellrt.core.tables import HOST, LOCATION_SHIFT, MAX_COPIES, MAX_KINDS
+from cellrt.core.tables import HOST, LOCATION_SHIFT, MAX_COPIES, MAX_KINDS, Request, Tables
 
 STARVED, STUCK = 1, 2
-ALL_KINDS = np.int64(-1)
+ALL_KINDS = -1
 
 
 @compiled
-def starvation(t, worker):
+def starvation(t: Tables, worker: int) -> int:
     """STARVED if some work found no page at a worker when it was last looked at; STUCK if besides nothing that has
     pages of such a kind is in flight there or can go on; else 0."""
     starved = _starved_kinds(t, worker)
@@ -37,9 +35,9 @@ def starvation(t, worker):
 
 
 @compiled
-def _starved_kinds(t, worker):
+def _starved_kinds(t: Tables, worker: int) -> int:
     """As bits, the kinds of pages of cell types that found none at a worker."""
-    kinds = np.int64(0)
+    kinds = 0
     for type_id in range(t.settings[0].num_types):
         if t.types[type_id].starved_at >> worker & 1:
             kinds |= _page_kinds(t, type_id)
@@ -47,18 +45,18 @@ def _starved_kinds(t, worker):
 
 
 @compiled
-def _page_kinds(t, type_id):
+def _page_kinds(t: Tables, type_id: int) -> int:
     """As bits, the kinds of pages that a cell type reads or appends to; all for one of spans alone, which waits for all
     pages of its requests."""
-    cell_type, kinds = t.types[type_id], np.int64(0)
+    cell_type, kinds = t.types[type_id], 0
     for port in range(cell_type.first_port, cell_type.first_port + cell_type.num_inputs):
         if t.ports[port].page_size > 0:
-            kinds |= np.int64(1) << t.ports[port].kind
+            kinds |= 1 << t.ports[port].kind
     return kinds if kinds or not cell_type.has_spans else ALL_KINDS
 
 
 @compiled
-def suspend(t, worker):
+def suspend(t: Tables, worker: int) -> bool:
     """Moves the pages of the latest arrival at a worker that has any for which there is room at the host, if another
     has some there too and nothing of it is in flight (else none: its end is looked at); or drops them. One with pages
     of a kind that was asked for goes before others. Returns whether any page moved."""
@@ -90,7 +88,7 @@ def suspend(t, worker):
 
 
 @compiled
-def _latest(t, worker, kinds):
+def _latest(t: Tables, worker: int, kinds: int) -> int:
     """The latest arrival that has pages of some kinds at a worker for which there is room at the host, or -1."""
     latest = -1
     for request_id in range(t.settings[0].num_requests):
@@ -102,7 +100,7 @@ def _latest(t, worker, kinds):
 
 
 @compiled
-def _num_holders(t, worker):
+def _num_holders(t: Tables, worker: int) -> int:
     """Requests that have pages at a worker."""
     count = 0
     for request_id in range(t.settings[0].num_requests):
@@ -111,7 +109,7 @@ def _num_holders(t, worker):
 
 
 @compiled
-def _drop(t, request):
+def _drop(t: Tables, request: Request) -> None:
     """Gives back all pages of a request, whose loop begins anew."""
     for k in range(request.num_page_lists):
         drop_list(t, request.page_lists + page_list.WORDS * k)
@@ -121,7 +119,7 @@ def _drop(t, request):
 
 
 @compiled
-def _can_lend(t, request, kinds):
+def _can_lend(t: Tables, request: Request, kinds: int) -> bool:
     """Whether a page of a request that is at a worker, of one of these kinds, has room at the host."""
     for k in range(request.num_page_lists):
         at = request.page_lists + page_list.WORDS * k
@@ -133,7 +131,7 @@ def _can_lend(t, request, kinds):
 
 
 @compiled
-def _others_starve(t, sequence):
+def _others_starve(t: Tables, sequence: int) -> bool:
     """Whether an earlier request waits for pages that it holds at the host, or for its first ones."""
     for request_id in range(t.settings[0].num_requests):
         request = t.requests[request_id]
@@ -143,7 +141,7 @@ def _others_starve(t, sequence):
 
 
 @compiled
-def _home_of(t, request):
+def _home_of(t: Tables, request: Request) -> int:
     """The worker where pages of a request are, or 0."""
     for k in range(request.num_page_lists):
         at = request.page_lists + page_list.WORDS * k

@@ -5,6 +5,7 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.memory import copy_bytes, read_float, write_word
+from cellrt.core.row_types import Matrix, Rows
 from cellrt.core.tables import LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
 
 DONE = 0
@@ -30,13 +31,13 @@ ALIGNMENT = 64
 
 
 @compiled
-def aligned(size):
+def aligned(size: int) -> int:
     """The next multiple of ALIGNMENT."""
     return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @compiled
-def gather(buffer, port, own, target):
+def gather(buffer: Rows[int], port: Rows[int], own: int, target: int) -> int:
     """Copies an input's rows to ``target`` unless they lie together already; returns where they are."""
     record, size = port[RECORD], port[ROW_BYTES]
     source, count = buffer[record + layout.IN_SOURCE], buffer[record + layout.IN_COUNT]
@@ -58,7 +59,7 @@ def gather(buffer, port, own, target):
 
 
 @compiled
-def read_offsets(buffer, ports, task, number, positions, at):
+def read_offsets(buffer: Rows[int], ports: Matrix, task: int, number: int, positions: int, at: int) -> int:
     """Writes an input's offsets to ``at`` if it is ragged, and where they are to the task; returns what lies behind."""
     port = ports[number]
     write_word(task, FIRST_INPUT + ports.shape[0] + number, at)
@@ -71,7 +72,7 @@ def read_offsets(buffer, ports, task, number, positions, at):
 
 
 @compiled
-def put(buffer, port, own, host, states, results):
+def put(buffer: Rows[int], port: Rows[int], own: int, host: int, states: int, results: int) -> None:
     """Copies an output's rows to where their readers find them: from ``states`` to arena rows, from ``results`` to the
     host; the two differ for a loop that shows every step."""
     record, size = port[RECORD], port[ROW_BYTES]
@@ -86,7 +87,7 @@ def put(buffer, port, own, host, states, results):
 
 
 @compiled
-def are_finite(address, count):
+def are_finite(address: int, count: int) -> bool:
     """Whether so many float32 numbers are neither infinite nor NaN."""
     for k in range(count):
         value = read_float(address, k)

@@ -8,7 +8,7 @@ import numpy as np
 from cellrt.core import page_list
 from cellrt.core.moves import LIVE, QUEUED
 from cellrt.core.record_layout import BODY_WORDS, SAME, STEP, body_at, inputs_of, outputs_of, record_at
-from cellrt.core.tables import CHAIN, LOOP, MEMBER, Tables
+from cellrt.core.tables import CHAIN, LOOP, MEMBER, Request, Subgraph, Tables
 
 
 def record_rules(t: Tables, subgraph_id: int) -> list[str]:
@@ -49,14 +49,14 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
     return []
 
 
-def _loop_tasks(t: Tables, subgraph: np.void) -> int:
+def _loop_tasks(t: Tables, subgraph: Subgraph) -> int:
     """Tasks in flight with steps of a loop of one cell."""
     record = record_at(t.links, int(subgraph["record"]))
     unseen = int(record.unseen)
     return int(subgraph["in_flight"]) - max(0, unseen - int(record.done)) if record.position > unseen else 0
 
 
-def _turns(t: Tables, subgraph: np.void) -> str:
+def _turns(t: Tables, subgraph: Subgraph) -> str:
     """What is wrong with the rows that tasks in flight write a loop's state to, or nothing: each has its own, and none
     has that of the last step that is done."""
     cell_type, record = t.types[int(subgraph["cell_type"])], record_at(t.links, int(subgraph["record"]))
@@ -78,7 +78,7 @@ def _turns(t: Tables, subgraph: np.void) -> str:
     return ""
 
 
-def _body(t: Tables, subgraph: np.void, length: int) -> str:
+def _body(t: Tables, subgraph: Subgraph, length: int) -> str:
     """What is wrong with the body of a member that has begun ``length`` steps, or nothing."""
     own = record_at(t.links, int(subgraph["record"]))
     body, request = body_at(t.links, own.body), t.requests[int(subgraph["request"])]
@@ -101,7 +101,7 @@ def _body(t: Tables, subgraph: np.void, length: int) -> str:
     return ""
 
 
-def _is_fed(t: Tables, subgraph: np.void, step: int) -> bool:
+def _is_fed(t: Tables, subgraph: Subgraph, step: int) -> bool:
     """Whether what a step reads, of chains that its own follows, is done or sent to the worker this is pinned to."""
     for read in inputs_of(t, subgraph):
         if read.mode not in (STEP, SAME) or read.source < 0:
@@ -127,7 +127,7 @@ def state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
     return found
 
 
-def page_rules(t: Tables, request: np.void) -> list[str]:
+def page_rules(t: Tables, request: Request) -> list[str]:
     """What is wrong with a request's growing states: each has pages for the steps that were sent, and the rows of those
     that are done and were before any stop or failure."""
     done, rules = dict[int, int](), list[str]()

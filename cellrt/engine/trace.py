@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-import numpy as np
-
 from cellrt.core.event_log import read_events
-from cellrt.core.tables import ADMITTED, Tables
+from cellrt.core.tables import ADMITTED, Tables, Task
 from cellrt.engine.records import Bulk
 from cellrt.view.spans import RequestSpan, TaskSpan
 from cellrt.view.timeline import Timeline
@@ -31,7 +29,7 @@ class Trace:
         """Notes which requests a task is for, while they are live."""
         self._launched[task] = sequences
 
-    def complete(self, row: np.void, worker: int, cell: str, done: Done) -> None:
+    def complete(self, row: Task, worker: int, cell: str, done: Done) -> None:
         """Notes a completed task; ``row`` is its row of the scheduler's table."""
         start_s, end_s = done.start_ns / 1e9, done.end_ns / 1e9
         number, rows, steps = int(row["number"]), int(row["rows"]), int(row["steps"])
