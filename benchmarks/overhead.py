@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
 import cellrt
 from benchmarks.core_cases import run_cases
@@ -147,7 +148,7 @@ def measure(batch: int, num_requests: int, rounds: int) -> Cost:
 def table_bytes(bench: Bench) -> tuple[float, int]:
     """Bytes of tables (bytes per step of a live chain with all that comes with it, bytes per request besides)."""
     tables, arrays = bench.processor.tables, bench.template.arrays
-    rows = [
+    rows: list[tuple[int, NDArray[Any]]] = [
         (arrays.nodes.size, tables.nodes),
         (arrays.values.size, tables.values),
         (bench.template.num_places, tables.places),

@@ -30,7 +30,7 @@ STEPS = (
     Step(0, "compile", "cut into subgraphs, or found in a cache", ("core/template.py", "core/partition.py")),
     Step(1, "admit", "its rows are reserved, or it waits", ("core/admission.py", "core/rows.py")),
     Step(1, "schedule", "a cell type is chosen, a task is formed", ("core/schedule.py", "core/batching.py")),
-    Step(2, "run", "rows are gathered, the cell runs, rows are put", ("worker/cpu/worker.py", "core/run_task.py")),
+    Step(2, "run", "rows are read, the cell runs, rows are put", ("worker/cpu/worker.py", "worker/cpu/run_task.py")),
     Step(1, "complete", "what waited for these rows is released", ("core/completion.py",)),
     Step(1, "reply", "after the last cell: results read, future set", ("engine/manager.py", "engine/future.py")),
 )

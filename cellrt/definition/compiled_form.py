@@ -3,9 +3,9 @@
 Python's interpreter lock is what several workers and clients of one process wait for, and a step of a few small rows
 takes less time than the torch calls around it. So a module may have, beside its ``forward``, a method
 ``compiled_form() -> CompiledForm | None``: a function that Numba compiles, which sees addresses alone. A CPU worker
-then gathers a task's rows, calls the function and scatters what it wrote in one compiled call (``core/run_task.py``).
-The module stays the cell's definition, and runs whatever the function refuses. ``docs/compiled-forms.md`` shows how to
-write one.
+then gathers a task's rows, calls the function and scatters what it wrote in one compiled call
+(``worker/cpu/run_task.py``). The module stays the cell's definition, and runs whatever the function refuses.
+``docs/compiled-forms.md`` shows how to write one.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from torch import nn
 
 from cellrt.core.jit import c_function, nogil
 from cellrt.core.memory import as_pointer, read_float, read_int, read_word, read_words, write_word
-from cellrt.core.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.attention_operator import APPEND, ATTEND
 from cellrt.definition.form_inputs import check_inputs
 from cellrt.definition.snapshot import is_settled
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
+from cellrt.definition.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.traced_pages import KERNELS, TracedPages, attend_span, is_traced
 from cellrt.errors import DefinitionError
 

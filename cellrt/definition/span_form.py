@@ -18,10 +18,10 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.run_span_task import AT, DIMS, DTYPE, FIRST_TENSOR, MOST_DIMS, SIZES, STRIDES, TENSOR
 from cellrt.definition.compiled_form import DONE, CompiledForm, TaskFunction
 from cellrt.definition.form_inputs import check_inputs
 from cellrt.definition.spec import CellInput, RowSpec
+from cellrt.definition.task_memory import AT, DIMS, DTYPE, FIRST_TENSOR, MOST_DIMS, SIZES, STRIDES, TENSOR
 from cellrt.definition.traced_pages import flatten
 from cellrt.errors import DefinitionError
 

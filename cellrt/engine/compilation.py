@@ -14,8 +14,8 @@ from contextlib import contextmanager
 from numba.core import event as events
 from numba.core.dispatcher import Dispatcher
 
-from cellrt.core.warm_up import warm_up
 from cellrt.engine.announce import EVERY_S, QUIET_S, Announcement
+from cellrt.worker.cpu.warm_up import warm_up
 
 CORE = "cellrt.core"
 

@@ -19,9 +19,9 @@ from numba.core.dispatcher import Dispatcher
 
 from cellrt.core import kept_code
 from cellrt.core.parts import bitcode_of
-from cellrt.core.warm_up import warm_up
 from cellrt.definition.compiled_form import TaskFunction
 from cellrt.products.packed import _multiply_four, multiply_three
+from cellrt.worker.cpu.warm_up import warm_up
 from tests.cells.every_cell import CASES, WITH_FORM, subject_of
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")

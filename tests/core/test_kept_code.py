@@ -263,7 +263,7 @@ def test_the_core_is_imported_where_nothing_can_be_written(tmp_path: Path):
     for name in ("__init__.py", "errors.py"):
         shutil.copy(home / name, tmp_path / "cellrt" / name)
     environment = {**no_place(tmp_path / "cellrt" / "core"), "PYTHONPATH": str(tmp_path)}
-    program = "from cellrt.core import entries, run_task, warm_up; print(entries.__file__)"
+    program = "from cellrt.core import entries; print(entries.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path
     )

@@ -152,8 +152,14 @@ def test_a_file_that_cannot_be_parsed_counts_by_its_bytes(package: Path):
 
 
 COMPILED = (
-    *("core.schedule", "core.run_task", "core.entries", "core.copying", "core.records", "core.spans", "core.pages"),
-    *("products.packed", "worker.device.launch", "worker.device.shape", "definition.aot.run_step"),
+    *("core.schedule", "core.entries", "core.copying", "core.records", "core.spans", "core.pages"),
+    *(
+        "products.packed",
+        "worker.cpu.run_task",
+        "worker.device.launch",
+        "worker.device.shape",
+        "definition.aot.run_step",
+    ),
     *("cells._host", "cells._llama_step", "cells._paged_attention", "cells._row_kernels", "unfolders._marshalled"),
 )
 

@@ -14,11 +14,11 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from cellrt.core.warm_up import warm_up
 from cellrt.definition.define import cell
 from cellrt.engine.engine import Engine
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker import service_thread
+from cellrt.worker.cpu.warm_up import warm_up
 
 STEPS, REQUESTS, LONG = 300, 200, 100.0
 ADD = cell(lambda x, h: {"h": h + x}, {"x": (), "h": ()}, name="add")

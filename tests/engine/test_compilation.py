@@ -11,8 +11,8 @@ from types import ModuleType
 import numba
 import pytest
 
-from cellrt.core.warm_up import warm_up
 from cellrt.engine.compilation import CORE, compilation_told, num_functions
+from cellrt.worker.cpu.warm_up import warm_up
 from tests.waiting import until
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")

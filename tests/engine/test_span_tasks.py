@@ -14,11 +14,11 @@ from torch import Tensor
 
 import cellrt
 from cellrt.cells.language_models import language_model, layered_language_model
-from cellrt.core.run_span_task import run_span_task
 from cellrt.core.task_layout import TaskView
 from cellrt.unfolders import complete
 from cellrt.worker.cpu import executor
 from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.run_span_task import run_span_task
 from tests.engine.helpers import WAIT_S
 from tests.unfolders.language_models import draw_prompt, small_llama
 

@@ -11,7 +11,7 @@ import torch
 from numba.core.dispatcher import Dispatcher
 import cellrt
 from cellrt.core.partition import partition
-from cellrt.core.warm_up import warm_up
+from cellrt.worker.cpu.warm_up import warm_up
 
 def signatures():
     modules = [module for name, module in list(sys.modules.items()) if name.startswith("cellrt.core.")]

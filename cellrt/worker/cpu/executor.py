@@ -15,23 +15,23 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.run_span_task import APPENDED_PAGES, PAGES, SPAN, run_span_task
-from cellrt.core.run_task import run_task
-from cellrt.core.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.core.tables import HOST, MIXED
 from cellrt.core.task_layout import HEADER, TaskView, input_record_at, output_record_at
-from cellrt.core.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.span_form import SpanForm
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
+from cellrt.definition.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
 from cellrt.errors import CellError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Attempt, Failure, Failures, run_or_blame
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.attempt import CpuAttempt, CpuOutcome
+from cellrt.worker.cpu.run_span_task import APPENDED_PAGES, PAGES, SPAN, run_span_task
+from cellrt.worker.cpu.run_task import run_task
 from cellrt.worker.cpu.span_attempt import SpanAttempt
+from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.worker.torch_state import CellMode
 
 

@@ -15,9 +15,9 @@ from numpy.typing import NDArray
 
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, short_entry
-from cellrt.core.span_rows import most_pages_of
 from cellrt.core.tables import MIXED
 from cellrt.definition.cell import Cell
+from cellrt.worker.span_rows import most_pages_of
 
 LEAST_ROWS = 16
 """Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""

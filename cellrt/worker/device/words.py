@@ -9,7 +9,7 @@ from __future__ import annotations
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.memory import WORD_BYTES, bytes_at, ints_at, read_int, read_word, start_of, write_word
-from cellrt.core.span_rows import fill_pages, fill_spans
+from cellrt.worker.span_rows import fill_pages, fill_spans
 
 # What to write to the words, one row an operation. FROM is a field with the place of the numbers in the buffer, COUNT a
 # field with how many there are.

@@ -27,6 +27,15 @@ FLAG = 2
 CARRY = 3
 FIRST_ARENA = 4
 
+# A tensor, as a kernel of a cell with spans or pages is told of it, in int64 words: where it lies, torch's number of
+# the dtype, how many dimensions; sizes, then strides.
+MOST_DIMS = 8
+AT, DTYPE, DIMS, SIZES = range(4)
+STRIDES = SIZES + MOST_DIMS
+TENSOR = STRIDES + MOST_DIMS
+FIRST_TENSOR = 1
+"""Behind the number of tensors."""
+
 ALIGNMENT = 64
 
 

@@ -10,8 +10,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry
 from cellrt.core.memory import call, read_byte, read_word, write_word
 from cellrt.core.row_types import Matrix, Rows
-from cellrt.core.run_loop import loop_bytes, run_loop, stop_output
-from cellrt.core.task_memory import (
+from cellrt.definition.task_memory import (
     ALIGNMENT,
     BATCH_SIZES,
     DONE,
@@ -28,6 +27,7 @@ from cellrt.core.task_memory import (
     put,
     read_offsets,
 )
+from cellrt.worker.cpu.run_loop import loop_bytes, run_loop, stop_output
 
 
 @compiled

@@ -10,33 +10,30 @@ from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled, entry
 from cellrt.core.memory import bytes_at, call, copy_bytes, ints_at, read_word, start_of, write_word
 from cellrt.core.row_types import Matrix, Rows
-from cellrt.core.run_loop import stop_output
-from cellrt.core.run_task import note_stops
-from cellrt.core.span_rows import fill_pages, fill_spans, most_pages_of
-from cellrt.core.task_memory import (
+from cellrt.definition.task_memory import (
     ALIGNMENT,
+    AT,
     DONE,
     FIRST_ARENA,
+    FIRST_TENSOR,
     FLAG,
     RECORD,
     REFUSED,
     ROW_BYTES,
+    SIZES,
+    STRIDES,
+    TENSOR,
     aligned,
     are_finite,
     gather,
     put,
 )
+from cellrt.worker.cpu.run_loop import stop_output
+from cellrt.worker.cpu.run_task import note_stops
+from cellrt.worker.span_rows import fill_pages, fill_spans, most_pages_of
 
 # What an input is to the kernel, instead of the FLAG of ``task_memory.py``.
 ROWS, RAGGED, PAGES, APPENDED_PAGES, SPAN = range(5)
-
-# A tensor, in int64 words: where it lies, torch's number of the dtype, how many dimensions; sizes, then strides.
-MOST_DIMS = 8
-AT, DTYPE, DIMS, SIZES = range(4)
-STRIDES = SIZES + MOST_DIMS
-TENSOR = STRIDES + MOST_DIMS
-FIRST_TENSOR = 1
-"""Behind the number of tensors."""
 
 
 @compiled

@@ -16,11 +16,11 @@ from cellrt.core.copying import (
 from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
 from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-from cellrt.core.run_span_task import run_span_task
-from cellrt.core.run_task import run_task
 from cellrt.core.settings import Limits
-from cellrt.core.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.core.task_layout import HEADER, INPUT
+from cellrt.worker.cpu.run_span_task import run_span_task
+from cellrt.worker.cpu.run_task import run_task
+from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans
 
 LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, max_events=8)
 

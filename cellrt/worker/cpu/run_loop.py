@@ -10,7 +10,7 @@ from cellrt.core import task_layout as layout
 from cellrt.core.jit import compiled
 from cellrt.core.memory import call, copy_bytes, move_bytes, read_byte, read_word, write_word
 from cellrt.core.row_types import Matrix, Rows
-from cellrt.core.task_memory import (
+from cellrt.definition.task_memory import (
     ALIGNMENT,
     BATCH_SIZES,
     CARRY,
