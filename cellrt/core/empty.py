@@ -17,6 +17,7 @@ COPIED = (
     "large_batches",
     "steps_first",
     "joins",
+    "reserve_pages",
 )
 """Settings that are in the tables as they are."""
 MIN_RUN_S = 0.7e-3

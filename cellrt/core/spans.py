@@ -64,6 +64,8 @@ def collect_spans(t, type_id, priority, worker, nodes_at, room):
                             extra *= count
                         for each in range(count):
                             t.ints[nodes_at + rows + each] = ~subgraph_id
+                        if settings.reserve_pages and count == 0 and not _has_begun(t.requests[subgraph.request]):
+                            may_begin = False  # who comes behind does not begin before
                         if count > 0:
                             new += steps_of_new(subgraph, count) if is_new else 0
                             rows, spans, used, stop = rows + count, spans + 1, used + extra, max(stop, its_stop)

@@ -160,7 +160,7 @@ REQUEST = np.dtype(
         ("client", "i4"),  # who submitted it: 0 in this process, else a number of the engine's
         ("admitted_ns", "i8"),
         ("deadline_ns", "i8"),  # when it must be done; NEVER if it has no deadline
-        ("unused", "i4", 2),
+        ("schedule_by_ns", "i8"),  # when its first task must be submitted; NEVER if there is no such time
     ],
     align=True,
 )
@@ -264,7 +264,9 @@ WAITING = np.dtype(
         ("score", "f8"),  # what the policy writes: lower goes first
         ("sequence", "i8"),  # order of the request's arrival
         ("admitted_ns", "i8"),  # when the request was admitted
-        ("deadline_ns", "i8"),  # when the request must be done; NEVER if it has no deadline
+        # The earlier of when the request must be done and when its first task must be submitted, which once that is is
+        # no earlier than now; NEVER if it has no deadline.
+        ("deadline_ns", "i8"),
         ("length", "i4"),  # nodes of the request
         ("left", "i4"),  # nodes, or steps, of this subgraph that are not submitted
         ("ready", "i4"),  # of those, what may go into a task now: rows
@@ -316,6 +318,7 @@ SETTINGS = np.dtype(
         ("large_batches", "i4"),
         ("steps_first", "i4"),  # 1: single steps go into a task before what has several rows (``spans.py``)
         ("joins", "i4"),  # 0: nobody takes his first pages at a worker where others have some
+        ("reserve_pages", "i4"),  # 1: a request takes all its pages at once
         ("idle_workers", "i4"),  # workers with nothing to do, the one being scheduled included
         ("types_ready", "i4"),  # cell types with work that the worker being scheduled may take
         ("top_priority", "i4"),  # highest client priority of that work
