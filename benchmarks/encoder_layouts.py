@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -110,10 +111,10 @@ LAYOUTS: dict[str, Lay] = {
 class Linear(nn.Module):
     """A layer with its weights packed, as the engine's are."""
 
-    def __init__(self, *layers: nn.Module) -> None:
+    def __init__(self, *layers: Any) -> None:
         super().__init__()
-        weights = torch.cat([layer.weight for layer in layers])  # type: ignore[arg-type]
-        biases = torch.cat([layer.bias for layer in layers])  # type: ignore[arg-type]
+        weights = torch.cat([layer.weight for layer in layers])
+        biases = torch.cat([layer.bias for layer in layers])
         self._packed = PackedLinear(weights, biases)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -127,7 +128,8 @@ class PlainEncoder:
     def __init__(self, stack: TransformerStack) -> None:
         self._stack, self._heads = stack, stack.sizes.attention.heads
         self._layers = []
-        for layer in stack.layers:
+        layers: Any = stack.layers
+        for layer in layers:
             own, mlp = layer.attention, layer.mlp
             packed = Linear(own.query, own.key, own.value), Linear(own.out), Linear(mlp.up), Linear(mlp.down)
             self._layers.append((layer, *packed))
@@ -152,8 +154,8 @@ class PlainEncoder:
         x = self._begin(tokens.reshape(-1), places.reshape(-1))
 
         def attend(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-            parts = [part.view(*tokens.shape, self._heads, -1).transpose(1, 2) for part in (query, key, value)]
-            found: Tensor = scaled_dot_product_attention(*parts, attn_mask=mask)
+            first, *others = [part.view(*tokens.shape, self._heads, -1).transpose(1, 2) for part in (query, key, value)]
+            found: Tensor = scaled_dot_product_attention(first, others[0], others[1], attn_mask=mask)
             return found.transpose(1, 2).reshape(len(query), -1)
 
         made = self._run(x, attend).view(*tokens.shape, -1)
