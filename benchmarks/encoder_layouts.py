@@ -22,6 +22,7 @@ from torch.nn.functional import gelu, normalize, scaled_dot_product_attention
 from torch.nn.utils.rnn import pad_sequence
 
 from benchmarks.packed import PackedLinear
+from cellrt import Cell, Spans
 from cellrt.cells.transformer_stack import TransformerStack
 
 ROWS, LONGEST = 4, 100
@@ -120,6 +121,25 @@ class Linear(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """``[rows, outputs]``."""
         return self._packed(x)
+
+
+class CellEncoder:
+    """The cell that cellrt serves, called on flat batches."""
+
+    def __init__(self, cell: Cell) -> None:
+        self._cell = cell
+
+    def __call__(self, rows: Sequence[Row], sentences: Sequence[Tensor]) -> dict[int, Tensor]:
+        """The embedding ``[hidden]`` of each sentence of the one row, by its number."""
+        (row,) = rows
+        sizes = torch.tensor([len(sentences[one]) for one in row])
+        offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).int()
+        positions = torch.cat([torch.arange(size) for size in sizes.tolist()]).int()
+        is_read = torch.zeros(len(positions), dtype=torch.bool)
+        is_read[offsets[1:].long() - 1] = True
+        spans = Spans(offsets, positions, is_read)
+        (made,) = self._cell.run(torch.cat([sentences[one] for one in row]), spans)
+        return dict(zip(row, made[is_read]))
 
 
 class PlainEncoder:

@@ -3,7 +3,8 @@
 Prompts of U(32, 512) tokens and answers of U(1, 128), a quarter of each here, of random weights. The latency of a
 request is divided by the tokens that it makes; the figure is the median over requests, against the requests answered a
 second. Iterations (requests join and leave between steps), the same strictly in order and with all pages reserved, as
-ORCA has it, whole requests (nobody joins), and transformers' continuous batching.
+ORCA has it, with prompts in tasks of their own, which go first, as vLLM had it (Pensieve section 3.4.2), whole requests
+(nobody joins), and transformers' continuous batching.
 """
 
 from __future__ import annotations
@@ -34,6 +35,7 @@ LOADS = (0.3, 0.6, 0.9, 1.2)
 WAYS: dict[str, SchedulerSettings] = {
     "iterations": SchedulerSettings(),
     "iterations, ORCA's": SchedulerSettings(steps_first=False, reserve_pages=True),
+    "prompts apart": SchedulerSettings(prompts_apart=True),
     "whole requests": SchedulerSettings(joins=False),
 }
 Serve = Callable[[Sequence[Asked], Seconds], tuple[Seconds, float]]

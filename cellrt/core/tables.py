@@ -319,6 +319,7 @@ SETTINGS = np.dtype(
         ("steps_first", "i4"),  # 1: single steps go into a task before what has several rows (``spans.py``)
         ("joins", "i4"),  # 0: nobody takes his first pages at a worker where others have some
         ("reserve_pages", "i4"),  # 1: a request takes all its pages at once
+        ("prompts_apart", "i4"),  # 1: single steps and what has several rows are not in one task (``spans.py``)
         ("idle_workers", "i4"),  # workers with nothing to do, the one being scheduled included
         ("types_ready", "i4"),  # cell types with work that the worker being scheduled may take
         ("top_priority", "i4"),  # highest client priority of that work

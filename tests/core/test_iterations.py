@@ -131,6 +131,21 @@ def test_single_steps_overtake_a_prompt_that_comes_in_pieces_unless_all_is_in_or
     assert iterations(in_order) == [[0], [0], [0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4], [4]]
 
 
+@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=examples(60))
+@given(trace=TRACES, max_bs=st.integers(1, 4), workers=st.integers(1, 2))
+def test_prompts_apart_are_in_no_task_with_single_steps(trace, max_bs, workers):
+    simulation = play(machine_of(max_bs, 8, workers, prompts_apart=True), trace)
+    for task in simulation.tasks:
+        assert len({count > 1 for count in Counter(task.requests).values()}) == 1
+
+
+def test_prompts_apart_go_first_and_those_that_have_begun_wait_meanwhile():
+    trace: Trace = [(0, 1, 3), (0.5, 4, 2), (0.5, 3, 1)]
+    together, apart = (play(machine_of(4, 8, prompts_apart=each), trace) for each in (False, True))
+    assert iterations(together) == [[0], [0, 1, 2], [0, 1]]
+    assert iterations(apart) == [[0], [1, 2], [0, 1], [0]]
+
+
 def test_in_order_nobody_goes_before_one_that_does_not_fit():
     def tasks_of(steps_first: bool) -> list[list[int]]:
         processor = make_processor(settings=SchedulerSettings(1, steps_first=steps_first))
@@ -151,8 +166,8 @@ def test_one_word_is_no_single_step_of_a_cell_that_reads_all_at_once():
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLICIES))
 @pytest.mark.parametrize(
     "others",
-    [{"steps_first": False}, {"joins": False}, {"reserve_pages": True}],
-    ids=["in order", "nobody joins", "reserved"],
+    [{"steps_first": False}, {"joins": False}, {"reserve_pages": True}, {"prompts_apart": True}],
+    ids=["in order", "nobody joins", "reserved", "prompts apart"],
 )
 @pytest.mark.parametrize("workers", [1, 2])
 def test_everybody_ends_also_where_pages_run_out(policy, others, workers):

@@ -46,6 +46,7 @@ from tests.effort import examples
             "steps_first": st.booleans(),
             "joins": st.sampled_from([True, True, False]),
             "reserve_pages": st.sampled_from([False, False, True]),
+            "prompts_apart": st.sampled_from([False, False, True]),
         }
     ),
 )
