@@ -14,6 +14,7 @@ takes at least: the larger of its weights over the bandwidth of a dot product of
 operations over the rate of a product of 1,024 rows and columns, torch's or ours, whichever is faster.
 ``products``: what it costs that a row's bits do not depend on its company, beside torch's products, in microseconds.
 ``sampling``: steps of SmolLM2-135M's sizes, greedy and with what requests may ask for (``lm_sampling.py``).
+``open``: requests that arrive one by one, whatever the server does (``lm_open.py``).
 
 All use one torch thread. Tokens/s is up to the last token of all; the time to the first token and the time per token
 behind it are medians over requests. Servers take turns; each figure is the median of the rounds. Tokens are compared
@@ -37,6 +38,7 @@ from torch import nn
 
 import cellrt
 from benchmarks.compare import is_ours
+from benchmarks.lm_open import run_open
 from benchmarks.lm_peers import Asked, Continuous, Made, make_reference, padded
 from benchmarks.lm_sampling import run_sampling
 from benchmarks.options import Options
@@ -53,7 +55,7 @@ from cellrt.products.packed import new_room
 from cellrt.unfolders.completion import complete
 from examples.models.talker import find_smollm
 
-PARTS = ("random", "smollm", "products", "sampling")
+PARTS = ("random", "smollm", "products", "sampling", "open")
 PAGES_ANEW = 16
 """So many pages are computed anew at once: of a longer prompt each takes longer, as attention looks back further."""
 MODELS = ("random", "smollm")
@@ -332,6 +334,9 @@ def run(recorder: Recorder, options: Options) -> None:
     if options.has("sampling"):
         with torch_threads(1):
             run_sampling(recorder, 0.5 if options.quick else 5.0)
+    if options.has("open"):
+        with torch_threads(1):
+            run_open(recorder, Llama(RANDOM).eval(), options)
     for part in MODELS:
         model = load(part) if options.has(part) else None
         if model is None:

@@ -130,9 +130,11 @@ def _kind_at(t, request, place):
 
 
 @compiled
-def admit(t, template, sequence, priority, client, deadline_ns, streamed, session, rows, at):
+def admit(t, template, sequence, priority, client, deadlines_ns, number, streamed, session, rows, at):
     """Appends a request; returns its id, -1 if tables or arenas have no room for it now, or -2 if they never have, as
     what its session kept and what the request adds come to more pages than a worker has.
+
+    ``deadlines_ns[number]`` are its deadlines, unless there are fewer: done by then, begun by then.
 
     Writes to ``rows`` from ``at`` on the host row of each external value (-1 if nothing reads it), then of each state
     of its ``session`` (-1 if it is here already, or there is no session): the caller copies the request's tensors there
@@ -165,7 +167,9 @@ def admit(t, template, sequence, priority, client, deadline_ns, streamed, sessio
     settings.num_live += 1
     move_request(t, request, LIVE)
     request.sequence, request.priority, request.streamed = sequence, priority, streamed
-    request.client, request.deadline_ns, request.admitted_ns = client, deadline_ns, settings.now_ns
+    request.client, request.admitted_ns = client, settings.now_ns
+    request.deadline_ns = deadlines_ns[number, 0] if number < deadlines_ns.shape[0] else NEVER
+    request.schedule_by_ns = deadlines_ns[number, 1] if number < deadlines_ns.shape[0] else NEVER
     request.started_ns = request.nodes_left = request.length = 0
     request.session, request.num_states, request.num_lists = session, num_states, num_lists
     request.lists = request.first_link + template.links.size
@@ -222,15 +226,14 @@ def admit_many(t, template, lengths, sequences, priority, client, deadlines_ns, 
     """Admits requests of one template in order, as far as there is room; returns how many, with their ids in ``ids``.
 
     ``lengths`` are those of each, or one row for all. ``rows`` gets what ``admit`` writes for each, one behind the
-    other. ``sessions``, none twice, and ``deadlines_ns`` are those of each, or empty where there are none.
+    other. ``sessions``, none twice, and ``deadlines_ns`` (done by, begun by) are those of each, or empty for none.
     """
     at = 0
     for k in range(sequences.size):
         if k < lengths.shape[0]:
             _set_lengths(template, lengths, k)
         session = sessions[k] if k < sessions.size else -1
-        deadline_ns = deadlines_ns[k] if k < deadlines_ns.size else NEVER
-        ids[k] = admit(t, template, sequences[k], priority, client, deadline_ns, streamed, session, rows, at)
+        ids[k] = admit(t, template, sequences[k], priority, client, deadlines_ns, k, streamed, session, rows, at)
         if ids[k] < 0:
             return k
         at += num_rows(template)

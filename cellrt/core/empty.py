@@ -17,6 +17,8 @@ COPIED = (
     "large_batches",
     "steps_first",
     "joins",
+    "reserve_pages",
+    "prompts_apart",
 )
 """Settings that are in the tables as they are."""
 MIN_RUN_S = 0.7e-3

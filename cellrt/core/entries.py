@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from cellrt.core import admission, completion, lost_worker, schedule, session_state, suspension
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
-from cellrt.core.tables import NEVER
 
 _admit, _num_rows, _admit_many = admission.admit, admission.num_rows, admission.admit_many
 _finish_many, _copy_results = admission.finish_many, admission.copy_results
@@ -31,8 +30,8 @@ def admit_each(at, templates_at, sequences, priority, client, deadlines_ns, stre
     t, first = open_tables(at), 0
     for k in range(sequences.size):
         template, session = open_template(templates_at[k]), sessions[k] if k < sessions.size else -1
-        deadline_ns = deadlines_ns[k] if k < deadlines_ns.size else NEVER
-        ids[k] = _admit(t, template, sequences[k], priority, client, deadline_ns, streamed, session, host_rows, first)
+        how = priority, client, deadlines_ns, k, streamed, session
+        ids[k] = _admit(t, template, sequences[k], *how, host_rows, first)
         if ids[k] < 0:
             return k
         first += _num_rows(template)

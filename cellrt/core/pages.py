@@ -219,6 +219,8 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
         return count
     if request.home == 0 and request.sequence > settings.next_home:
         return 0
+    if settings.reserve_pages and not _can_take_all(t, request, worker):
+        return 0
     again = rows_again(t, subgraph) if request.home == 0 else 0
     is_here = request.home > 0 or request.pages_away + again > 0
     if request.pages_away + again > 0:
@@ -226,6 +228,9 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
             settings.next_home = request.sequence
             return 0
         _bring(t, request, worker)  # all, before any page is taken: there is room for these
+    if settings.reserve_pages:
+        _take_all(t, request, worker)
+        has_pages = True
     for port in range(cell_type.num_inputs):
         info, read = t.ports[cell_type.first_port + port], input_of(t, subgraph, port)
         if info.page_size == 0:
@@ -242,6 +247,31 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
         request.home = worker
         follow_home(t, request)
     return count
+
+
+@compiled
+def _can_take_all(t: Tables, request: Request, worker: int) -> bool:
+    """Whether all pages that a request may come to are at a worker, or could be."""
+    for k in range(request.num_page_lists):
+        kind, wanted = t.links[request.page_lists + page_list.WORDS * k + page_list.KIND], 0
+        for other in range(request.num_page_lists):
+            at = request.page_lists + page_list.WORDS * other
+            if t.links[at + page_list.KIND] == kind:
+                wanted += t.links[at + page_list.CAPACITY] - t.links[at + page_list.HELD] + num_away(t, at)
+        if wanted > t.arenas[worker * MAX_KINDS + kind].num_free:
+            return False
+    return True
+
+
+@compiled
+def _take_all(t: Tables, request: Request, worker: int) -> None:
+    """Takes all pages that a request may come to."""
+    for k in range(request.num_page_lists):
+        at = request.page_lists + page_list.WORDS * k
+        while t.links[at + page_list.HELD] < t.links[at + page_list.CAPACITY]:
+            place = t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]
+            t.places[place] = take_row(t, worker, t.links[at + page_list.KIND])
+            t.links[at + page_list.HELD] += 1
 
 
 @compiled

@@ -221,7 +221,8 @@ def _show_waiting(t: Any, type_id: Any, priority: Any, worker: Any) -> Any:
         subgraph = t.subgraphs[subgraph_id]
         if subgraph.num_ready > 0 and (subgraph.pinned == 0 or subgraph.pinned == worker):
             request, row = t.requests[subgraph.request], t.waiting[count]
-            row.sequence, row.admitted_ns, row.deadline_ns = request.sequence, request.admitted_ns, request.deadline_ns
+            row.sequence, row.admitted_ns = request.sequence, request.admitted_ns
+            row.deadline_ns = _deadline_of(t, request, subgraph)
             row.length, row.client, row.subgraph = request.length, request.client, subgraph_id
             row.ready, row.has_begun, row.score = subgraph.num_ready, subgraph.has_begun, 0
             row.left = subgraph.nodes_left
@@ -234,6 +235,16 @@ def _show_waiting(t: Any, type_id: Any, priority: Any, worker: Any) -> Any:
     asked.client_priority = priority
     asked.most = cell_type.max_rows if cell_type.has_spans else cell_type.max_batch
     return count
+
+
+@compiled
+def _deadline_of(t: Any, request: Any, subgraph: Any) -> Any:
+    """The deadline of a request that a policy goes by. What has begun kept the time by which it must: it is not late by
+    that any more, and not behind those that have yet to begin."""
+    begun_ns = request.schedule_by_ns
+    if begun_ns < NEVER and (request.started_ns > 0 or subgraph.has_begun):
+        begun_ns = max(begun_ns, t.settings[0].now_ns)
+    return min(request.deadline_ns, begun_ns)
 
 
 @compiled

@@ -43,7 +43,7 @@ from cellrt.core.tables import NEVER, Tables
 from cellrt.core.task_layout import FLAGS, HEADER, INPUT, OUTPUT, TaskView
 from cellrt.errors import DefinitionError, RequestTooLargeError
 
-NO_SESSIONS, NO_DEADLINES = np.empty(0, np.int32), np.empty(0, np.int64)
+NO_SESSIONS, NO_DEADLINES = np.empty(0, np.int32), np.empty((0, 2), np.int64)
 NO_NOTICES = Notices(np.zeros((0, 2), np.int32))
 TOO_LARGE = -2
 """What ``admit`` says of a request that has no room for ever."""
@@ -102,6 +102,7 @@ class Processor:
         # Columns, because to look one up by its name takes as long as much else of a small turn.
         self._idle_workers, self._left_ns = grown.settings["idle_workers"], grown.settings["left_ns"]
         self._slot_rows, self._slot_pages = grown.slots["row"], grown.slots["pages"]
+        self._started_ns = grown.requests["started_ns"]
         self._of_tasks = tuple(grown.tasks[name] for name in ("cell_type", "rows", "positions", "steps"))
 
     @property
@@ -247,6 +248,7 @@ class Processor:
         streamed: bool = False,
         session: int = -1,
         deadline_ns: int = NEVER,
+        schedule_by_ns: int = NEVER,
     ) -> tuple[int, NDArray[np.int32]] | None:
         """Admits a request: returns (id, rows), or None if there is no room now.
 
@@ -257,7 +259,8 @@ class Processor:
         its nodes to more than a task's buffer can list.
         """
         how = priority, streamed, np.array([session], np.int32)
-        ids, rows = self.admit_many(template, np.array([sequence]), *how, deadlines_ns=np.array([deadline_ns]))
+        deadlines_ns = np.array([[deadline_ns, schedule_by_ns]])
+        ids, rows = self.admit_many(template, np.array([sequence]), *how, deadlines_ns=deadlines_ns)
         return (ids[0], rows[0]) if ids else None
 
     def admit_many(
@@ -277,7 +280,8 @@ class Processor:
         ``template``: that of all; or of each its own, without lengths, and then all rows are in one dimension.
         ``sessions``: of each its session, none twice; None: they have none.
         ``lengths``: ``[requests, lengths]`` where they differ; then all rows are in one dimension, too.
-        ``priority``, ``client``: of all; ``deadlines_ns``: of each, by the tables' clock; None: they have none.
+        ``priority``, ``client``: of all.
+        ``deadlines_ns``: ``[requests, 2]``, by the tables' clock, when each must be done and have begun; None: never.
         """
         deadlines_ns = NO_DEADLINES if deadlines_ns is None else deadlines_ns
         how = priority, client, deadlines_ns, int(streamed), NO_SESSIONS if sessions is None else sessions
@@ -297,6 +301,10 @@ class Processor:
                 "with what its session has kept, the request needs more pages than a worker has, or a task can list"
             )
         return ids[:count].tolist(), rows[:count] if rows.ndim == 2 else rows
+
+    def has_begun(self, request: int) -> bool:
+        """Whether a task of a request was submitted."""
+        return bool(self._started_ns[request])
 
     def open_session(self) -> int | None:
         """A new session; None if there is none left."""

@@ -62,6 +62,11 @@ class SchedulerSettings:
         joins: let requests begin beside others. Without, none takes its first pages of growing states at a worker
             where another has some: they begin together, and the next when all have ended (request-level scheduling,
             to compare with).
+        reserve_pages: let a request begin only where all pages that it may come to are free at its worker, which it
+            takes at once; nobody of the same cell goes before one that has to wait for them (ORCA section 4.2:
+            ``n_slots`` and ``max_tokens``). So nobody is suspended. Without, pages are taken as states grow.
+        prompts_apart: of a cell that grows a state, never have what has several rows, as prompts have, and single steps
+            in one task; prompts go first: to compare with tasks of both (Pensieve section 3.4.2).
         loops_ahead: how many tasks (of loops of several cells: steps) a loop may be ahead of the first that is not
             complete, whose stop is not known yet; None: as many as its worker wants, which on a CPU is none, as it
             knows the stop at once.
@@ -85,6 +90,8 @@ class SchedulerSettings:
     large_batches: bool = True
     steps_first: bool = True
     joins: bool = True
+    reserve_pages: bool = False
+    prompts_apart: bool = False
     loops_ahead: int | None = None
     suspension: str = "cheaper"
 

@@ -50,6 +50,7 @@ class Arrival:
         loop_steps: steps each loop takes before it stops, in order of their subgraphs; to the limit if None.
         priority: the client's, 0 (lowest) to 3.
         deadline_s: when it must be done, in seconds as ``time_s``, for the policy; None: any time. It is done anyway.
+        schedule_by_s: when its first task must be submitted, the same.
     """
 
     time_s: float
@@ -57,6 +58,7 @@ class Arrival:
     loop_steps: tuple[int, ...] | None = None
     priority: int = 0
     deadline_s: float | None = None
+    schedule_by_s: float | None = None
 
 
 @dataclass(frozen=True)
@@ -201,8 +203,10 @@ class _Simulator:
         while self.waiting:
             k = self.waiting[0]
             arrival = self.arrivals[k]
-            deadline_ns = NEVER if arrival.deadline_s is None else round(arrival.deadline_s * 1e9)
-            admitted = self.processor.admit(self.templates[k], k, arrival.priority, deadline_ns=deadline_ns)
+            times_s = arrival.deadline_s, arrival.schedule_by_s
+            done_ns, begun_ns = [NEVER if time_s is None else round(time_s * 1e9) for time_s in times_s]
+            how = arrival.priority, False, -1, done_ns, begun_ns
+            admitted = self.processor.admit(self.templates[k], k, *how)
             if admitted is None:
                 return
             self.waiting.popleft()

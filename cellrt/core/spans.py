@@ -3,6 +3,7 @@
 Loops and chains with one step come first, so that nobody who waits for his next token waits for a long input, then
 chains as far as rows and pages reach (ORCA section 4.2; Pensieve section 3.4.2 calls it unified scheduling). Without
 ``steps_first`` all are in one order, and nobody goes before one that does not fit; what finds no page is passed over.
+With ``prompts_apart`` a task has chains with several steps alone or, if none of these can go, single steps alone.
 Of a cell that has all steps of a chain in one task none is a single step, and what does not fit is passed over. Those
 that no worker has yet are shared out among the workers with nothing to do, where that gains anything
 (``gathering.py``).
@@ -38,11 +39,12 @@ def collect_spans(
     stop, singles, new = -1, 0, 0
     most_new = _share_of_new(t, type_id)
     may_begin = settings.joins > 0 or not _has_pages(t, worker)
-    passes = 2 if settings.steps_first and not cell_type.is_whole else 1
-    for are_long in range(passes):
+    passes = 2 if (settings.steps_first or settings.prompts_apart) and not cell_type.is_whole else 1
+    for number in range(passes):
+        are_long = 1 - number if settings.prompts_apart and passes == 2 else number
         for k in range(NUM_PRIORITIES):
             its_priority = nth_priority(priority, k)
-            if not are_long:
+            if number == 0:
                 put_in_order(t, type_id, its_priority, worker)
             subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
             while subgraph_id >= 0 and rows < cell_type.max_rows and spans < cell_type.max_batch:
@@ -66,11 +68,15 @@ def collect_spans(
                             extra *= count
                         for each in range(count):
                             t.ints[nodes_at + rows + each] = ~subgraph_id
+                        if settings.reserve_pages and count == 0 and not _has_begun(t.requests[subgraph.request]):
+                            may_begin = False  # who comes behind does not begin before
                         if count > 0:
                             new += steps_of_new(subgraph, count) if is_new else 0
                             rows, spans, used, stop = rows + count, spans + 1, used + extra, max(stop, its_stop)
                             priorities |= 1 << subgraph.priority
                 subgraph_id = subgraph.next
+        if settings.prompts_apart and rows > 0:
+            break
         singles = rows if not are_long else singles
     return rows, used, stop, priorities
 

@@ -161,7 +161,7 @@ class Request(Row):
     client: i4  # who submitted it: 0 in this process, else a number of the engine's
     admitted_ns: i8  # when it was admitted
     deadline_ns: i8  # when it must be done; NEVER if it has no deadline
-    unused: Annotated[Rows[int], np.int32, 2]
+    schedule_by_ns: i8  # when its first task must be submitted; NEVER if there is no such time
 
 
 class Subgraph(Row):
@@ -279,7 +279,9 @@ class Waiting(Row):
     score: f8  # what the policy writes: lower goes first
     sequence: i8  # order of the request's arrival
     admitted_ns: i8  # when the request was admitted
-    deadline_ns: i8  # when the request must be done; NEVER if it has no deadline
+    # The earlier of when the request must be done and when its first task must be submitted, which once that is is no
+    # earlier than now; NEVER if it has no deadline.
+    deadline_ns: i8
     length: i4  # nodes of the request
     left: i4  # nodes, or steps, of this subgraph that are not submitted
     ready: i4  # of those, what may go into a task now: rows
@@ -340,6 +342,8 @@ class Settings(Row):
     large_batches: i4
     steps_first: i4  # 1: single steps go into a task before what has several rows (``spans.py``)
     joins: i4  # 0: nobody takes his first pages at a worker where others have some
+    reserve_pages: i4  # 1: a request takes all its pages at once
+    prompts_apart: i4  # 1: single steps and what has several rows are not in one task (``spans.py``)
     idle_workers: i4  # workers with nothing to do, the one being scheduled included
     types_ready: i4  # cell types with work that the worker being scheduled may take
     top_priority: i4  # highest client priority of that work

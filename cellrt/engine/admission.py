@@ -139,11 +139,12 @@ def _sequences(requests: Sequence[Asking]) -> NDArray[np.int64]:
 
 
 def _deadlines(requests: Sequence[Asking]) -> NDArray[np.int64] | None:
-    """Their deadlines by the engine's clock; None if they have none."""
-    if all([bulk.deadline_ns is None for bulk, _ in requests]):
+    """When each must be done and have begun by the engine's clock, ``[requests, 2]``; None if all have any time."""
+    each = [(bulk.deadline_ns, bulk.schedule_by_ns) for bulk, _ in requests]
+    if all([times_ns == (None, None) for times_ns in each]):
         return None
-    each = [NEVER if bulk.deadline_ns is None else bulk.deadline_ns for bulk, _ in requests]
-    return np.repeat(np.array(each, np.int64), [len(numbers) for _, numbers in requests])
+    known = [[NEVER if time_ns is None else time_ns for time_ns in times_ns] for times_ns in each]
+    return np.repeat(np.array(known, np.int64), [len(numbers) for _, numbers in requests], axis=0)
 
 
 def _sessions(requests: Sequence[Asking]) -> NDArray[np.int32] | None:

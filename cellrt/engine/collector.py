@@ -14,15 +14,16 @@ from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from weakref import WeakKeyDictionary
 
+from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import Mailbox, mailbox_of
 from cellrt.errors import CellrtError, OverloadError, RequestTooLargeError
 
 Submit: TypeAlias = Callable[
-    [str, Sequence[Any], Sequence[Any] | None, float | None, int],
+    [str, Sequence[Any], Sequence[Any] | None, Due, int],
     Sequence[RequestFuture],
 ]
-"""Hands in requests of a model, of sessions if they have some, with a deadline and a priority: all or none."""
+"""Hands in requests of a model, of sessions if they have some, with their deadlines and a priority: all or none."""
 Alone: TypeAlias = Callable[[], None] | None
 """Hands a request in again, by itself; None: it was."""
 Waiter: TypeAlias = asyncio.Future[tuple[Result | CellrtError, RequestFuture]]
@@ -40,7 +41,7 @@ class Waiting(NamedTuple):
     waiter: Waiter
 
 
-Alike: TypeAlias = tuple[Submit, str, float | None, int, bool]
+Alike: TypeAlias = tuple[Submit, str, Due, int, bool]
 """What requests have in common that go together: the last is whether they have sessions."""
 
 
@@ -64,11 +65,9 @@ class Collector:
     def __init__(self) -> None:
         self._rounds: WeakKeyDictionary[asyncio.AbstractEventLoop, Round] = WeakKeyDictionary()
 
-    async def infer(
-        self, submit: Submit, model: str, request: Any, session: Any, deadline: float | None, priority: int
-    ) -> Result:
+    async def infer(self, submit: Submit, model: str, request: Any, session: Any, due: Due, priority: int) -> Result:
         """The results of a request; cancelling the task cancels the request."""
-        outcome, _ = await self.submit(submit, model, request, session, deadline, priority)
+        outcome, _ = await self.submit(submit, model, request, session, due, priority)
         if isinstance(outcome, CellrtError):
             try:
                 raise outcome
@@ -76,9 +75,7 @@ class Collector:
                 del outcome, _, request, session  # else the error and this frame would hold each other
         return outcome
 
-    def submit(
-        self, submit: Submit, model: str, request: Any, session: Any, deadline: float | None, priority: int
-    ) -> Waiter:
+    def submit(self, submit: Submit, model: str, request: Any, session: Any, due: Due, priority: int) -> Waiter:
         """What a request comes to, of a session of this process or (None) of none; cancelling it cancels the request.
 
         What submitting raises comes from it, too. What one loop asks of a session goes in order.
@@ -96,7 +93,7 @@ class Collector:
             current.sessions.add(session._record)
         if not current.groups:
             loop.call_soon(_hand_in, current, loop)
-        alike = submit, model, deadline, priority, session is not None
+        alike = submit, model, due, priority, session is not None
         current.groups.setdefault(alike, []).append(Waiting(request, session, waiter))
         return waiter
 
@@ -127,10 +124,10 @@ def _hand_in_some(loop: asyncio.AbstractEventLoop, alike: Alike, together: Seque
     """Hands in all, or, if that cannot be, each by itself."""
     if not together:
         return
-    submit, model, deadline, priority, have_sessions = alike
+    submit, model, due, priority, have_sessions = alike
     try:
         sessions = [one.session for one in together] if have_sessions else None
-        futures = submit(model, [one.request for one in together], sessions, deadline, priority)
+        futures = submit(model, [one.request for one in together], sessions, due, priority)
     except BaseException as error:  # whatever it is, nobody else would tell those who wait
         if len(together) > 1 and isinstance(error, CellrtError):
             for one in together:

@@ -17,6 +17,7 @@ from cellrt.core.settings import Limits, SchedulerSettings
 from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
 from cellrt.engine.compilation import warm_up_told
 from cellrt.engine.compiling import CellCompiler, CompileMode
+from cellrt.engine.due import Due
 from cellrt.engine.explanation import explain, explain_request
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
@@ -249,34 +250,34 @@ class Engine(Serving):
         self,
         model: str,
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
-        return self._submission.submit(model, requests, deadline, priority, wait, channel)
+        return self._submission.submit(model, requests, due, priority, wait, channel)
 
     def _submit_in(
         self,
         model: str,
         sessions: Sequence[Any],
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
     ) -> Sequence[RequestFuture]:
         with self._manager.turns.gate:
             self._submission.model(model)
         records = records_of(sessions, self, model)
-        return self._submission.submit_in(records, requests, deadline, priority, wait) if records else []
+        return self._submission.submit_in(records, requests, due, priority, wait) if records else []
 
     def _refuse_in_callback(self) -> None:
         self._manager.refuse_in_callback()
 
     async def _submit_when_room(
-        self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
+        self, model: str, requests: Sequence[Any], due: Due, priority: int
     ) -> Sequence[RequestFuture]:
-        return await self._submission.submit_when_room(model, requests, deadline, priority)
+        return await self._submission.submit_when_room(model, requests, due, priority)
 
     def session(
         self, model: str, id: str | None = None, *, state: bytes | None = None, must_be_open: bool = False

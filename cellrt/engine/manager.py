@@ -194,14 +194,14 @@ class Manager:
         self.turns.command(lambda: self._requests.go_on(record))
 
     def hand_in(self, arrivals: Sequence[Arrival], wanted: Sequence[tuple[Places, Size]]) -> None:
-        """Hands in requests with one deadline, all or none, that take so many places in each queue; under the gate.
+        """Hands in requests with the same deadlines, all or none, under the gate; ``wanted``: places in each queue.
 
         Raises EngineClosedError.
         """
         try:
             for places, size in wanted:
                 places.take(size)
-            self.turns.hand_in(arrivals, arrivals[0].deadline_ns is not None or not self.has_workers)
+            self.turns.hand_in(arrivals, arrivals[0].has_deadline or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
             self.turns.wake()

@@ -46,7 +46,7 @@ class Arrival:
         sequence: the order of the first's arrival; the others follow it.
         count: how many they are.
         priority: the client's.
-        arrival_ns, deadline_ns: on the engine's clock.
+        arrival_ns, deadline_ns, schedule_by_ns: on the engine's clock.
         channel: where the steps of one that is streamed go; it is alone.
         sessions: whose state each has.
         order: when they are admitted, in ascending order of this, then by arrival.
@@ -75,6 +75,7 @@ class Arrival:
         "outcome",
         "plan",
         "priority",
+        "schedule_by_ns",
         "sequence",
         "sessions",
     )
@@ -90,6 +91,7 @@ class Arrival:
         priority: int,
         arrival_ns: int,
         deadline_ns: int | None,
+        schedule_by_ns: int | None,
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
         order: float,
@@ -99,11 +101,17 @@ class Arrival:
         self._manager, self.model, self.plan, self.externals = manager, model, plan, externals
         self.sequence, self.count, self.priority, self.order = sequence, count, priority, order
         self.client = client
-        self.arrival_ns, self.deadline_ns, self.channel, self.sessions = arrival_ns, deadline_ns, channel, sessions
-        self._may_join = count == 1 and deadline_ns is None and channel is None
+        self.arrival_ns, self.channel, self.sessions = arrival_ns, channel, sessions
+        self.deadline_ns, self.schedule_by_ns = deadline_ns, schedule_by_ns
+        self._may_join = count == 1 and channel is None and not self.has_deadline
         self.outcome = ends(self)
         self.bulk: Bulk | None = None
         self.first = 0
+
+    @property
+    def has_deadline(self) -> bool:
+        """Whether they must be done, or have begun, by some time."""
+        return self.deadline_ns is not None or self.schedule_by_ns is not None
 
     def follows(self, before: Arrival) -> bool:
         """Whether this is a request that may go on with the one that came right before it."""
@@ -152,7 +160,7 @@ class Bulk:
         outcomes: how each ends, for its client.
         tensors: what each brings.
         size: how many.
-        model, priority, order, client, deadline_ns, channel: as of the arrivals.
+        model, priority, order, client, deadline_ns, schedule_by_ns, channel: as of the arrivals.
         sessions: whose state each has; None if they have none. Of two of one session the second waits for the first.
         sequence: the first's; the others follow it.
         states: the LiveState of each.
@@ -181,6 +189,7 @@ class Bulk:
         "outcomes",
         "priority",
         "results_at",
+        "schedule_by_ns",
         "sequence",
         "sessions",
         "size",
@@ -191,7 +200,8 @@ class Bulk:
     def __init__(self, arrivals: Sequence[Arrival]) -> None:
         first = arrivals[0]
         self.model, self.priority, self.order, self.client = first.model, first.priority, first.order, first.client
-        self.deadline_ns, self.channel, self.sessions = first.deadline_ns, first.channel, first.sessions
+        self.deadline_ns, self.schedule_by_ns = first.deadline_ns, first.schedule_by_ns
+        self.channel, self.sessions = first.channel, first.sessions
         if self.sessions is not None and len(arrivals) > 1:
             self.sessions = [record for arrival in arrivals for record in arrival.sessions or ()]
         self.sequence, self.size = first.sequence, first.count if len(arrivals) == 1 else len(arrivals)

@@ -243,12 +243,18 @@ class Requests:
             self.end_early(bulk, (arrival.first + place,), error)
 
     def expire(self, now_ns: int) -> None:
-        """Ends those whose deadline has passed."""
-        while (bulk := self._deadlines.take_late(now_ns)) is not None:
-            allowed = f"{((bulk.deadline_ns or 0) - bulk.arrival_ns(0)) / 1e9:.9g}"
+        """Ends those that must have been done, or have begun, by now, and are or have not."""
+        while (late := self._deadlines.take_late(now_ns)) is not None:
+            bulk, is_begun = late
+            limit_ns = (bulk.schedule_by_ns if is_begun else bulk.deadline_ns) or 0
+            told = f"not {'begun' if is_begun else 'done'} within {(limit_ns - bulk.arrival_ns(0)) / 1e9:.9g} s"
             for number in bulk.unanswered():
-                error = DeadlineError(f"model {bulk.model.name!r}: not done within {allowed} s")
-                self.end_early(bulk, (number,), error)
+                if not (is_begun and self._has_begun(bulk, number)):
+                    self.end_early(bulk, (number,), DeadlineError(f"model {bulk.model.name!r}: {told}"))
+
+    def _has_begun(self, bulk: Bulk, number: int) -> bool:
+        """Whether a task of a request was submitted to a worker."""
+        return bulk.states[number] == LiveState.ADMITTED and self._processor.has_begun(bulk.ids[number])
 
     def end_early_all(self, error: CellrtError) -> None:
         """Ends every request; the rows of those in flight come back when their tasks are done."""

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple, Self
 from cellrt.definition.declaration import check_priority
 from cellrt.engine.collector import Collector
 from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, listed, plain_copy
+from cellrt.engine.due import Due, check_seconds, due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.futures import Futures
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
 from cellrt.engine.options import check_number_or_none, check_numbers
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import check_priority as check_priority_of_request
-from cellrt.engine.submission import check_seconds
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.numbers import as_real
 
@@ -49,7 +49,7 @@ class Serving(ABC):
         self,
         model: str,
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
         channel: Channel | None = None,
@@ -62,7 +62,7 @@ class Serving(ABC):
         model: str,
         sessions: Sequence[Any],
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
     ) -> Sequence[RequestFuture]:
@@ -70,7 +70,7 @@ class Serving(ABC):
 
     @abstractmethod
     async def _submit_when_room(
-        self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
+        self, model: str, requests: Sequence[Any], due: Due, priority: int
     ) -> Sequence[RequestFuture]:
         """Submits requests, all or none, when there are places for them; others of the loop go on meanwhile."""
 
@@ -79,7 +79,14 @@ class Serving(ABC):
         """Raises RequestError in a future's callback, where waiting for the engine would never end."""
 
     def submit(
-        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+        self,
+        model: str,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        schedule_by: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
     ) -> RequestFuture:
         """Submits a request; returns at once with a future of its results (a dict of tensors on the CPU).
 
@@ -87,13 +94,14 @@ class Serving(ABC):
             model: name of a registered model.
             request: what the model's unfolder takes; unfolded and checked here, in the caller's thread.
             deadline: seconds from now; the request ends with DeadlineError if it is not done by then.
+            schedule_by: the same if its first task is not submitted to a worker by then; what has begun goes on.
             priority: 0 (lowest) to 3.
             wait: where the queue is full, wait for a place instead of raising OverloadError; no longer than the
-                deadline, then DeadlineError is raised.
+                earlier of the two, then DeadlineError is raised.
 
         Raises UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
         """
-        return self._submit(model, [request], deadline, priority, wait)[0]
+        return self._submit(model, [request], due(deadline, schedule_by), priority, wait)[0]
 
     def submit_many(
         self,
@@ -102,6 +110,7 @@ class Serving(ABC):
         *,
         sessions: Iterable[Any] | None = None,
         deadline: float | None = None,
+        schedule_by: float | None = None,
         priority: int = 1,
         wait: bool = False,
     ) -> Futures:
@@ -110,24 +119,31 @@ class Serving(ABC):
         A sequence of their futures; ``results()`` of it has the results of all, and so has awaiting it.
 
         Args:
-            model, deadline, priority, wait: as of ``submit``.
+            model, deadline, schedule_by, priority, wait: as of ``submit``.
             requests: what the model's unfolder takes, each. What a generator gives is copied before it goes on.
             sessions: the session of each request (see ``session``), all different: many clients' next steps at once.
         """
         _check_iterable("requests", requests, Iterable)
-        together = listed(requests)
+        together, when = listed(requests), due(deadline, schedule_by)
         if sessions is None:
-            return Futures.of(self._submit(model, together, deadline, priority, wait))
+            return Futures.of(self._submit(model, together, when, priority, wait))
         if not isinstance(sessions, Iterable):
             raise RequestError(f"sessions: expected one for each request, got {type(sessions).__name__}")
         self._collector.flush()
         its = list(sessions)
         if len(its) != len(together):
             raise RequestError(f"sessions: expected one for each of {len(together)} requests, got {len(its)}")
-        return Futures.of(self._submit_in(model, its, together, deadline, priority, wait))
+        return Futures.of(self._submit_in(model, its, together, when, priority, wait))
 
     def infer(
-        self, model: str, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+        self,
+        model: str,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        schedule_by: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
     ) -> Coroutine[Any, Any, Result]:
         """Submits a request and awaits its results; cancelling the task cancels the request.
 
@@ -139,36 +155,49 @@ class Serving(ABC):
         Errors are raised when it is awaited; with ``wait`` the call raises RequestError if it cannot copy the request.
         """
         if wait:
-            return self._infer_when_room(model, deep_copy(request), deadline, priority)
+            return self._infer_when_room(model, deep_copy(request), deadline, schedule_by, priority)
         own = plain_copy(request) if type(model) is str else NOT_PLAIN  # what is no name is told of there
         if own is NOT_PLAIN:
-            return begun(lambda: self.submit(model, request, deadline=deadline, priority=priority))
-        return self._infer(model, own, None, deadline, priority)
+            how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
+            return begun(lambda: self.submit(model, request, **how))
+        return self._infer(model, own, None, deadline, schedule_by, priority)
 
-    async def _infer(self, model: str, request: Any, session: Any, deadline: float | None, priority: int) -> Result:
+    async def _infer(
+        self,
+        model: str,
+        request: Any,
+        session: Any,
+        deadline: float | None,
+        schedule_by: float | None,
+        priority: int,
+    ) -> Result:
         """The results of a request, of a session or (None) of none, that goes with others of its loop."""
         priority = check_priority_of_request(priority)
-        deadline = None if deadline is None else check_seconds("deadline", deadline)
-        return await self._collector.infer(self._submit_collected, model, request, session, deadline, priority)
+        when = due(deadline, schedule_by)
+        return await self._collector.infer(self._submit_collected, model, request, session, when, priority)
 
-    async def _infer_when_room(self, model: str, request: Any, deadline: float | None, priority: int) -> Result:
-        return await as_awaitable((await self._submit_when_room(model, [request], deadline, priority))[0])
+    async def _infer_when_room(
+        self, model: str, request: Any, deadline: float | None, schedule_by: float | None, priority: int
+    ) -> Result:
+        when = due(deadline, schedule_by)
+        return await as_awaitable((await self._submit_when_room(model, [request], when, priority))[0])
 
     def _submit_collected(
         self,
         model: str,
         requests: Sequence[Any],
         sessions: Sequence[Any] | None,
-        deadline: float | None,
+        due: Due,
         priority: int,
     ) -> Sequence[RequestFuture]:
         """Submits what coroutines asked together, all or none; who waits is not to be in a future's callback."""
         self._refuse_in_callback()
         if sessions is None:
-            return self._submit(model, requests, deadline, priority, False)
+            return self._submit(model, requests, due, priority, False)
         if len(sessions) == 1:  # its own model, whatever has its name by now
-            return [sessions[0].submit(requests[0], deadline=deadline, priority=priority)]
-        return self._submit_in(model, sessions, requests, deadline, priority, False)
+            how: Any = {"deadline": due.done_s, "schedule_by": due.begun_s, "priority": priority}
+            return [sessions[0].submit(requests[0], **how)]
+        return self._submit_in(model, sessions, requests, due, priority, False)
 
     @property
     def _collector(self) -> Collector:
@@ -181,6 +210,7 @@ class Serving(ABC):
         request: Any,
         *,
         deadline: float | None = None,
+        schedule_by: float | None = None,
         priority: int = 1,
         wait: bool = False,
         max_unread: int | None = None,
@@ -190,7 +220,8 @@ class Serving(ABC):
         ``max_unread``: steps that may wait to be read; one more ends the request, and the stream with OverloadError.
         """
         channel = Channel(max_unread)
-        return Stream(self._submit(model, [request], deadline, priority, wait, channel)[0], channel)
+        when = due(deadline, schedule_by)
+        return Stream(self._submit(model, [request], when, priority, wait, channel)[0], channel)
 
     def map(
         self,
@@ -202,6 +233,7 @@ class Serving(ABC):
         return_errors: bool = False,
         progress: bool | str = False,
         deadline: float | None = None,
+        schedule_by: float | None = None,
         priority: int = 1,
     ) -> Iterator[Any]:
         """The results of any number of requests, which are taken from the iterable as results are taken from here.
@@ -220,13 +252,13 @@ class Serving(ABC):
             return_errors: a request that fails gives its CellrtError in place of a result; else that is raised, and
                 ends the map.
             progress: show a bar on standard error; a str is written before it.
-            deadline, priority: of each request, as of ``submit``; the time counts from its submission.
+            deadline, schedule_by, priority: of each request, as of ``submit``; the time counts from its submission.
 
         Leaving the iteration cancels what is in flight. Raises what ``submit`` raises.
         """
         _check_iterable("map", requests, Iterable)
-        options = MapOptions(max_in_flight, ordered, return_errors, progress)
-        return mapped(lambda together: self._submit(model, together, deadline, priority, True), requests, options)
+        options, when = MapOptions(max_in_flight, ordered, return_errors, progress), due(deadline, schedule_by)
+        return mapped(lambda together: self._submit(model, together, when, priority, True), requests, options)
 
     def map_async(
         self,
@@ -238,14 +270,15 @@ class Serving(ABC):
         return_errors: bool = False,
         progress: bool | str = False,
         deadline: float | None = None,
+        schedule_by: float | None = None,
         priority: int = 1,
     ) -> AsyncIterator[Any]:
         """As ``map``, for ``async for``; the requests may come asynchronously too."""
         _check_iterable("map", requests, Iterable | AsyncIterable)
-        options = MapOptions(max_in_flight, ordered, return_errors, progress)
+        options, when = MapOptions(max_in_flight, ordered, return_errors, progress), due(deadline, schedule_by)
 
         async def submit(together: Sequence[Any]) -> Sequence[RequestFuture]:
-            return await self._submit_when_room(model, together, deadline, priority)
+            return await self._submit_when_room(model, together, when, priority)
 
         return mapped_async(submit, requests, options)
 

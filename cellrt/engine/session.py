@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from cellrt.definition.bits import as_bits
 from cellrt.definition.spec import RowSpec, describe
 from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
+from cellrt.engine.due import due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.records import SessionRecord
@@ -70,33 +71,51 @@ class Session:
         return self._record.key
 
     def submit(
-        self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+        self,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        schedule_by: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
     ) -> RequestFuture:
         """As ``Engine.submit``; also raises SessionError if the session has ended."""
         self._engine._collector.flush()
-        return self._submission.submit_in([self._record], [request], deadline, priority, wait)[0]
+        return self._submission.submit_in([self._record], [request], due(deadline, schedule_by), priority, wait)[0]
 
     def infer(
-        self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+        self,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        schedule_by: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
     ) -> Coroutine[Any, Any, Result]:
         """As ``Engine.infer``."""
         if wait:
-            return self._infer_when_room(deep_copy(request), deadline, priority)
+            return self._infer_when_room(deep_copy(request), deadline, schedule_by, priority)
         own = plain_copy(request)
         if own is NOT_PLAIN:
-            return begun(lambda: self.submit(request, deadline=deadline, priority=priority))
-        return self._engine._infer(self.model, own, self, deadline, priority)
+            how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
+            return begun(lambda: self.submit(request, **how))
+        return self._engine._infer(self.model, own, self, deadline, schedule_by, priority)
 
-    async def _infer_when_room(self, request: Any, deadline: float | None, priority: int) -> Result:
+    async def _infer_when_room(
+        self, request: Any, deadline: float | None, schedule_by: float | None, priority: int
+    ) -> Result:
         self._engine._collector.flush()
         record, submit = self._record, self._submission.submit_when_room
-        return await as_awaitable((await submit(self.model, [request], deadline, priority, record))[0])
+        return await as_awaitable(
+            (await submit(self.model, [request], due(deadline, schedule_by), priority, record))[0]
+        )
 
     def stream(
         self,
         request: Any,
         *,
         deadline: float | None = None,
+        schedule_by: float | None = None,
         priority: int = 1,
         wait: bool = False,
         max_unread: int | None = None,
@@ -104,7 +123,8 @@ class Session:
         """As ``Engine.stream``."""
         self._engine._collector.flush()
         channel = Channel(max_unread)
-        future = self._submission.submit_in([self._record], [request], deadline, priority, wait, channel)[0]
+        when = due(deadline, schedule_by)
+        future = self._submission.submit_in([self._record], [request], when, priority, wait, channel)[0]
         return Stream(future, channel)
 
     def reset(self) -> None:

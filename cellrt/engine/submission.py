@@ -11,11 +11,11 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from cellrt.core.tables import NUM_PRIORITIES
+from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.manager import Manager
-from cellrt.engine.options import LONGEST_S
 from cellrt.engine.places import Places, Size, check_places
 from cellrt.engine.records import Arrival, SessionRecord, alone, together
 from cellrt.engine.registry import Model, Planned
@@ -30,12 +30,10 @@ from cellrt.errors import (
 )
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
-from cellrt.numbers import as_integer, as_real
+from cellrt.numbers import as_integer
 
 Asked: TypeAlias = tuple[Model, Sequence[Planned]]
 """Requests of a model, by their graphs."""
-
-TINY_S = 1e-6
 
 
 class Submission:
@@ -68,7 +66,7 @@ class Submission:
         self,
         name: str,
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
         channel: Channel | None = None,
@@ -82,9 +80,9 @@ class Submission:
                     asked = [(model, model.plans(requests))]
                     with self._manager.turns.gate:
                         if wait:
-                            deadline = self._wait_for_room(asked, deadline)
+                            due = self._wait_for_room(asked, due)
                         if self._models.get(name) is model:
-                            return self._enqueue(asked, deadline, priority, channel, None)
+                            return self._enqueue(asked, due, priority, channel, None)
             finally:
                 self._note_unfolded(model, token)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
@@ -93,13 +91,13 @@ class Submission:
         self,
         name: str,
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         session: SessionRecord | None = None,
     ) -> Sequence[RequestFuture]:
         """As ``submit`` with ``wait``, for a coroutine: others of its loop go on meanwhile. With a session, its one
         request."""
-        end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
+        begin_s, first_s = time.monotonic(), due.first_s
         loop, may_have_room = asyncio.get_running_loop(), asyncio.Event()
 
         def wake() -> None:
@@ -109,17 +107,17 @@ class Submission:
         # One of each loop and model looks for places, the others queue here: a turn wakes few, however many wait.
         queue = self._queues.setdefault(loop, {}).setdefault(name, asyncio.Lock())
         try:
-            async with asyncio.timeout(None if end_s is None else max(0.0, end_s - time.monotonic())), queue:
+            async with asyncio.timeout(first_s), queue:
                 with self._manager.room.watched(wake):
                     while True:
                         may_have_room.clear()
                         with suppress(OverloadError):
                             model = self.model(name) if session is None else session.model
                             self._check_room(model, Size(len(requests), 0))  # rows are known once it is unfolded
-                            left_s = None if end_s is None else max(TINY_S, end_s - time.monotonic())
+                            left = due.after(time.monotonic() - begin_s)
                             if session is None:
-                                return self.submit(name, requests, left_s, priority, False)
-                            return self.submit_in([session], requests, left_s, priority, False)
+                                return self.submit(name, requests, left, priority, False)
+                            return self.submit_in([session], requests, left, priority, False)
                         self._manager.refuse_in_callback()
                         await may_have_room.wait()
         except TimeoutError:
@@ -136,7 +134,7 @@ class Submission:
         self,
         sessions: Sequence[SessionRecord],
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
         channel: Channel | None = None,
@@ -150,8 +148,8 @@ class Submission:
             asked = _planned_in(sessions, requests)
             with self._manager.turns.gate:
                 if wait:
-                    deadline = self._wait_for_room(asked, deadline)
-                return self._enqueue(asked, deadline, priority, channel, sessions)
+                    due = self._wait_for_room(asked, due)
+                return self._enqueue(asked, due, priority, channel, sessions)
         finally:
             for model in models:
                 self._note_unfolded(model, token)
@@ -166,7 +164,7 @@ class Submission:
         self,
         asked: Mapping[Model, Sequence[Alike]],
         now_ns: int,
-        deadline: float | None,
+        due: Due,
         priority: int,
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
@@ -187,7 +185,7 @@ class Submission:
                 _check_states(parts, sessions)
             planned.append((model, parts))
         with self._manager.turns.gate:
-            self._enqueue(planned, deadline, priority, channel, sessions, now_ns, ends, client)
+            self._enqueue(planned, due, priority, channel, sessions, now_ns, ends, client)
 
     def refuse_if_closed(self) -> None:
         """Raises EngineClosedError unless the engine takes requests; under the gate."""
@@ -199,17 +197,18 @@ class Submission:
         if not self._manager.has_workers:
             raise EngineClosedError("the engine has no worker left")
 
-    def _wait_for_room(self, asked: Sequence[Asked], deadline: float | None) -> float | None:
-        """Waits for places in the queue, at most so many seconds; returns how many are left. Under the gate."""
+    def _wait_for_room(self, asked: Sequence[Asked], due: Due) -> Due:
+        """Waits for places in the queue, as long as the requests may; returns what is left. Under the gate."""
         manager, wanted = self._manager, self._places_for(asked)
         if manager.room.must_wait(wanted):
             if manager.turns.is_held_here and all(places.has_room(size) for places, size in wanted):
-                return deadline  # a callback, which cannot wait for those before it
+                return due  # a callback, which cannot wait for those before it
             manager.refuse_in_callback()
-            end_s = None if deadline is None else time.monotonic() + check_seconds("deadline", deadline)
+            begin_s, first_s = time.monotonic(), due.first_s
+            end_s = None if first_s is None else begin_s + first_s
             manager.room.wait(wanted, end_s, lambda: manager.is_over)
-            return None if end_s is None else max(TINY_S, end_s - time.monotonic())
-        return deadline
+            return due.after(time.monotonic() - begin_s)
+        return due
 
     def _places_for(self, asked: Sequence[Asked]) -> list[tuple[Places, Size]]:
         """How many places requests need in each queue: the engine's and their models'."""
@@ -225,7 +224,7 @@ class Submission:
     def _enqueue(
         self,
         asked: Sequence[Asked],
-        deadline: float | None,
+        due: Due,
         priority: int,
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
@@ -236,7 +235,7 @@ class Submission:
         """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
         priority = check_priority(priority)
         now_ns, manager = time.perf_counter_ns() if now_ns is None else now_ns, self._manager
-        deadline_ns = None if deadline is None else now_ns + int(1e9 * check_seconds("deadline", deadline))
+        due_ns = due.at(now_ns)
         self.refuse_if_closed()
         wanted = self._places_for(asked)
         check_places(wanted)
@@ -246,23 +245,23 @@ class Submission:
             for plan, ((_, externals, *_), members) in parts:
                 sequence, count = self._next_sequence, len(members)
                 self._next_sequence += count
-                order = self._order_of(plan.num_nodes, deadline_ns)
+                order = self._order_of(plan.num_nodes, due_ns)
                 its = None if sessions is None else [sessions[place] for place in members]
                 what = manager, model, plan, externals, sequence, count, priority
                 told = usual if ends is None else ends[len(arrivals)]
-                arrivals.append(Arrival(*what, now_ns, deadline_ns, channel, its, order, told, client))
+                arrivals.append(Arrival(*what, now_ns, *due_ns, channel, its, order, told, client))
         futures = _in_order(arrivals, asked) if ends is None else ()
         if arrivals:
             manager.hand_in(arrivals, wanted)
         return futures
 
-    def _order_of(self, num_nodes: int, deadline_ns: int | None) -> float:
+    def _order_of(self, num_nodes: int, due_ns: tuple[int | None, int | None]) -> float:
         """When a request is admitted among those that wait for room: in ascending order of this, then by arrival."""
         if self._admit_by == "arrival":
             return 0.0
         if self._admit_by == "length":
             return float(num_nodes)
-        return math.inf if deadline_ns is None else float(deadline_ns)
+        return min([math.inf, *[time_ns for time_ns in due_ns if time_ns is not None]])
 
 
 def size_of(parts: Sequence[Planned]) -> Size:
@@ -340,11 +339,3 @@ def check_priority(given: object) -> int:
     if priority is None or not 0 <= priority < NUM_PRIORITIES:
         raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {given!r}")
     return priority
-
-
-def check_seconds(what: str, given: object) -> float:
-    """A time of a client's. Raises RequestError unless it is a number of seconds above 0."""
-    seconds = as_real(given)
-    if seconds is not None and 0 < seconds <= LONGEST_S:
-        return seconds
-    raise RequestError(f"{what}: expected seconds from now, more than 0 and at most {LONGEST_S:g}, got {given!r:.80}")

@@ -107,7 +107,7 @@ def _order(bulk: Bulk) -> tuple[tuple[int, float], int, Bulk]:
 
 
 class Deadlines:
-    """Requests by their deadline.
+    """Requests by when they must be done, and by when they must have begun.
 
     Args:
         processor: has their templates' cell types.
@@ -119,7 +119,8 @@ class Deadlines:
         self._processor, self._least_times, self._name_of = processor, least_times, name_of
         self._num_hopeless: Counter[str] = Counter()
         """By model: what came so far and could not be done in time."""
-        self._heap: list[tuple[int, int, Bulk]] = []
+        self._heap: list[tuple[int, int, bool, Bulk]] = []
+        """Whether it is the time by which they must have begun."""
         self._num_gone = 0
 
     def __len__(self) -> int:
@@ -127,16 +128,17 @@ class Deadlines:
 
     def add(self, bulk: Bulk) -> None:
         """Adds the requests of a bulk if they have a deadline."""
-        if bulk.deadline_ns is not None:
-            heapq.heappush(self._heap, (bulk.deadline_ns, bulk.sequence, bulk))
+        for is_begun, time_ns in enumerate((bulk.deadline_ns, bulk.schedule_by_ns)):
+            if time_ns is not None:
+                heapq.heappush(self._heap, (time_ns, bulk.sequence, bool(is_begun), bulk))
 
     def note_answered(self, bulk: Bulk) -> None:
         """Takes in that no request of a bulk needs a deadline any more; amortised constant time."""
-        if bulk.deadline_ns is None:
+        if bulk.deadline_ns is bulk.schedule_by_ns is None:
             return
-        self._num_gone += 1
+        self._num_gone += (bulk.deadline_ns is not None) + (bulk.schedule_by_ns is not None)
         if self._num_gone > SLACK and 2 * self._num_gone > len(self._heap):
-            self._heap = [item for item in self._heap if item[2].num_left]
+            self._heap = [item for item in self._heap if item[-1].num_left]
             heapq.heapify(self._heap)
             self._num_gone = 0
 
@@ -160,17 +162,22 @@ class Deadlines:
 
     @property
     def next_ns(self) -> int | None:
-        """The earliest deadline of a request that has not ended."""
+        """The earliest time of a request that has not ended."""
         if not self._heap:
             return None
-        while self._heap and not self._heap[0][2].num_left:
+        while self._heap and not self._heap[0][-1].num_left:
             heapq.heappop(self._heap)
             self._num_gone = max(0, self._num_gone - 1)
         return self._heap[0][0] if self._heap else None
 
-    def take_late(self, now_ns: int) -> Bulk | None:
-        """A bulk whose deadline has passed, or None; the caller ends it."""
+    def take_late(self, now_ns: int) -> tuple[Bulk, bool] | None:
+        """A bulk of which a time has passed, and whether that is the one by which its requests must have begun; None if
+        there is none. The caller ends those that are late."""
         if not self._heap:
             return None
         next_ns = self.next_ns
-        return None if next_ns is None or next_ns > now_ns else self._heap[0][2]
+        if next_ns is None or next_ns > now_ns:
+            return None
+        _, _, is_begun, bulk = heapq.heappop(self._heap)
+        self._num_gone -= 1  # it will be counted when the bulk is answered, and is gone by then
+        return bulk, is_begun

@@ -137,9 +137,9 @@ class LanguageModel:
 
         Args:
             prompt: a text, or its tokens.
-            options: of ``Options``, where ``max_tokens`` is 256 unless it is given; ``deadline``, ``priority`` and
-                ``max_unread`` as of ``Engine.stream``; and ``session``, a conversation that has perhaps read the
-                beginning of the prompt: see ``conversation``.
+            options: of ``Options``, where ``max_tokens`` is 256 unless it is given; ``deadline``, ``schedule_by``,
+                ``priority`` and ``max_unread`` as of ``Engine.stream``; and ``session``, a conversation that has read
+                perhaps the beginning of the prompt: see ``conversation``.
 
         Raises RequestError for what cannot be answered so, and what ``Engine.stream`` raises.
         """
@@ -194,21 +194,35 @@ class LanguageModel:
             streams = self._streams(tokens, n, options, stack)
             return [stream.answer([piece async for piece in stream]) for stream in streams]
 
-    def embed(self, texts: Sequence[Prompt], *, deadline: float | None = None, priority: int = 1) -> torch.Tensor:
+    def embed(
+        self,
+        texts: Sequence[Prompt],
+        *,
+        deadline: float | None = None,
+        schedule_by: float | None = None,
+        priority: int = 1,
+    ) -> torch.Tensor:
         """Return the embeddings of texts, float32 ``[texts, hidden]``, each of length 1.
 
         Raises RequestError for a model that makes none, and for a text of more tokens than its context.
         """
         requests = [self.language.sentence(text) for text in _listed(texts)]
-        results = self.engine.submit_many(self.name, requests, deadline=deadline, priority=priority).results()
+        how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
+        results = self.engine.submit_many(self.name, requests, **how).results()
         return torch.stack([result["embedding"] for result in results])
 
     async def aembed(
-        self, texts: Sequence[Prompt], *, deadline: float | None = None, priority: int = 1
+        self,
+        texts: Sequence[Prompt],
+        *,
+        deadline: float | None = None,
+        schedule_by: float | None = None,
+        priority: int = 1,
     ) -> torch.Tensor:
         """As ``embed``."""
         requests = await asyncio.to_thread(lambda: [self.language.sentence(text) for text in _listed(texts)])
-        results = await self.engine.submit_many(self.name, requests, deadline=deadline, priority=priority)
+        how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
+        results = await self.engine.submit_many(self.name, requests, **how)
         return torch.stack([result["embedding"] for result in results])
 
     def _tokens_of(self, prompt: Prompt | Messages) -> list[int]:
@@ -232,6 +246,7 @@ class LanguageModel:
         *,
         session: Conversation | None = None,
         deadline: float | None = None,
+        schedule_by: float | None = None,
         priority: int = 1,
         max_unread: int | None = None,
         **options: Any,
@@ -241,7 +256,8 @@ class LanguageModel:
 
         def start(rest: Sequence[int], within: Conversation | None) -> Stream:
             request = chosen.request(self.language, rest, room, number)
-            how: Any = {"deadline": deadline, "priority": priority, "max_unread": max_unread}
+            how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
+            how["max_unread"] = max_unread
             if within is not None:
                 stream: Stream = within.session.stream(request, **how)
                 return stream

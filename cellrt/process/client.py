@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cellrt.engine.awaited import Awaited
+from cellrt.engine.due import Due, check_seconds
 from cellrt.engine.explanation import HAS_ENDED
 from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
@@ -16,7 +17,7 @@ from cellrt.engine.interrupts import interruptible
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import state_bytes
 from cellrt.engine.stream import Channel
-from cellrt.engine.submission import check_priority, check_seconds
+from cellrt.engine.submission import check_priority
 from cellrt.errors import EngineClosedError, RequestError
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
@@ -236,14 +237,14 @@ class Client(Serving):
         self,
         model: str,
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
         return self._bound(
             check_name(model),
-            lambda binding: self._submit_for(binding, requests, (), deadline, priority, wait, channel),
+            lambda binding: self._submit_for(binding, requests, (), due, priority, wait, channel),
         )
 
     @interruptible
@@ -252,13 +253,13 @@ class Client(Serving):
         model: str,
         sessions: Sequence[Any],
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
     ) -> Sequence[RequestFuture]:
         self.binding(model)
         known = parts_of(sessions, self._link, model)
-        priority = self._check(deadline, priority)
+        priority = self._check(priority)
         if not known:
             return []
         asked: list[tuple[Binding, Alike]] = []
@@ -267,7 +268,7 @@ class Client(Serving):
             for alike in record_at(partial(binding.known.record, binding), requests, places):
                 asked.append((binding, alike._replace(places=[places[place] for place in alike.places])))
         accepted, numbers = Awaited() if wait else None, [number for _, number in known]
-        futures = self._link.submit(self, asked, deadline, priority, None, numbers, accepted)
+        futures = self._link.submit(self, asked, due, priority, None, numbers, accepted)
         if accepted is not None:
             self._await_places(accepted, futures)
         return futures
@@ -278,14 +279,14 @@ class Client(Serving):
         binding: Binding,
         requests: Sequence[Any],
         sessions: Sequence[int],
-        deadline: float | None,
+        due: Due,
         priority: int,
         wait: bool,
         channel: Channel | None,
     ) -> Sequence[RequestFuture]:
         """Submits requests for a binding that is in use, each of a session, or of none."""
         accepted = Awaited() if wait else None
-        futures = self._hand_in(binding, requests, deadline, priority, channel, sessions, accepted)
+        futures = self._hand_in(binding, requests, due, priority, channel, sessions, accepted)
         if accepted is not None and requests:
             self._await_places(accepted, futures)
         return futures
@@ -294,13 +295,13 @@ class Client(Serving):
         self._link.refuse_in_callback()
 
     async def _submit_when_room(
-        self, model: str, requests: Sequence[Any], deadline: float | None, priority: int
+        self, model: str, requests: Sequence[Any], due: Due, priority: int
     ) -> Sequence[RequestFuture]:
         self._link.refuse_in_callback()
         return await when_accepted(
             lambda accepted: self._bound(
                 check_name(model),
-                lambda binding: self._hand_in(binding, requests, deadline, priority, None, (), accepted),
+                lambda binding: self._hand_in(binding, requests, due, priority, None, (), accepted),
             )
         )
 
@@ -308,38 +309,36 @@ class Client(Serving):
         self,
         binding: Binding,
         requests: Sequence[Any],
-        deadline: float | None,
+        due: Due,
         priority: int,
         channel: Channel | None,
         sessions: Sequence[int],
         accepted: Awaited | None,
     ) -> Sequence[RequestFuture]:
         """Unfolds requests and hands them in; does not wait for places."""
-        priority = self._check(deadline, priority)
+        priority = self._check(priority)
         if not requests:
             return []
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
-        return self._link.submit(self, asked, deadline, priority, channel, sessions, accepted)
+        return self._link.submit(self, asked, due, priority, channel, sessions, accepted)
 
     def _hand_in_each(
         self,
         binding: Binding,
         requests: Sequence[Any],
         sessions: Sequence[int],
-        deadline: float | None,
+        due: Due,
         priority: int,
     ) -> Sequence[RequestFuture]:
         """Hands in a request of each of several sessions; the engine refuses each by itself. Raises if one cannot be
         unfolded, and then hands in none."""
-        priority = self._check(deadline, priority)
+        priority = self._check(priority)
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
-        return self._link.submit(self, asked, deadline, priority, None, sessions, None, is_each=True)
+        return self._link.submit(self, asked, due, priority, None, sessions, None, is_each=True)
 
-    def _check(self, deadline: float | None, priority: int) -> int:
-        """The priority. Raises what ended the connection, and RequestError for what is no priority or deadline."""
+    def _check(self, priority: int) -> int:
+        """The priority. Raises what ended the connection, and RequestError for what is no priority."""
         self._link.refuse_if_lost()
-        if deadline is not None:
-            check_seconds("deadline", deadline)
         return check_priority(priority)
 
     def _await_places(self, accepted: Awaited, futures: Sequence[RequestFuture]) -> None:

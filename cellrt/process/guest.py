@@ -240,7 +240,7 @@ class Guest:
             self._house.engine._submission.submit_recorded(
                 patient.asked,
                 min(submission.now_ns, time.perf_counter_ns()),
-                submission.deadline,
+                submission.due,
                 submission.priority,
                 channel,
                 sessions or None,

@@ -26,6 +26,7 @@ from contextlib import suppress
 from typing import Any
 
 from cellrt.engine.awaited import Awaited, Bell
+from cellrt.engine.due import Due
 from cellrt.engine.future import Owner, RequestFuture
 from cellrt.engine.mailbox import WakingAtTheEnd
 from cellrt.engine.stream import Channel
@@ -36,7 +37,7 @@ from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering
 from cellrt.process.pending import Kindred, Pending, RemoteFuture, Unanswered, copied
 from cellrt.process.recorded import LENGTH, template_of
-from cellrt.process.submissions import NO_DEADLINE, Submission, submission_parts
+from cellrt.process.submissions import Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
 from cellrt.worker.service_thread import ServiceThread
 
@@ -150,7 +151,7 @@ class Link:
         self,
         owner: Owner,
         asked: Sequence[tuple[Binding, Alike]],
-        deadline: float | None,
+        due: Due,
         priority: int,
         channel: Channel | None,
         sessions: Sequence[int],
@@ -169,14 +170,13 @@ class Link:
         templates = [template_of(binding.number, alike) for binding, alike in asked]
         count = sum([len(alike.places) for alike in groups])
         session_numbers = [sessions[place] for alike in groups for place in alike.places] if sessions else ()
-        deadline_s = NO_DEADLINE if deadline is None else float(deadline)
         futures: dict[int, RemoteFuture] = {}
         first = 0
 
         def write() -> None:
             nonlocal first
             first = id = self._take_number(accepted, max(1, count))
-            how = deadline_s, priority, channel is not None, accepted is not None, is_each
+            how = due, priority, channel is not None, accepted is not None, is_each
             head = Submission(first, count, session_numbers, time.perf_counter_ns(), *how)
             pending: dict[int, Pending] = {}
             for template, (binding, alike) in zip(templates, asked):

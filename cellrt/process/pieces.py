@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture
 from cellrt.errors import CellrtError, InternalError
 from cellrt.process.remote_session import RemoteSession
@@ -31,8 +32,8 @@ class Piece(NamedTuple):
     begun: Begun
 
 
-How = tuple[object, float | None, int]
-"""What requests have in common that go together: binding, deadline and priority."""
+How = tuple[object, Due, int]
+"""What requests have in common that go together: binding, deadlines and priority."""
 
 
 class Pieces:
@@ -48,7 +49,7 @@ class Pieces:
         self._num_of: dict[int, int] = {}
         """Requests of each session that wait, by its number."""
 
-    def submit(self, session: RemoteSession, request: Any, deadline: float | None, priority: int, begun: Begun) -> None:
+    def submit(self, session: RemoteSession, request: Any, due: Due, priority: int, begun: Begun) -> None:
         """Has a request handed in at the end of the round, after those of its session before it."""
         number = session._number
         wave = self._num_of.get(number, 0)
@@ -57,28 +58,28 @@ class Pieces:
             if not wave:
                 asyncio.get_running_loop().call_soon(self._hand_in)
             self._waves.append({})
-        how = session._binding, deadline, priority
+        how = session._binding, due, priority
         self._waves[wave].setdefault(how, []).append(Piece(session, request, begun))
 
     def _hand_in(self) -> None:
         waves, self._waves = self._waves, []
         self._num_of.clear()
         for wave in waves:
-            for (_, deadline, priority), pieces in wave.items():
-                self._hand_in_some(pieces, deadline, priority)
+            for (_, due, priority), pieces in wave.items():
+                self._hand_in_some(pieces, due, priority)
 
-    def _hand_in_some(self, pieces: Sequence[Piece], deadline: float | None, priority: int) -> None:
+    def _hand_in_some(self, pieces: Sequence[Piece], due: Due, priority: int) -> None:
         """Hands requests in; if that cannot be, each by itself."""
         binding = pieces[0].session._binding
         numbers = [piece.session._number for piece in pieces]
         requests = [piece.request for piece in pieces]
         told: Sequence[RequestFuture | CellrtError]
         try:
-            told = self._client._hand_in_each(binding, requests, numbers, deadline, priority)
+            told = self._client._hand_in_each(binding, requests, numbers, due, priority)
         except CellrtError as error:
             if len(pieces) > 1:
                 for piece in pieces:
-                    self._hand_in_some([piece], deadline, priority)
+                    self._hand_in_some([piece], due, priority)
                 return
             told = [error]
         except Exception as bug:  # nobody else would tell those who wait; they may have been handed in: never again

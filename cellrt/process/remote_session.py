@@ -9,6 +9,7 @@ from typing import Any, Self
 
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
+from cellrt.engine.due import Due, due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.session import own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
@@ -17,11 +18,9 @@ from cellrt.process.binding import Binding
 from cellrt.process.link import Link
 from cellrt.process.pending import when_accepted
 
-Submit = Callable[
-    [Binding, Sequence[Any], Sequence[int], float | None, int, bool, Channel | None], Sequence[RequestFuture]
-]
+Submit = Callable[[Binding, Sequence[Any], Sequence[int], Due, int, bool, Channel | None], Sequence[RequestFuture]]
 HandIn = Callable[
-    [Binding, Sequence[Any], float | None, int, Channel | None, Sequence[int], Awaited | None], Sequence[RequestFuture]
+    [Binding, Sequence[Any], Due, int, Channel | None, Sequence[int], Awaited | None], Sequence[RequestFuture]
 ]
 
 
@@ -58,25 +57,40 @@ class RemoteSession:
         return self._id
 
     def submit(
-        self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+        self,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        schedule_by: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
     ) -> RequestFuture:
         """As ``Client.submit``; a session that has ended gives SessionError."""
-        return self._submit(self._binding, [request], [self._number], deadline, priority, wait, None)[0]
+        when = due(deadline, schedule_by)
+        return self._submit(self._binding, [request], [self._number], when, priority, wait, None)[0]
 
     def infer(
-        self, request: Any, *, deadline: float | None = None, priority: int = 1, wait: bool = False
+        self,
+        request: Any,
+        *,
+        deadline: float | None = None,
+        schedule_by: float | None = None,
+        priority: int = 1,
+        wait: bool = False,
     ) -> Coroutine[Any, Any, Result]:
         """As ``Client.infer``."""
         own = deep_copy(request) if wait else plain_copy(request)
+        how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
         if own is NOT_PLAIN:
-            return begun(lambda: self.submit(request, deadline=deadline, priority=priority))
-        return self._infer(own, deadline, priority, wait)
+            return begun(lambda: self.submit(request, **how))
+        return self._infer(own, how, wait)
 
-    async def _infer(self, request: Any, deadline: float | None, priority: int, wait: bool) -> Result:
+    async def _infer(self, request: Any, how: dict[str, Any], wait: bool) -> Result:
         if not wait:
-            return await as_awaitable(self.submit(request, deadline=deadline, priority=priority))
+            return await as_awaitable(self.submit(request, **how))
         self._link.refuse_in_callback()
-        what = self._binding, [request], deadline, priority, None, [self._number]
+        when = due(how["deadline"], how["schedule_by"])
+        what = self._binding, [request], when, how["priority"], None, [self._number]
         return await as_awaitable((await when_accepted(lambda accepted: self._hand_in(*what, accepted)))[0])
 
     def stream(
@@ -84,13 +98,15 @@ class RemoteSession:
         request: Any,
         *,
         deadline: float | None = None,
+        schedule_by: float | None = None,
         priority: int = 1,
         wait: bool = False,
         max_unread: int | None = None,
     ) -> Stream:
         """As ``Client.stream``."""
         channel = Channel(max_unread)
-        futures = self._submit(self._binding, [request], [self._number], deadline, priority, wait, channel)
+        when = due(deadline, schedule_by)
+        futures = self._submit(self._binding, [request], [self._number], when, priority, wait, channel)
         return Stream(futures[0], channel)
 
     def reset(self) -> None:

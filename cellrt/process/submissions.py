@@ -7,11 +7,12 @@ from array import array
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from cellrt.engine.due import Due
 from cellrt.graph.known import Alike
 from cellrt.process.memory import Part
 from cellrt.process.recorded import tensor_parts
 
-HEAD = struct.Struct("<QIIqdiiI4x")
+HEAD = struct.Struct("<QIIqddiiI4x")
 SESSION_BYTES = 4
 NO_DEADLINE = -1.0
 
@@ -23,7 +24,7 @@ class Submission(NamedTuple):
         first_id, num_requests: their numbers, chosen by the client, one after the other.
         sessions: of each, graph by graph, the number of its session; none if they have none.
         now_ns: when it was, on the monotonic clock, which all processes of a machine share.
-        deadline_s: seconds from then; negative for none.
+        due: seconds from then.
         priority: 0 to 3.
         is_streamed, is_patient: whether its steps are wanted; whether it waits for places.
         is_each: whether those of them that can be are handed in where not all can.
@@ -33,7 +34,7 @@ class Submission(NamedTuple):
     num_requests: int
     sessions: Sequence[int]
     now_ns: int
-    deadline_s: float
+    due: Due
     priority: int
     is_streamed: bool
     is_patient: bool
@@ -45,21 +46,18 @@ class Submission(NamedTuple):
         return range(self.first_id, self.first_id + self.num_requests)
 
     @property
-    def deadline(self) -> float | None:
-        """Seconds from ``now_ns``, or None."""
-        return None if self.deadline_s < 0 else self.deadline_s
-
-    @property
     def end_s(self) -> float | None:
-        """When its deadline is, on the monotonic clock."""
-        return None if self.deadline_s < 0 else self.now_ns / 1e9 + self.deadline_s
+        """Until when it may wait, on the monotonic clock."""
+        first_s = self.due.first_s
+        return None if first_s is None else self.now_ns / 1e9 + first_s
 
 
 def submission_parts(submission: Submission, templates: Sequence[int], groups: Sequence[Alike]) -> list[Part]:
     """A submission as a message has it; ``templates``: that of each group of requests, by number."""
-    first_id, count, sessions, now_ns, deadline_s, priority, is_streamed, is_patient, is_each = submission
+    first_id, count, sessions, now_ns, due, priority, is_streamed, is_patient, is_each = submission
     flags = is_streamed | is_patient << 1 | is_each << 2
-    head = HEAD.pack(first_id, count, len(sessions), now_ns, deadline_s, priority, flags, len(groups))
+    times_s = [NO_DEADLINE if time_s is None else time_s for time_s in due]
+    head = HEAD.pack(first_id, count, len(sessions), now_ns, *times_s, priority, flags, len(groups))
     numbers = [number for template, alike in zip(templates, groups) for number in (template, len(alike.places))]
     parts: list[Part] = [head, array("i", numbers).tobytes()]
     if sessions:
@@ -70,11 +68,12 @@ def submission_parts(submission: Submission, templates: Sequence[int], groups: S
 def read_submission(body: memoryview) -> tuple[Submission, list[tuple[int, int]], bytes]:
     """The submission of a message, of each group of requests its template's number and how many they are, and a copy
     of their tensors."""
-    first_id, count, num_sessions, now_ns, deadline_s, priority, flags, num_groups = HEAD.unpack_from(body)
+    first_id, count, num_sessions, now_ns, *times_s, priority, flags, num_groups = HEAD.unpack_from(body)
     begin = HEAD.size + 8 * num_groups
     end = begin + SESSION_BYTES * num_sessions
     numbers = memoryview(bytes(body[HEAD.size : begin])).cast("i").tolist()
     sessions = memoryview(bytes(body[begin:end])).cast("I").tolist()
     how = bool(flags & 1), bool(flags & 2), bool(flags & 4)
-    submission = Submission(first_id, count, sessions, now_ns, deadline_s, priority, *how)
+    due = Due(*[None if time_s < 0 else time_s for time_s in times_s])
+    submission = Submission(first_id, count, sessions, now_ns, due, priority, *how)
     return submission, list(zip(numbers[::2], numbers[1::2])), bytes(body[end:])

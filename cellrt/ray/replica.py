@@ -109,7 +109,7 @@ class Replica:
                         await self._backend.end_session(model, id, session)
                 return {}
             frame: Frame = read_frame(described, message)
-            how = oip.Parameters(frame.deadline_s, int(frame.priority), sequence)
+            how = oip.Parameters(frame.deadline_s, int(frame.priority), sequence, frame.schedule_by_s)
             answer = await self._door.infer(described, frame.request, how, asyncio.Event().wait)
             if isinstance(message, bytes):
                 return {"outputs": [tuple(output) for output in as_raw(answer.results)]}

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
 
+from cellrt.engine.due import due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.stream import Stream
 from cellrt.errors import CancelledError, CellError, CellrtError, OverloadError, RequestError, SessionError, http_status
@@ -68,7 +69,8 @@ class Door:
         with self.counted(described.name), blamed(described, request):
             if how.sequence is None:
                 client = self.backend.client
-                what = client._submit_collected, described.name, request, None, how.deadline, how.priority
+                when = due(how.deadline, how.schedule_by)
+                what = client._submit_collected, described.name, request, None, when, how.priority
                 outcome, future = await unless_gone(client._collector.submit(*what), gone)
                 id = self.note(future)
                 if isinstance(outcome, CellrtError):
@@ -78,7 +80,7 @@ class Door:
                         del outcome, future
                 return Answer(outcome, described.version, id)
             async with self._in_session(described, how) as session:
-                future = session.submit(request, deadline=how.deadline, priority=how.priority)
+                future = session.submit(request, **how.options)
                 id = self.note(future)
                 return Answer(await unless_gone(as_awaitable(future), gone), _version_of(session), id)
 
@@ -92,20 +94,13 @@ class Door:
         with self.counted(described.name), blamed(described, request), self.place_of_stream():
             if how.sequence is None:
                 client = self.backend.client
-                with client.stream(
-                    described.name,
-                    request,
-                    deadline=how.deadline,
-                    priority=how.priority,
-                    max_unread=limits.max_unread,
-                ) as stream:
+                options = {**how.options, "max_unread": limits.max_unread}
+                with client.stream(described.name, request, **options) as stream:
                     self.note(stream.future)
                     yield stream, described.version
                 return
             async with self._in_session(described, how) as session:
-                with session.stream(
-                    request, deadline=how.deadline, priority=how.priority, max_unread=limits.max_unread
-                ) as stream:
+                with session.stream(request, **how.options, max_unread=limits.max_unread) as stream:
                     self.note(stream.future)
                     yield stream, _version_of(session)
 

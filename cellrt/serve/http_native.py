@@ -19,6 +19,7 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from cellrt.engine.due import due
 from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError, EngineClosedError, RequestError, http_status
@@ -58,6 +59,7 @@ class NativeRequest(msgspec.Struct, forbid_unknown_fields=True):
 
     request: Any
     deadline_s: Seconds | None = None
+    schedule_by_s: Seconds | None = None
     priority: Priority = oip.DEFAULT_PRIORITY
     session: Name | None = None
     start: bool = False
@@ -73,6 +75,7 @@ class Frame(msgspec.Struct, forbid_unknown_fields=True):
 
     request: Any
     deadline_s: Seconds | None = None
+    schedule_by_s: Seconds | None = None
     priority: Priority = oip.DEFAULT_PRIORITY
 
 
@@ -115,7 +118,7 @@ def read_frame(described: Described, message: str | bytes) -> Frame:
     if isinstance(message, bytes):
         return Frame(_rows(described, message))
     frame: Frame = oip.decode(message, _frames, described.limits)
-    return Frame(described.read_json(frame.request), frame.deadline_s, frame.priority)
+    return msgspec.structs.replace(frame, request=described.read_json(frame.request))
 
 
 def _rows(described: Described, data: bytes) -> Any:
@@ -160,7 +163,7 @@ class NativeDoor:
         if message.session is None and (message.start or message.end):
             raise RequestError("start and end need a session")
         sequence = None if message.session is None else oip.InSequence(message.session, message.start, message.end)
-        how = oip.Parameters(message.deadline_s, int(message.priority), sequence)
+        how = oip.Parameters(message.deadline_s, int(message.priority), sequence, message.schedule_by_s)
         given = described.read_json(message.request)
         if message.stream:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
@@ -368,14 +371,14 @@ class _SocketSession:
     def _ask(self, asked: _Asked, content: str | bytes) -> None:
         described = asked.described = self._described
         frame = read_frame(described, content)
-        asked.given, how = frame.request, (frame.deadline_s, int(frame.priority))
+        asked.given, priority = frame.request, int(frame.priority)
         with self._door.counted(described.name):
             if self._session is not None:
+                how = due(frame.deadline_s, frame.schedule_by_s), priority
                 self._door.backend.pieces.submit(self._session, frame.request, *how, partial(self._note, asked))
             else:
-                deadline_s, priority = how
-                client = self._door.backend.client
-                self._note(asked, client.submit(described.name, frame.request, deadline=deadline_s, priority=priority))
+                options = oip.Parameters(frame.deadline_s, priority, None, frame.schedule_by_s).options
+                self._note(asked, self._door.backend.client.submit(described.name, frame.request, **options))
 
     def _note(self, asked: _Asked, begun: RequestFuture | CellrtError) -> None:
         """Takes in that a request was handed in, or why not."""

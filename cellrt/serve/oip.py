@@ -27,7 +27,7 @@ UNSUPPORTED = {
     "classification": "outputs come as they are",
 }
 """Parameters of Triton's that this server does not do, and what it does instead."""
-PARAMETERS = ("timeout", "priority", "sequence_id", "sequence_start", "sequence_end")
+PARAMETERS = ("timeout", "schedule_by", "priority", "sequence_id", "sequence_start", "sequence_end")
 """Of a request; each door has some more."""
 LENGTHS = ("max_tokens", "max_new_tokens", "max_steps")
 """What clients call the most steps of an answer, and models one of their inputs."""
@@ -85,11 +85,18 @@ class InSequence(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """How a request is to be run: ``deadline`` in seconds or None, ``priority`` 0 to 3, perhaps in a sequence."""
+    """How a request is to be run: ``deadline`` and ``schedule_by`` in seconds or None, ``priority`` 0 to 3, perhaps in
+    a sequence."""
 
     deadline: float | None = None
     priority: int = DEFAULT_PRIORITY
     sequence: InSequence | None = None
+    schedule_by: float | None = None
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """How it is submitted."""
+        return {"deadline": self.deadline, "schedule_by": self.schedule_by, "priority": self.priority}
 
 
 class Inference(NamedTuple):
@@ -246,7 +253,7 @@ def _binary_outputs(message: InferRequest) -> frozenset[str] | None:
 
 
 def read_parameters(given: Mapping[str, Any], others: Collection[str] = ()) -> Parameters:
-    """Read priority (1 the highest, as Triton's; 0 the default), timeout in microseconds, and sequence.
+    """Read priority (1 the highest, as Triton's; 0 the default), timeout and schedule_by in microseconds, and sequence.
 
     ``others``: parameters that the door takes beside. Raises RequestError, for unknown parameters too.
     """
@@ -255,9 +262,8 @@ def read_parameters(given: Mapping[str, Any], others: Collection[str] = ()) -> P
     unknown = [name for name in given if name not in PARAMETERS and name not in others]
     if unknown:
         raise RequestError(f"parameters: expected some of {[*PARAMETERS, *others]}, got {unknown!r:.200}")
-    timeout_us, level, id = given.get("timeout", 0), given.get("priority", 0), given.get("sequence_id", 0)
-    if type(timeout_us) is not int or not 0 <= timeout_us <= LONGEST_S * US:
-        raise RequestError(f"timeout: expected microseconds, at most {LONGEST_S * US:g}, got {timeout_us!r:.40}")
+    level, id = given.get("priority", 0), given.get("sequence_id", 0)
+    deadline_s, schedule_by_s = (_seconds(given, name) for name in ("timeout", "schedule_by"))
     if type(level) is not int or level < 0:
         raise RequestError(f"priority: expected 0 or more, got {level!r:.40}")
     if type(id) not in (int, str):
@@ -269,7 +275,14 @@ def read_parameters(given: Mapping[str, Any], others: Collection[str] = ()) -> P
         raise RequestError("sequence_start and sequence_end need a sequence_id")
     sequence = None if id in (0, "") else InSequence(text, is_start, is_end)
     priority = DEFAULT_PRIORITY if level == 0 else max(0, 4 - level)
-    return Parameters(timeout_us / US if timeout_us else None, priority, sequence)
+    return Parameters(deadline_s, priority, sequence, schedule_by_s)
+
+
+def _seconds(given: Mapping[str, Any], name: str) -> float | None:
+    time_us = given.get(name, 0)
+    if type(time_us) is not int or not 0 <= time_us <= LONGEST_S * US:
+        raise RequestError(f"{name}: expected microseconds, at most {LONGEST_S * US:g}, got {time_us!r:.40}")
+    return time_us / US if time_us else None
 
 
 def _flag(given: Mapping[str, Any], name: str) -> bool:

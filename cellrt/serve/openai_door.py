@@ -136,7 +136,7 @@ class OpenAIDoor:
         described, language = await self._language(asked.model)
         texts = messages.prompts_of(asked.input, "input")
         tokens = await asyncio.to_thread(lambda: [language.sentence(text) for text in texts])
-        how: Any = {"deadline": asked.deadline_s, "priority": _priority_of(asked.priority)}
+        how = _how(asked)
         client = self._backend.client
         with self._door.counted(described.name):
             together = asyncio.gather(*(client.infer(described.name, each, **how) for each in tokens))
@@ -205,11 +205,7 @@ class OpenAIDoor:
         note_first = self._door.measures.first_result_of(name)
 
         def start(rest: Sequence[int], within: Conversation | None) -> Stream:
-            how: Any = {
-                "deadline": asked.request.deadline_s,
-                "priority": _priority_of(asked.request.priority),
-                "max_unread": self._limits.max_unread,
-            }
+            how = {**_how(asked.request), "max_unread": self._limits.max_unread}
             given = asked.options.request(asked.language, rest, room, number % count)
             client = self._backend.client
             stream: Stream = (partial(client.stream, name) if within is None else within.session.stream)(given, **how)
@@ -248,8 +244,10 @@ def _usage(asked: Asked, streams: dict[int, TextStream]) -> dict[str, Any]:
     return usage_of(sum(map(len, asked.prompts)), made, cached)
 
 
-def _priority_of(given: int | None) -> int:
-    return DEFAULT_PRIORITY if given is None else given
+def _how(asked: messages.HowAnswered | messages.EmbeddingRequest) -> dict[str, Any]:
+    """Return how what is asked is submitted."""
+    priority = DEFAULT_PRIORITY if asked.priority is None else asked.priority
+    return {"deadline": asked.deadline_s, "schedule_by": asked.schedule_by_s, "priority": priority}
 
 
 async def _collected(sources: Sequence[AsyncGenerator[T]]) -> list[list[T]]:

@@ -72,6 +72,8 @@ class HowAnswered(msgspec.Struct, kw_only=True):
     """0 is the lowest, 3 the highest."""
     deadline_s: Seconds | None = None
     """It must be done so many seconds from now."""
+    schedule_by_s: Seconds | None = None
+    """It must have begun so many seconds from now."""
     session_id: Name | None = None
     """Of a conversation: what its prompts repeat is not read again."""
 
@@ -114,6 +116,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
     dimensions: Annotated[int, msgspec.Meta(ge=1)] | None = None
     priority: Priority | None = None
     deadline_s: Seconds | None = None
+    schedule_by_s: Seconds | None = None
 
 
 class WrongFieldError(RequestError):

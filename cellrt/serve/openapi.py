@@ -27,9 +27,9 @@ DESCRIPTION = """
 Bodies of requests may be compressed with gzip or deflate.
 
 OpenAPI has no words for the websocket `/v1/models/{model}/session`: each text message is an object with `request`, as
-`/v1/models/{model}/infer` takes it, and perhaps `deadline_s` and `priority`; a binary one is raw rows of the one tensor
-that the model takes. Each is answered in order, with `number` and `results`, or `error` and `type`. All are in one
-session if the model keeps state: that of the id that `?id=` has, or a new one.
+`/v1/models/{model}/infer` takes it, and perhaps `deadline_s`, `schedule_by_s` and `priority`; a binary one is raw rows
+of the one tensor that the model takes. Each is answered in order, with `number` and `results`, or `error` and `type`.
+All are in one session if the model keeps state: that of the id that `?id=` has, or a new one.
 """
 ERRORS = {
     "400": "the request is wrong",
@@ -270,6 +270,7 @@ _PARAMETERS: Schema = {
     "description": "Inputs of the model may be here too.",
     "properties": {
         "timeout": {"type": "integer", "minimum": 0, "description": "Microseconds; 0: none."},
+        "schedule_by": {"type": "integer", "minimum": 0, "description": "Microseconds to begin within; 0: any."},
         "priority": {"type": "integer", "minimum": 0, "description": "1 is the highest; 0: the default."},
         "sequence_id": {"type": ["integer", "string"]},
         "sequence_start": {"type": "boolean"},

@@ -112,3 +112,14 @@ def test_language_models_run(monkeypatch: pytest.MonkeyPatch) -> None:
     lm.run(recorder, Options(quick=True, only=("random",)))
     assert {row.get("in_flight") for row in recorder.rows} == {1, 3, None}, "None: what a suspended request pays"
     assert all(row["value"] > 0 for row in recorder.rows)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("name", "part"), [("encoder", "rows"), ("encoder", "cost"), ("overload", "europarl"), ("lm", "open")]
+)
+def test_what_is_measured_under_deadlines_and_open_loads_runs(name: str, part: str) -> None:
+    recorder = Recorder(name)
+    importlib.import_module(f"benchmarks.{name}").run(recorder, Options(quick=True, only=(part,), hidden=(8,)))
+    assert recorder.rows

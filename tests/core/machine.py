@@ -87,12 +87,14 @@ class Machine:
         session: int = -1,
         streamed: bool = False,
         deadline_ns: int = NEVER,
+        schedule_by_ns: int = NEVER,
     ) -> bool:
         """Admits a request if there is room."""
         template: SizedTemplate = self.processor.compile(np.array(request.graph.program, np.int32))
         self.sequence += 1
         is_room = has_rows(self.processor.tables, template, session)
-        admitted = self.processor.admit(template, self.sequence, priority, streamed, session, deadline_ns)
+        how = priority, streamed, session, deadline_ns, schedule_by_ns
+        admitted = self.processor.admit(template, self.sequence, *how)
         assert is_room == (admitted is not None)
         if admitted is None:
             return False

@@ -20,7 +20,7 @@ from cellrt.core.simulate import Arrival, Simulation, simulate
 from cellrt.core.task_layout import TaskView
 from cellrt.core.validate import broken_rules
 from tests.core.graphs import make_processor
-from tests.core.page_machine import numbers
+from tests.core.page_machine import PAGE_SIZE, numbers
 from tests.core.talkers import Talk, Talkers
 from tests.core.test_das import encoder, sentence
 from tests.effort import examples
@@ -31,8 +31,8 @@ Trace = list[tuple[float, int, int]]
 """When each request arrives, how many rows its prompt has, and how many iterations it takes from the end of it on."""
 
 
-def machine_of(max_bs: int, most: int, workers: int = 1, **others: bool) -> Processor:
-    machine = Talkers(workers, PLENTY, 0, 0, max_rows=most, max_batch=max_bs, **others)
+def machine_of(max_bs: int, most: int, workers: int = 1, pages: int = PLENTY, **others: bool) -> Processor:
+    machine = Talkers(workers, pages, 4 * pages, 0, max_rows=most, max_batch=max_bs, **others)
     return machine.processor
 
 
@@ -53,18 +53,34 @@ def iterations(simulation: Simulation) -> list[list[int]]:
     return [list(dict.fromkeys(task.requests)) for task in simulation.tasks]
 
 
-def select(trace: Trace, max_bs: int) -> list[list[int]]:
-    """ORCA's Algorithm 1 with one worker and slots for all: which requests run each iteration."""
+def pages_of(rows: int, steps: int) -> int:
+    """The pages of a request, ``max_tokens``: its prompt is followed by all that it says but the last."""
+    return -(-(rows + steps - 1) // PAGE_SIZE)
+
+
+def select(trace: Trace, max_bs: int, n_slots: int = PLENTY) -> list[list[int]]:
+    """ORCA's Algorithm 1 with one worker, where a slot is a page: which requests run each iteration."""
     left, now, found = {k: steps for k, (_, _, steps) in enumerate(trace)}, 0.0, list[list[int]]()
+    reserved = dict[int, int]()
     while left:
         pool = sorted((k for k in left if trace[k][0] <= now), key=lambda k: (trace[k][0], k))
-        batch = pool[:max_bs]
+        batch = list[int]()
+        for k in pool:
+            if len(batch) == max_bs:
+                break
+            if k not in reserved:
+                slots = pages_of(*trace[k][1:])
+                if sum(reserved.values()) + slots > n_slots:
+                    break
+                reserved[k] = slots
+            batch.append(k)
         if not batch:
             now = min(trace[k][0] for k in left)
             continue
         for k in batch:
             left[k] -= 1
-        left = {k: steps for k, steps in left.items() if steps}
+            if not left[k]:
+                del left[k], reserved[k]
         found.append(batch)
         now += 1.0
     return found
@@ -80,6 +96,13 @@ POLICY = st.sampled_from([None, POLICIES["first-come-first-served"]])
 def test_iteration_by_iteration_it_is_the_pseudo_code(trace, max_bs, policy):
     processor = machine_of(max_bs, 32, steps_first=False, policy=policy)
     assert iterations(play(processor, trace)) == select(trace, max_bs)
+
+
+@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=examples(60))
+@given(trace=TRACES, max_bs=st.integers(1, 4), n_slots=st.integers(6, 12))
+def test_who_begins_has_slots_for_all_that_it_may_say_and_nobody_begins_before_one_that_waits(trace, max_bs, n_slots):
+    processor = machine_of(max_bs, 32, pages=n_slots, steps_first=False, reserve_pages=True)
+    assert iterations(play(processor, trace)) == select(trace, max_bs, n_slots)
 
 
 def overtaken(simulation: Simulation, trace: Trace) -> bool:
@@ -108,6 +131,21 @@ def test_single_steps_overtake_a_prompt_that_comes_in_pieces_unless_all_is_in_or
     assert iterations(in_order) == [[0], [0], [0, 1, 2, 3], [1, 2, 3, 4], [1, 2, 3, 4], [4]]
 
 
+@settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=examples(60))
+@given(trace=TRACES, max_bs=st.integers(1, 4), workers=st.integers(1, 2))
+def test_prompts_apart_are_in_no_task_with_single_steps(trace, max_bs, workers):
+    simulation = play(machine_of(max_bs, 8, workers, prompts_apart=True), trace)
+    for task in simulation.tasks:
+        assert len({count > 1 for count in Counter(task.requests).values()}) == 1
+
+
+def test_prompts_apart_go_first_and_those_that_have_begun_wait_meanwhile():
+    trace: Trace = [(0, 1, 3), (0.5, 4, 2), (0.5, 3, 1)]
+    together, apart = (play(machine_of(4, 8, prompts_apart=each), trace) for each in (False, True))
+    assert iterations(together) == [[0], [0, 1, 2], [0, 1]]
+    assert iterations(apart) == [[0], [1, 2], [0, 1], [0]]
+
+
 def test_in_order_nobody_goes_before_one_that_does_not_fit():
     def tasks_of(steps_first: bool) -> list[list[int]]:
         processor = make_processor(settings=SchedulerSettings(1, steps_first=steps_first))
@@ -126,7 +164,11 @@ def test_one_word_is_no_single_step_of_a_cell_that_reads_all_at_once():
 
 
 @pytest.mark.parametrize("policy", POLICIES.values(), ids=list(POLICIES))
-@pytest.mark.parametrize("others", [{"steps_first": False}, {"joins": False}], ids=["in order", "nobody joins"])
+@pytest.mark.parametrize(
+    "others",
+    [{"steps_first": False}, {"joins": False}, {"reserve_pages": True}, {"prompts_apart": True}],
+    ids=["in order", "nobody joins", "reserved", "prompts apart"],
+)
 @pytest.mark.parametrize("workers", [1, 2])
 def test_everybody_ends_also_where_pages_run_out(policy, others, workers):
     processor = Talkers(workers, 12, 60, 0, max_rows=4, policy=policy, **others).processor

@@ -45,6 +45,8 @@ from tests.effort import examples
             "policy": ANY_POLICY,
             "steps_first": st.booleans(),
             "joins": st.sampled_from([True, True, False]),
+            "reserve_pages": st.sampled_from([False, False, True]),
+            "prompts_apart": st.sampled_from([False, False, True]),
         }
     ),
 )

@@ -62,6 +62,32 @@ def test_the_earliest_deadline_goes_first_and_what_has_none_last():
     assert order_of(processor) == [requests[k] for k in (2, 3, 1, 0)]
 
 
+def test_the_earlier_of_done_by_and_begun_by_is_the_deadline():
+    processor = make_processor(policy=DEADLINE)
+    cell = add_step(processor, 1)
+    times = [(300, NEVER), (900, 200), (100, 500), (NEVER, 400)]
+    for k, (done_ns, begun_ns) in enumerate(times):
+        processor.admit(processor.compile(chain(cell, 1)), k, deadline_ns=done_ns, schedule_by_ns=begun_ns)
+    assert order_of(processor) == [2, 1, 0, 3]
+
+
+@pytest.mark.parametrize("policy", [DEADLINE, POLICIES["deadline-aware-utility"]], ids=["earliest", "utility"])
+def test_what_has_begun_is_not_late_by_when_it_had_to_begin_and_goes_on_before_the_next(policy):
+    processor = make_processor(policy=policy, settings=ONE_BY_ONE)
+    cell = add_step(processor, 1)
+    how = {"schedule_by_ns": 100}
+    processor.clock.set(50)
+    begun, _ = processor.admit(processor.compile(chain(cell, 3)), 0, **how)
+    assert run_one(processor) == [begun]
+    late, _ = processor.admit(processor.compile(chain(cell, 3)), 1, **how)
+    processor.clock.set(200)
+    other, _ = processor.admit(processor.compile(chain(cell, 3)), 2, schedule_by_ns=300)
+    found = list(dict.fromkeys(run_one(processor)[0] for _ in range(8)))
+    assert found.index(begun) < found.index(other)
+    if policy is not DEADLINE:
+        assert found == [begun, other, late]
+
+
 def test_the_cell_type_with_the_earliest_deadline_goes_first():
     processor = make_processor(policy=DEADLINE)
     full, other = add_tree(processor, 2, priority=9), add_tree(processor, 2)

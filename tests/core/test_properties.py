@@ -43,7 +43,8 @@ def interleave(machine: Machine, draw: random.Random, requests: list[Request], c
         worker = draw.choice(workers)
         if event < 0.3 and waiting:
             how = {"priority": draw.choice([0, 0, 3, 1]), "streamed": draw.choice([False, True])}
-            if machine.submit(waiting[0], deadline_ns=draw.choice([NEVER, draw.randrange(1 << 20)]), **how):
+            times_ns = [draw.choice([NEVER, draw.randrange(1 << 20)]) for _ in range(2)]
+            if machine.submit(waiting[0], deadline_ns=times_ns[0], schedule_by_ns=times_ns[1], **how):
                 waiting.pop(0)
         elif event < 0.6 and machine.alive[worker - 1] and len(machine.streams[worker - 1]) < 5:
             machine.schedule(worker)

@@ -243,8 +243,10 @@ class Watched(Processor):
         streamed: bool = False,
         session: int = -1,
         deadline_ns: int = NEVER,
+        schedule_by_ns: int = NEVER,
     ) -> tuple[int, NDArray[np.int32]] | None:
-        admitted = super().admit(template, sequence, priority, streamed, session, deadline_ns)
+        how = priority, streamed, session, deadline_ns, schedule_by_ns
+        admitted = super().admit(template, sequence, *how)
         self._look()
         return admitted
 

@@ -68,12 +68,15 @@ def test_results_are_those_of_the_nodes_one_by_one(requests, options, max_batch,
         close_and_check(engine)
 
 
+LATE = ("deadline", "schedule_by")
+
+
 @THOROUGH
 @given(
     requests=REQUESTS,
     options=ENGINES,
     max_batch=st.sampled_from([1, 3, 64]),
-    ends=st.lists(st.sampled_from(["wait", "cancel", "deadline", "drop"]), min_size=16, max_size=16),
+    ends=st.lists(st.sampled_from(["wait", "cancel", "deadline", "schedule_by", "drop"]), min_size=16, max_size=16),
     moments=st.lists(st.integers(0, 15), min_size=16, max_size=16),
 )
 def test_each_request_ends_once_however_it_ends(requests, options, max_batch, ends, moments):
@@ -84,8 +87,8 @@ def test_each_request_ends_once_however_it_ends(requests, options, max_batch, en
         num_ended = [0] * len(requests)
         futures = []
         for k, (request, end, moment) in enumerate(zip(requests, ends, moments)):
-            deadline = 2e-4 * (1 + moment) if end == "deadline" else None
-            future = engine.submit(unfolder.name, request, deadline=deadline)
+            how = {end: 2e-4 * (1 + moment)} if end in LATE else {}
+            future = engine.submit(unfolder.name, request, **how)
             future.add_done_callback(lambda _, k=k: num_ended.__setitem__(k, num_ended[k] + 1))
             futures.append(None if end == "drop" else future)
             victim = futures[moment % len(futures)]
@@ -98,7 +101,8 @@ def test_each_request_ends_once_however_it_ends(requests, options, max_batch, en
             if error is None:
                 assert_same(future.result(), run_one_by_one(unfolder, request))
             else:
-                assert type(error).__name__ == {"cancel": "CancelledError", "deadline": "DeadlineError"}[ends[k]]
+                assert type(error).__name__ == ("CancelledError" if ends[k] == "cancel" else "DeadlineError")
+                assert ends[k] in ("cancel", *LATE)
         assert engine.drain(WAIT_S)
         assert num_ended == [1] * len(requests)
         engine.check()

@@ -9,6 +9,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from cellrt.core.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import grows, pages, ragged, span
 from cellrt.errors import CellError, DefinitionError, RequestError, RequestTooLargeError
@@ -32,19 +33,22 @@ THOROUGH = settings(suppress_health_check=list(HealthCheck), max_examples=exampl
     workers=st.integers(1, 2),
     poisoned=st.sets(st.integers(0, 13), max_size=3),
     cancelled=st.sets(st.integers(0, 13), max_size=3),
+    reserve_pages=st.booleans(),
 )
 def test_whatever_the_company_and_the_room_each_result_is_that_of_its_request_alone(
-    requests, page_size, workers, poisoned, cancelled
+    requests, page_size, workers, poisoned, cancelled, reserve_pages
 ):
     # 64 pages at a worker: requests of up to 82 rows have to share them.
     model = sums(CELLS[page_size])
-    engine = small_engine(workers, page_bytes=1, debug=True)
+    settings = SchedulerSettings(reserve_pages=reserve_pages)
+    engine = small_engine(workers, page_bytes=1, debug=True, settings=settings)
     serve_in_company(engine, model, requests, poisoned, cancelled)
 
 
-def test_pages_that_run_out_are_lent_by_the_latest_arrivals_and_all_requests_end():
+@pytest.mark.parametrize("reserve_pages", [False, True])
+def test_pages_that_run_out_are_lent_by_the_latest_arrivals_unless_each_has_all_of_its_own(reserve_pages):
     model = sums(CELLS[1])
-    engine = small_engine(1, page_bytes=1, debug=True)
+    engine = small_engine(1, page_bytes=1, debug=True, settings=SchedulerSettings(reserve_pages=reserve_pages))
     suspended = watch_suspensions(engine)
     requests = [make_request(seed, 3, 8, 40) for seed in range(12)]
     try:
@@ -52,7 +56,7 @@ def test_pages_that_run_out_are_lent_by_the_latest_arrivals_and_all_requests_end
         futures = [engine.submit("sums", request) for request in requests]
         for request, future in zip(requests, futures):
             assert_same(future.result(WAIT_S), run_one_by_one(model, request))
-        assert any(suspended)
+        assert any(suspended) != reserve_pages
     finally:
         close_and_check(engine)
 

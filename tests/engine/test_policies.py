@@ -145,12 +145,14 @@ def test_a_policy_of_ones_own():
     assert ends_of(Policy("latest first", latest), jobs) == ["third", "second", "first"]
 
 
-def test_the_earliest_deadline_goes_first():
+def test_the_earliest_deadline_goes_first_whether_it_is_to_begin_or_to_be_done():
     gate, order = Gate(WAIT_S), Order()
     engine, held = held_engine(gate, "earliest-deadline-first")
     futures = []
-    for name, deadline in (("none", None), ("late", 2 * WAIT_S), ("soon", WAIT_S), ("middle", 1.5 * WAIT_S)):
-        futures.append(engine.submit("chain", torch.ones(2, WIDTH), deadline=deadline))
+    times = {"none": {}, "late": {"deadline": 2 * WAIT_S}, "soon": {"deadline": WAIT_S}}
+    times["middle"] = {"schedule_by": 1.5 * WAIT_S, "deadline": 3 * WAIT_S}
+    for name, how in times.items():
+        futures.append(engine.submit("chain", torch.ones(2, WIDTH), **how))
         order.watch(name, futures[-1])
     engine.check()
     gate.open.set()

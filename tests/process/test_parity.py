@@ -14,7 +14,7 @@ import torch
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.session import Session
-from cellrt.errors import DefinitionError, RequestError, SessionError, UnknownModelError
+from cellrt.errors import DeadlineError, DefinitionError, RequestError, SessionError, UnknownModelError
 from cellrt.process.client import Client
 from cellrt.process.engine_process import EngineProcess
 from cellrt.process.remote_session import RemoteSession
@@ -88,6 +88,7 @@ WRONG: dict[str, tuple[Callable[[Any], object], type[Exception]]] = {
     "a priority of 4": (lambda engine: engine.submit_many("chain", [], priority=4), RequestError),
     "a text as a deadline": (lambda engine: engine.stream("chain", steps(1), deadline="1"), RequestError),
     "a deadline of 0": (lambda engine: engine.submit_many("chain", [], deadline=0, wait=True), RequestError),
+    "a schedule_by of 0": (lambda engine: engine.submit("chain", steps(1), schedule_by=0), RequestError),
     "max_unread of 0": (lambda engine: engine.stream("chain", steps(1), max_unread=0), RequestError),
     "a number as requests": (lambda engine: engine.submit_many("chain", 5), RequestError),
     "a number to map": (lambda engine: engine.map("chain", 5), RequestError),
@@ -124,10 +125,35 @@ def test_what_is_wrong_is_the_same_error_in_both_forms(engine, wrong):
 
 
 async def test_what_is_wrong_for_a_coroutine_is_the_same_error_in_both_forms(engine):
-    for how in ({"deadline": 0}, {"priority": 4}, {"deadline": "1"}):
+    for how in ({"deadline": 0}, {"schedule_by": 0}, {"priority": 4}, {"deadline": "1"}):
         for wait in (False, True):
             with pytest.raises(RequestError):
                 await engine.infer("chain", steps(1), wait=wait, **how)
+
+
+BY = {"schedule_by": 1e-9}
+LATE: dict[str, Callable[[Any], Any]] = {
+    "submit": lambda engine: engine.submit("chain", steps(1), **BY).result(WAIT_S),
+    "submit that waits": lambda engine: engine.submit("chain", steps(1), wait=True, **BY).result(WAIT_S),
+    "many": lambda engine: engine.submit_many("chain", [steps(1)] * 2, **BY).results(WAIT_S),
+    "many with sessions": lambda engine: engine.submit_many(
+        KEPT, [steps(1)] * 2, sessions=[engine.session(KEPT), engine.session(KEPT)], **BY
+    ).results(WAIT_S),
+    "infer": lambda engine: asyncio.run(engine.infer("chain", steps(1), **BY)),
+    "infer that waits": lambda engine: asyncio.run(engine.infer("chain", steps(1), wait=True, **BY)),
+    "stream": lambda engine: list(engine.stream("chain", steps(1), **BY)),
+    "map": lambda engine: list(engine.map("chain", [steps(1)], **BY)),
+    "session": lambda engine: engine.session(KEPT).submit(steps(1), **BY).result(WAIT_S),
+    "session's infer": lambda engine: asyncio.run(engine.session(KEPT).infer(steps(1), **BY)),
+    "session's infer that waits": lambda engine: asyncio.run(engine.session(KEPT).infer(steps(1), wait=True, **BY)),
+    "session's stream": lambda engine: list(engine.session(KEPT).stream(steps(1), **BY)),
+}
+
+
+@pytest.mark.parametrize("door", LATE)
+def test_what_cannot_begin_in_time_ends_by_whatever_door_it_came(engine, door):
+    with pytest.raises(DeadlineError, match="not begun within|waited for a place"):
+        LATE[door](engine)
 
 
 @pytest.mark.parametrize("form", [bytes, bytearray, memoryview])

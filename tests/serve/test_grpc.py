@@ -97,6 +97,7 @@ def test_a_sequence_keeps_its_state(client) -> None:
         ("chain", X[:, :1], {}, "INVALID_ARGUMENT"),
         ("chain", np.full((1, WIDTH), RAISE, np.float32), {}, "INTERNAL"),
         ("chain", np.full((30, WIDTH), HOLD, np.float32), {"timeout": 50_000}, "DEADLINE_EXCEEDED"),
+        ("chain", X, {"parameters": {"schedule_by": 1}}, "DEADLINE_EXCEEDED"),
         ("kept", X, {"sequence_id": 991}, "FAILED_PRECONDITION"),
     ],
 )

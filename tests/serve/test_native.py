@@ -47,6 +47,7 @@ def test_requests_of_every_form(server: Server, model: str, request_: object, ex
         ("chain", {"request": [[1, 2]], "extra": 1}, "unknown field `extra`; its fields are ['request', "),
         ("chain", {"request": [[1, 2]], "priority": 4}, "<= 3"),
         ("chain", {"request": [[1, 2]], "deadline_s": 0}, "> 0"),
+        ("chain", {"request": [[1, 2]], "schedule_by_s": 0}, "> 0"),
         ("chain", {"request": [[1, 2]], "start": True}, "need a session"),
         ("chain", {}, "missing required field `request`"),
         ("letters", {"request": ["a"]}, "expected a text"),
@@ -158,6 +159,19 @@ def test_a_websocket_is_a_session(server: Server) -> None:
         socket.send(json.dumps({"request": [[8, 8]]}))
         assert json.loads(socket.recv(10)) == {"number": 4, "results": {"h": [[12, 12]]}}
     until(lambda: server.statistics()["sessions"]["open"] == 0, "the session ends with the connection")
+
+
+@pytest.mark.parametrize("model", ["chain", "kept"])
+def test_what_must_begin_by_a_time_ends_if_it_has_not(server: Server, model: str) -> None:
+    late, in_time = ({"request": [[8, 8]], "schedule_by_s": time_s} for time_s in (1e-6, 60))
+    answers = [server.post(f"/v1/models/{model}/infer", sent) for sent in (late, in_time)]
+    assert [answer.status_code for answer in answers] == [504, 200]
+    assert "not begun within 1e-06 s" in answers[0].text
+    with connect(server, f"/v1/models/{model}/session") as socket:
+        for sent in (late, in_time):
+            socket.send(json.dumps(sent))
+        assert json.loads(socket.recv(10))["type"] == "DeadlineError"
+        assert json.loads(socket.recv(10)).keys() == {"number", "results"}
 
 
 def test_an_error_in_a_websocket_is_one_answer(server: Server) -> None:

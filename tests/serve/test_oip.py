@@ -158,6 +158,16 @@ def test_a_timeout_is_a_deadline(client) -> None:
     assert caught.value.status() == "504"
 
 
+@pytest.mark.parametrize("more", [{}, {"sequence_id": "late", "sequence_start": True, "sequence_end": True}])
+def test_what_must_begin_by_a_time_ends_if_it_has_not(server: Server, more: dict[str, object]) -> None:
+    model, parameters = "kept" if more else "chain", {"schedule_by": 1, **more}
+    answer = server.post(f"/v2/models/{model}/generate", {"x": [[1, 2]], "parameters": parameters})
+    assert answer.status_code == 504 and "not begun within 1e-06 s" in answer.text
+    parameters = {"schedule_by": 60_000_000, **more}
+    answer = server.post(f"/v2/models/{model}/generate", {"x": [[1, 2]], "parameters": parameters})
+    assert answer.status_code == 200
+
+
 def test_a_cell_that_raises_is_a_500_with_its_words(client) -> None:
     with pytest.raises(tritonhttp.InferenceServerException, match="a row this cell cannot take") as caught:
         client.infer("chain", [tensor("x", np.full((1, WIDTH), RAISE, np.float32))])
@@ -184,6 +194,7 @@ def body(**changes: object) -> dict[str, object]:
         (body(outputs=[{"name": "nobody"}]), "expected outputs among"),
         (body(parameters={"priority": -1}), "priority"),
         (body(parameters={"timeout": "soon"}), "timeout"),
+        (body(parameters={"schedule_by": -1}), "schedule_by: expected microseconds, at most 1e+15"),
         (body(parameters={"timeout": 10**400}), "timeout: expected microseconds, at most 1e+15"),
         (body(parameters={"sequence_start": True}), "need a sequence_id"),
         (body(parameters={"sequence_id": 9, "sequence_start": True}), "keeps no state"),

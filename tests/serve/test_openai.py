@@ -99,6 +99,19 @@ def test_prompts_are_texts_or_tokens_one_or_many(client: Any) -> None:
     assert texts([[7, 8, 9], [7, 8, 9]]) == other * 2
 
 
+@pytest.mark.parametrize("late", [{"schedule_by_s": 1e-6}, {"deadline_s": 1e-6}], ids=["begun by", "done by"])
+def test_what_is_late_is_told_so(client: Any, late: dict[str, float]) -> None:
+    for ask, given in (
+        (client.completions.create, {"model": "tiny", "prompt": "hello", "max_tokens": 5}),
+        (client.chat.completions.create, {"model": "tiny", "messages": SAID, "max_tokens": 5}),
+        (client.embeddings.create, {"model": "embedder", "input": "hello"}),
+    ):
+        with pytest.raises(openai.APIStatusError) as caught:
+            ask(**given, extra_body=late)
+        assert caught.value.status_code == 504
+        ask(**given, extra_body={name: 60 for name in late})
+
+
 def test_n_answers_are_choices_of_their_own(client: Any) -> None:
     made = client.completions.create(model="tiny", prompt=["hello", "world"], n=2, max_tokens=8)
     texts = [choice.text for choice in made.choices]
