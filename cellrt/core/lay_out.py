@@ -42,7 +42,7 @@ class Edges(NamedTuple):
 
 
 @compiled
-def _maker_of(draft: Draft, types: Rows, value: int) -> tuple[int, Sum]:
+def _maker_of(draft: Draft, value: int) -> tuple[int, Sum]:
     """Return the unit that makes a value (of a state: what it begins with), and how many of its steps that takes; or
     -1."""
     maker = draft.makers[value]
@@ -53,7 +53,7 @@ def _maker_of(draft: Draft, types: Rows, value: int) -> tuple[int, Sum]:
         maker = draft.makers[value]
     unit = draft.units[maker]
     if is_chain(draft, maker):
-        step = (value - unit.value) // types[unit.cell_type].num_outputs
+        step = (value - unit.value) // draft.types[unit.cell_type].num_outputs
         return maker, 1 + position_of(unit.length, step)
     return last_member(draft, maker), 1
 
@@ -74,25 +74,25 @@ def _note_edge(edges: Edges, seen: Ints, unit: int, end: int, producer: int, ste
 
 
 @inlined
-def _note_input(draft: Draft, types: Rows, edges: Edges, seen: Ints, unit: int, end: int, given: InputRow) -> int:
+def _note_input(draft: Draft, edges: Edges, seen: Ints, unit: int, end: int, given: InputRow) -> int:
     """Add the producers that an input reads; return the new end."""
     if given.mode == EMITTED:
         return int(_note_edge(edges, seen, unit, end, last_member(draft, draft.makers[given.value]), 1, 0))
     if given.mode == SAME:
         return int(_note_edge(edges, seen, unit, end, draft.makers[given.value], 0, 1))
     if given.is_whole:
-        maker, first = _maker_of(draft, types, given.first)
-        last = _maker_of(draft, types, named(draft, given, num_named(given) - 1))[1]
+        maker, first = _maker_of(draft, given.first)
+        last = _maker_of(draft, named(draft, given, num_named(given) - 1))[1]
         follows = int(given.mode == STEP)
         return int(_note_edge(edges, seen, unit, end, maker, 0 if follows else max(first, last), follows))
     for k in range(num_named(given)):
-        maker, steps = _maker_of(draft, types, named(draft, given, k))
+        maker, steps = _maker_of(draft, named(draft, given, k))
         end = _note_edge(edges, seen, unit, end, maker, steps, 0)
     return end
 
 
 @making
-def find_edges(draft: Draft, types: Rows, ports: Rows) -> Edges:
+def find_edges(draft: Draft) -> Edges:
     """Find each unit's producers. Whoever uses a growing state comes after all that was appended before."""
     most = draft.units.size + draft.inputs.size
     for at in range(draft.inputs.size):
@@ -106,42 +106,42 @@ def find_edges(draft: Draft, types: Rows, ports: Rows) -> Edges:
     seen, appenders = np.full(draft.units.size, -1, np.int32), np.full(draft.pages.size, -1, np.int32)
     end = 0
     for unit in range(draft.units.size):
-        operation, cell_type = draft.units[unit], types[draft.units[unit].cell_type]
+        operation, cell_type = draft.units[unit], draft.types[draft.units[unit].cell_type]
         edges.starts[unit] = end
         if is_behind_member(draft, unit):  # so that the last comes after what any of them waits for
             end = _note_edge(edges, seen, unit, end, unit - 1, 0, 1)
         for port in range(cell_type.num_inputs):
             given = draft.inputs[operation.input + port]
             if given.mode != PAGED:
-                end = _note_input(draft, types, edges, seen, unit, end, given)
+                end = _note_input(draft, edges, seen, unit, end, given)
                 continue
             before = appenders[given.state]
             if before >= 0:
                 steps = draft.lengths[before] if is_chain(draft, before) else 1
                 end = _note_edge(edges, seen, unit, end, last_member(draft, before), steps, 0)
-            if ports[cell_type.first_port + port].appends:
+            if draft.ports[cell_type.first_port + port].appends:
                 appenders[given.state] = unit
     edges.starts[draft.units.size] = end
     return edges
 
 
 @making
-def cut(draft: Draft, types: Rows, edges: Edges) -> tuple[Ints, int, NDArray[np.uint8]]:
+def cut(draft: Draft, edges: Edges) -> tuple[Ints, int, NDArray[np.uint8]]:
     """Return (subgraph of each unit, number of subgraphs, whether each is loose): a chain or loop has a type that
     nothing else has."""
     kinds = np.empty(draft.units.size, np.int32)
     for unit in range(kinds.size):
-        kinds[unit] = types.size + unit if draft.lengths[unit] > 0 else draft.units[unit].cell_type
+        kinds[unit] = draft.types.size + unit if draft.lengths[unit] > 0 else draft.units[unit].cell_type
     group, count, is_loose = partition(kinds, edges.starts, edges.producers)
     return group, count, is_loose
 
 
 @compiled
-def _follows(draft: Draft, types: Rows, ports: Rows, unit: int, before: int) -> bool:
+def _follows(draft: Draft, unit: int, before: int) -> bool:
     """Return whether node ``unit`` reads exactly the carried state of node ``before``, which has the same cell type."""
-    cell_type, carries = types[draft.units[unit].cell_type], False
+    cell_type, carries = draft.types[draft.units[unit].cell_type], False
     for port in range(cell_type.num_inputs):
-        given, carry = draft.inputs[draft.units[unit].input + port], ports[cell_type.first_port + port].carry
+        given, carry = draft.inputs[draft.units[unit].input + port], draft.ports[cell_type.first_port + port].carry
         for k in range(num_named(given)):
             output = named(draft, given, k) - draft.units[before].value
             if carry >= 0:
@@ -154,20 +154,20 @@ def _follows(draft: Draft, types: Rows, ports: Rows, unit: int, before: int) -> 
 
 
 @compiled
-def _num_refs(draft: Draft, types: Rows, unit: int) -> int:
+def _num_refs(draft: Draft, unit: int) -> int:
     """Return how many links the inputs of a node are: a ragged one is its count, then its values."""
     count, first = 0, draft.units[unit].input
-    for at in range(first, first + types[draft.units[unit].cell_type].num_inputs):
+    for at in range(first, first + draft.types[draft.units[unit].cell_type].num_inputs):
         count += num_named(draft.inputs[at]) + int(draft.inputs[at].mode != FIXED)
     return count
 
 
 @compiled
-def _write_refs(draft: Draft, types: Rows, uses: Uses, unit: int, links: Ints, at: int) -> None:
+def _write_refs(draft: Draft, uses: Uses, unit: int, links: Ints, at: int) -> None:
     """Write the values that a node reads relative to its own first value, so that no request has to move them."""
     operation = draft.units[unit]
     first = uses.rows[operation.value]
-    for k in range(operation.input, operation.input + types[operation.cell_type].num_inputs):
+    for k in range(operation.input, operation.input + draft.types[operation.cell_type].num_inputs):
         given, count = draft.inputs[k], num_named(draft.inputs[k])
         if given.mode != FIXED:
             links[at] = count
@@ -188,9 +188,7 @@ def _append_ready(nodes: Rows, subgraph: Any, node: int) -> None:
 
 
 @making
-def write_nodes(
-    draft: Draft, types: Rows, ports: Rows, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows
-) -> tuple[Rows, Ints, int]:
+def write_nodes(draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows) -> tuple[Rows, Ints, int]:
     """Return (nodes by subgraph, their links, the most inputs that one has); count what subgraphs wait for."""
     num_units = draft.units.size
     new, num_readers = np.full(num_units, -1, np.int32), np.zeros(num_units, np.int32)
@@ -201,7 +199,7 @@ def write_nodes(
     for unit in order:
         if draft.lengths[unit] == 0:
             new[unit] = num_nodes
-            refs = _num_refs(draft, types, unit)
+            refs = _num_refs(draft, unit)
             num_links, most, num_nodes = num_links + refs + num_readers[unit], max(most, refs), num_nodes + 1
     nodes, links = make_rows(num_nodes, NODE), np.zeros(num_links, np.int32)
     at, before = 0, -1
@@ -212,12 +210,12 @@ def write_nodes(
         node, subgraph = nodes[k], subgraphs[group[unit]]
         node.subgraph, node.next_ready, node.first_link = group[unit], -1, at
         node.first_value = uses.rows[draft.units[unit].value]
-        node.num_refs = _num_refs(draft, types, unit)
-        _write_refs(draft, types, uses, unit, links, at)
+        node.num_refs = _num_refs(draft, unit)
+        _write_refs(draft, uses, unit, links, at)
         at += node.num_refs + num_readers[unit]
         subgraph.cell_type = draft.units[unit].cell_type
         subgraph.nodes_left += 1
-        if before >= 0 and group[before] == group[unit] and _follows(draft, types, ports, unit, before):
+        if before >= 0 and group[before] == group[unit] and _follows(draft, unit, before):
             nodes[k - 1].bits |= CHAIN_NEXT
         before = unit
     _write_readers(draft, edges, group, new, nodes, links, subgraphs)

@@ -38,24 +38,15 @@ from cellrt.core.uses import Ints, Rows, Uses, place_of
 
 
 @making
-def write_records(
-    draft: Draft,
-    types: Rows,
-    ports: Rows,
-    uses: Uses,
-    edges: Edges,
-    group: Ints,
-    subgraphs: Rows,
-    first_link: int,
-) -> Ints:
+def write_records(draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows, first_link: int) -> Ints:
     """Return the links of all records, which begin at link ``first_link``."""
-    links, readers = np.zeros(_most_words(draft, types, uses, edges), np.int32), _find_readers(edges)
+    links, readers = np.zeros(_most_words(draft, uses, edges), np.int32), _find_readers(edges)
     appended = np.zeros(draft.pages.size, np.int64)
     end = body = 0
     for unit in range(draft.units.size):
         if draft.lengths[unit] == 0:
             continue
-        cell_type = types[draft.units[unit].cell_type]
+        cell_type = draft.types[draft.units[unit].cell_type]
         at = end
         end += record.num_words(cell_type.num_inputs, cell_type.num_outputs)
         subgraph = subgraphs[group[unit]]
@@ -65,9 +56,9 @@ def write_records(
         is_loop, is_member = not is_chain(draft, unit), draft.units[unit].op == OP_MEMBER
         links[at + record.STOP] = draft.units[unit].stop if is_loop else record.IS_CHAIN
         links[at + record.VALUES] = uses.rows[draft.units[unit].value]
-        end = _write_inputs(draft, types, ports, uses, group, unit, links, at, end, first_link)
-        _write_starts(draft, types, ports, appended, unit, links, at)
-        _write_outputs(draft, types, ports, uses, unit, links, at)
+        end = _write_inputs(draft, uses, group, unit, links, at, end, first_link)
+        _write_starts(draft, appended, unit, links, at)
+        _write_outputs(draft, uses, unit, links, at)
         subgraph.what = MEMBER if is_member else LOOP if is_loop else CHAIN
         if is_member:
             if not is_behind_member(draft, unit):
@@ -79,7 +70,7 @@ def write_records(
             links[at + record.MORE_ROWS] = first_link + end
             end += cell_type.num_outputs * cell_type.ahead
         else:
-            end = _write_taps(draft, types, uses, unit, links, at, end, first_link)
+            end = _write_taps(draft, uses, unit, links, at, end, first_link)
         end = _write_edges(draft, edges, readers, group, unit, links, at, end, first_link)
     return links[:end].copy()
 
@@ -104,11 +95,11 @@ def most_refs(types: Rows, subgraphs: Rows, links: Ints) -> int:
 
 
 @compiled
-def _most_words(draft: Draft, types: Rows, uses: Uses, edges: Edges) -> int:
+def _most_words(draft: Draft, uses: Uses, edges: Edges) -> int:
     """Return no fewer words than the records have."""
     count = (record.EDGE + 1) * edges.starts[draft.units.size] + record.TAP * uses.values.size + draft.layers.size
     for unit in range(draft.units.size):
-        operation, cell_type = draft.units[unit], types[draft.units[unit].cell_type]
+        operation, cell_type = draft.units[unit], draft.types[draft.units[unit].cell_type]
         if draft.lengths[unit] > 0:
             count += record.num_words(cell_type.num_inputs, cell_type.num_outputs) + record.MEMBERS + 2
             count += cell_type.num_outputs * cell_type.ahead
@@ -119,19 +110,10 @@ def _most_words(draft: Draft, types: Rows, uses: Uses, edges: Edges) -> int:
 
 @compiled
 def _write_inputs(
-    draft: Draft,
-    types: Rows,
-    ports: Rows,
-    uses: Uses,
-    group: Ints,
-    unit: int,
-    links: Ints,
-    at: int,
-    end: int,
-    first_link: int,
+    draft: Draft, uses: Uses, group: Ints, unit: int, links: Ints, at: int, end: int, first_link: int
 ) -> int:
     """Write the inputs of a record at ``at``, and their lists from ``end`` on; return the new end."""
-    cell_type = types[draft.units[unit].cell_type]
+    cell_type = draft.types[draft.units[unit].cell_type]
     for port in range(cell_type.num_inputs):
         given, to = draft.inputs[draft.units[unit].input + port], at + record.HEADER + record.INPUT * port
         mode = given.mode
@@ -154,9 +136,9 @@ def _write_inputs(
         elif mode in (FIXED, CARRY, NEXT):
             links[to + record.MODE] = record.WHOLE if mode == FIXED else record.CARRY
             links[to + record.AT] = uses.rows[given.first]
-            links[to + record.SOURCE] = given.output if mode == NEXT else ports[cell_type.first_port + port].carry
+            links[to + record.SOURCE] = given.output if mode == NEXT else draft.ports[cell_type.first_port + port].carry
         elif given.is_whole:
-            _write_sequence(draft, types, uses, group, links, to, given)
+            _write_sequence(draft, uses, group, links, to, given)
             if mode == LEADS:
                 links[to + record.MODE], links[to + record.SOURCE] = record.LEADS, given.output
                 links[at + record.LEAD] = links[at + record.UNSEEN] = word_of(draft.sums, sum_of(given.count) - 1)
@@ -173,11 +155,11 @@ def _write_inputs(
 
 
 @compiled
-def _write_sequence(draft: Draft, types: Rows, uses: Uses, group: Ints, links: Ints, to: int, given: InputRow) -> None:
+def _write_sequence(draft: Draft, uses: Uses, group: Ints, links: Ints, to: int, given: InputRow) -> None:
     """Write an input that reads a sequence: step by step, or some steps of it at every step."""
-    sequence, start = place_of(draft, types, uses.first_sequences, given.first)
+    sequence, start = place_of(draft, uses.first_sequences, given.first)
     maker = draft.makers[given.first]
-    step = given.stride if maker < 0 else given.stride // types[draft.units[maker].cell_type].num_outputs
+    step = given.stride if maker < 0 else given.stride // draft.types[draft.units[maker].cell_type].num_outputs
     links[to + record.AT] = word_of(draft.sums, uses.places[sequence] + start)
     links[to + record.STRIDE] = step
     if given.mode == STEP:
@@ -190,23 +172,21 @@ def _write_sequence(draft: Draft, types: Rows, uses: Uses, group: Ints, links: I
 
 
 @compiled
-def _write_starts(
-    draft: Draft, types: Rows, ports: Rows, appended: NDArray[np.int64], unit: int, links: Ints, at: int
-) -> None:
+def _write_starts(draft: Draft, appended: NDArray[np.int64], unit: int, links: Ints, at: int) -> None:
     """Say of each growing state how many rows are appended before a unit, -1 after a loop; count those of its own."""
-    cell_type = types[draft.units[unit].cell_type]
+    cell_type = draft.types[draft.units[unit].cell_type]
     for port in range(cell_type.num_inputs):
         state = draft.inputs[draft.units[unit].input + port].state
         if state >= 0:
             before = appended[state]
             links[at + record.HEADER + record.INPUT * port + record.START] = word_of(draft.sums, before)
-            if ports[cell_type.first_port + port].appends:
+            if draft.ports[cell_type.first_port + port].appends:
                 appended[state] = before + draft.lengths[unit] if is_chain(draft, unit) else -1
 
 
 @compiled
-def _write_outputs(draft: Draft, types: Rows, ports: Rows, uses: Uses, unit: int, links: Ints, at: int) -> None:
-    cell_type, first = types[draft.units[unit].cell_type], uses.first_sequences[unit]
+def _write_outputs(draft: Draft, uses: Uses, unit: int, links: Ints, at: int) -> None:
+    cell_type, first = draft.types[draft.units[unit].cell_type], uses.first_sequences[unit]
     value = uses.rows[draft.units[unit].value]
     is_loop = first < 0
     for output in range(cell_type.num_outputs):
@@ -214,21 +194,21 @@ def _write_outputs(draft: Draft, types: Rows, ports: Rows, uses: Uses, unit: int
         links[to + record.SEQUENCE] = -1 if is_loop else word_of(draft.sums, uses.places[first + output])
         links[to + record.RESULT] = -1 if is_loop else word_of(draft.sums, uses.results[first + output])
         links[to + record.RESULT_STRIDE] = 0 if is_loop else uses.result_strides[first + output]
-        is_state = _goes_on(draft, types, ports, unit, output)
+        is_state = _goes_on(draft, unit, output)
         is_state = is_state and (is_loop or draft.lengths[unit] > 1 or unit == uses.kept_unit)
         links[to + record.IS_STATE] = int(is_state or (is_loop and uses.values[value + output].readers > 0))
 
 
 @compiled
-def _goes_on(draft: Draft, types: Rows, ports: Rows, unit: int, output: int) -> bool:
+def _goes_on(draft: Draft, unit: int, output: int) -> bool:
     """Return whether the next step of a chain or loop reads an output; or, of a member of a body, any member."""
     operation = draft.units[unit]
     if operation.op == OP_MEMBER:
-        return bool(_is_read_inside(draft, types, unit, operation.value + output))
-    cell_type = types[operation.cell_type]
+        return bool(_is_read_inside(draft, unit, operation.value + output))
+    cell_type = draft.types[operation.cell_type]
     for port in range(cell_type.num_inputs):
         given = draft.inputs[operation.input + port]
-        if given.mode == CARRY and ports[cell_type.first_port + port].carry == output:
+        if given.mode == CARRY and draft.ports[cell_type.first_port + port].carry == output:
             return True
         if given.mode in (NEXT, LEADS) and given.output == output:
             return True
@@ -236,12 +216,12 @@ def _goes_on(draft: Draft, types: Rows, ports: Rows, unit: int, output: int) -> 
 
 
 @compiled
-def _is_read_inside(draft: Draft, types: Rows, unit: int, value: int) -> bool:
+def _is_read_inside(draft: Draft, unit: int, value: int) -> bool:
     """Return whether a member of a unit's body reads a value."""
     other, is_more = last_member(draft, unit), True
     while is_more:
         first = draft.units[other].input
-        for k in range(first, first + types[draft.units[other].cell_type].num_inputs):
+        for k in range(first, first + draft.types[draft.units[other].cell_type].num_inputs):
             if draft.inputs[k].mode in (SAME, LAST) and draft.inputs[k].value == value:
                 return True
         other, is_more = other - 1, is_behind_member(draft, other)
@@ -275,11 +255,9 @@ def is_carried(ports: Rows, cell_type: Any, output: int) -> bool:
 
 
 @compiled
-def _write_taps(
-    draft: Draft, types: Rows, uses: Uses, unit: int, links: Ints, at: int, end: int, first_link: int
-) -> int:
+def _write_taps(draft: Draft, uses: Uses, unit: int, links: Ints, at: int, end: int, first_link: int) -> int:
     """List the outputs of steps that are values; the chain holds those that are read until it is over."""
-    operation, num_outputs = draft.units[unit], types[draft.units[unit].cell_type].num_outputs
+    operation, num_outputs = draft.units[unit], draft.types[draft.units[unit].cell_type].num_outputs
     links[at + record.TAPS] = first_link + end
     for k in range(num_steps(draft, unit) * num_outputs):
         row = uses.rows[operation.value + k]

@@ -74,21 +74,21 @@ def _length_of_maker(draft: Draft, value: int) -> int:
 
 
 @compiled
-def _width_of_maker(draft: Draft, types: NDArray[np.void], value: int) -> int:
+def _width_of_maker(draft: Draft, value: int) -> int:
     """Return how many values each step has of what makes a value."""
     maker = draft.makers[value]
-    return 1 if maker < 0 else types[draft.units[maker].cell_type].num_outputs
+    return 1 if maker < 0 else draft.types[draft.units[maker].cell_type].num_outputs
 
 
 @making
-def _new_ids(draft: Draft, types: NDArray[np.void]) -> NDArray[np.int32]:
+def _new_ids(draft: Draft) -> NDArray[np.int32]:
     """Return the id of each value in the shortened program, or BETWEEN."""
     ids = np.full(draft.makers.size, BETWEEN, np.int32)
     first = end = 0
     for value in range(ids.size):
         if draft.makers[value] != draft.makers[first]:
             first = value
-        length, width, place = _length_of_maker(draft, value), _width_of_maker(draft, types, value), value - first
+        length, width, place = _length_of_maker(draft, value), _width_of_maker(draft, value), value - first
         if length == 0 or place < width or place >= (length - 1) * width:
             ids[value] = end
             end += 1
@@ -102,7 +102,7 @@ def _is_kept(ids: NDArray[np.int32], value: int) -> bool:
 
 
 @compiled
-def _is_run_kept(draft: Draft, types: NDArray[np.void], base: int, stride: int, count: int) -> bool:
+def _is_run_kept(draft: Draft, base: int, stride: int, count: int) -> bool:
     """Return whether evenly spaced values are all steps of what makes them, or none is of a step. Else they would be
     others with other lengths, or might reach beyond what makes them: as the outputs of one step do, where they happen
     to be as many as there are steps."""
@@ -111,7 +111,7 @@ def _is_run_kept(draft: Draft, types: NDArray[np.void], base: int, stride: int, 
     last, length = base + (count - 1) * stride, _length_of_maker(draft, base)
     if length > 0:
         is_of_one = draft.makers[base] == draft.makers[last] and length == count
-        return bool(is_of_one and abs(stride) == _width_of_maker(draft, types, base))
+        return bool(is_of_one and abs(stride) == _width_of_maker(draft, base))
     for value in range(min(base, last), max(base, last) + 1):
         if _length_of_maker(draft, value) > 0:
             return False
@@ -119,17 +119,17 @@ def _is_run_kept(draft: Draft, types: NDArray[np.void], base: int, stride: int, 
 
 
 @compiled
-def _are_inputs_kept(draft: Draft, types: NDArray[np.void], ids: NDArray[np.int32]) -> bool:
+def _are_inputs_kept(draft: Draft, ids: NDArray[np.int32]) -> bool:
     """Return whether the inputs would be the same with other lengths."""
     for unit in range(draft.units.size):
         operation = draft.units[unit]
         is_long = operation.op == OP_CHAIN and operation.length > 1
-        for at in range(operation.input, operation.input + types[operation.cell_type].num_inputs):
+        for at in range(operation.input, operation.input + draft.types[operation.cell_type].num_inputs):
             given = draft.inputs[at]
             if not _is_kept(ids, given.first) or not _is_kept(ids, given.value) or (is_long and given.mode == EACH):
                 return False
             if given.mode in (STEP, RANGE, LEADS):
-                if not _is_run_kept(draft, types, given.first, given.stride, given.count):
+                if not _is_run_kept(draft, given.first, given.stride, given.count):
                     return False
                 if given.mode == STEP and given.count > 1 and _length_of_maker(draft, given.first) == 0:
                     return False
@@ -140,7 +140,7 @@ def _are_inputs_kept(draft: Draft, types: NDArray[np.void], ids: NDArray[np.int3
 
 
 @compiled
-def _are_others_kept(draft: Draft, types: NDArray[np.void], ids: NDArray[np.int32]) -> bool:
+def _are_others_kept(draft: Draft, ids: NDArray[np.int32]) -> bool:
     """Return whether all that names values beside the inputs would be the same with other lengths."""
     for k in range(draft.sources.size):
         if not _is_kept(ids, draft.sources[k].start):
@@ -149,7 +149,7 @@ def _are_others_kept(draft: Draft, types: NDArray[np.void], ids: NDArray[np.int3
         names = draft.results[k] if k < draft.results.size else draft.keeps[k - draft.results.size]
         if not _is_kept(ids, names.first) or not _is_kept(ids, names.state):
             return False
-        if names.op != OP_RESULT_STEPS and not _is_run_kept(draft, types, names.first, names.stride, names.length):
+        if names.op != OP_RESULT_STEPS and not _is_run_kept(draft, names.first, names.stride, names.length):
             return False
     return True
 
@@ -168,7 +168,7 @@ def _shorten_inputs(draft: Draft, ids: NDArray[np.int32], lengths: Lengths) -> N
 
 
 @compiled
-def _shorten_others(draft: Draft, types: NDArray[np.void], ids: NDArray[np.int32], lengths: Lengths) -> None:
+def _shorten_others(draft: Draft, ids: NDArray[np.int32], lengths: Lengths) -> None:
     for k in range(draft.results.size + draft.keeps.size):
         names = draft.results[k] if k < draft.results.size else draft.keeps[k - draft.results.size]
         if names.op == OP_RESULT_STEPS or _length_of_maker(draft, names.first) > 0:
@@ -178,39 +178,34 @@ def _shorten_others(draft: Draft, types: NDArray[np.void], ids: NDArray[np.int32
     for k in range(-draft.sources.size, draft.units.size):
         makes = draft.units[k] if k >= 0 else draft.sources[-1 - k]
         makes.start = ids[makes.start] if makes.start >= 0 else -1
-        makes.value = ids[makes.value] if num_values(makes, types) > 0 else 0
+        makes.value = ids[makes.value] if num_values(makes, draft.types) > 0 else 0
         makes.length = _number(lengths, makes.length)
 
 
 @making
-def shorten(draft: Draft, types: NDArray[np.void]) -> tuple[Draft, Lengths]:
+def shorten(draft: Draft) -> tuple[Draft, Lengths]:
     """Return the shortened program and its lengths, or the program as it is and none if it has none. What is shortened
     is overwritten."""
     lengths = _collect_lengths(draft)
     if lengths.size == 0:
         return draft, lengths
-    ids = _new_ids(draft, types)
-    if not _are_inputs_kept(draft, types, ids) or not _are_others_kept(draft, types, ids):
+    ids = _new_ids(draft)
+    if not _are_inputs_kept(draft, ids) or not _are_others_kept(draft, ids):
         return draft, lengths[:0]
     _shorten_inputs(draft, ids, lengths)
-    _shorten_others(draft, types, ids, lengths)
-    units, sources, results, keeps, pages, inputs, listed, layers, makers, steps, sums = draft
-    makers, sums = find_makers(units, sources, types), np.zeros(MOST_SUMS, np.int64)
-    return Draft(units, sources, results, keeps, pages, inputs, listed, layers, makers, steps, sums), lengths
+    _shorten_others(draft, ids, lengths)
+    types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, steps, sums = draft
+    makers, sums = find_makers(units, sources, types), np.empty(MOST_SUMS, np.int64)
+    sums[0] = 0
+    draft = Draft(types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, steps, sums)
+    return draft, lengths
 
 
 @making
 def key_of(draft: Draft) -> NDArray[np.int32]:
     """Return what programs have in common that differ in their lengths alone: all of the shortened program."""
-    return np.concatenate(
-        (
-            draft.units.view(np.int32),
-            draft.sources.view(np.int32),
-            draft.results.view(np.int32),
-            draft.keeps.view(np.int32),
-            draft.pages.view(np.int32),
-            draft.inputs.view(np.int32),
-            draft.listed,
-            draft.layers,
-        )
-    )
+    units, sources, results, keeps, pages = draft.units, draft.sources, draft.results, draft.keeps, draft.pages
+    sizes = np.array((units.size, sources.size, results.size, keeps.size, pages.size)).astype(np.int32)
+    makers = np.concatenate((sizes, units.view(np.int32), sources.view(np.int32)))
+    others = np.concatenate((results.view(np.int32), keeps.view(np.int32), pages.view(np.int32)))
+    return np.concatenate((makers, others, draft.inputs.view(np.int32), draft.listed, draft.layers))

@@ -285,11 +285,14 @@ LEFT = 1 + WORDS[OP_MEMBER][1].index("left")
 
 
 class Draft(NamedTuple):
-    """A program by operation, those of a table in order of creation. Tables are of OPERATION and INPUT.
+    """A program by operation, those of a table in order of creation, with the cells that it is of. Tables are of
+    OPERATION and INPUT.
 
     A length is there a number, or -1 minus the number of a length (``sums.py``).
     """
 
+    types: NDArray[np.void]
+    ports: NDArray[np.void]
     units: NDArray[np.void]
     sources: NDArray[np.void]
     results: NDArray[np.void]
@@ -370,8 +373,8 @@ def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: NDArr
 
 
 @making
-def read_program(program: NDArray[np.int32], types: NDArray[np.void]) -> Draft:
-    """Read a program into a draft."""
+def read_program(program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void]) -> Draft:
+    """Read a program into a draft, with the cell types and ports of the tables."""
     ends = np.zeros(NUM_TABLES, np.int64)
     num_inputs, num_listed, num_layers = _count(program, types, ends)
     operations, inputs = make_rows(ends.sum(), OPERATION), make_rows(num_inputs, INPUT)
@@ -413,7 +416,8 @@ def read_program(program: NDArray[np.int32], types: NDArray[np.void]) -> Draft:
         operations[tables[3] : tables[4]],
     )
     makers, lengths = find_makers(units, sources, types), np.zeros(units.size, np.int64)
-    return Draft(units, sources, results, keeps, pages, inputs, listed, layers, makers, lengths, lengths[:0])
+    sums = lengths[:0]
+    return Draft(types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, lengths, sums)
 
 
 @compiled

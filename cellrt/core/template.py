@@ -78,15 +78,7 @@ def open_memory(memory: NDArray[np.uint8], words: NDArray[np.int64], patches: ND
 
 @compiled
 def _count_needs(
-    draft: Draft,
-    types: Rows,
-    ports: Rows,
-    uses: Uses,
-    nodes: Rows,
-    links: Ints,
-    subgraphs: Rows,
-    states: Ints,
-    needs: NDArray[np.int64],
+    draft: Draft, uses: Uses, nodes: Rows, links: Ints, subgraphs: Rows, states: Ints, needs: NDArray[np.int64]
 ) -> None:
     """Count the rows of each kind that can be live at once, whatever the order of execution.
 
@@ -106,14 +98,14 @@ def _count_needs(
         needs[values[states[k, 0]].kind, 1] += 1
     for k in range(subgraphs.size):
         if subgraphs[k].record >= 0:
-            _count_record(types[subgraphs[k].cell_type], ports, values, links, subgraphs[k], needs)
+            _count_record(draft.types[subgraphs[k].cell_type], draft.ports, values, links, subgraphs[k], needs)
     in_chain = False
     for k in range(nodes.size):
-        cell_type = types[subgraphs[nodes[k].subgraph].cell_type]
+        cell_type = draft.types[subgraphs[nodes[k].subgraph].cell_type]
         chained = nodes[k].bits & CHAIN_NEXT != 0
         for output in range(cell_type.num_outputs):
             value = values[nodes[k].first_value + output]
-            carried = chained and is_carried(ports, cell_type, output)
+            carried = chained and is_carried(draft.ports, cell_type, output)
             if carried and not in_chain:
                 needs[value.kind, 0] += 2
             if value.readers > (1 if carried else 0):
@@ -153,7 +145,7 @@ def _list_states(draft: Draft, uses: Uses, group: Ints) -> Ints:
 
 
 @making
-def _list_pages(draft: Draft, types: Rows, ports: Rows) -> NDArray[np.int64]:
+def _list_pages(draft: Draft) -> NDArray[np.int64]:
     """Return of each growing state: kind, rows of a page, rows that the request appends at most, and which of its
     session's states it is, or -1."""
     pages, kept = np.empty((draft.pages.size, 4), np.int64), draft.keeps.size
@@ -163,10 +155,10 @@ def _list_pages(draft: Draft, types: Rows, ports: Rows) -> NDArray[np.int64]:
             pages[k, 3] = kept
             kept += 1
     for unit in range(draft.units.size if pages.size else 0):
-        cell_type = types[draft.units[unit].cell_type]
+        cell_type = draft.types[draft.units[unit].cell_type]
         for port in range(cell_type.num_inputs):
             state = draft.inputs[draft.units[unit].input + port].state
-            if state >= 0 and ports[cell_type.first_port + port].appends:
+            if state >= 0 and draft.ports[cell_type.first_port + port].appends:
                 pages[state, 2] += draft.lengths[unit]
     return pages
 
@@ -176,28 +168,28 @@ Arrays: TypeAlias = tuple[Rows, Rows, Ints, Rows, Ints, Ints, Ints, Ints, Ints]
 
 
 @making
-def _lay_out(draft: Draft, types: Rows, ports: Rows, num_kinds: int) -> tuple[Arrays, tuple[Sum, Sum, Sum, Sum, int]]:
+def _lay_out(draft: Draft, num_kinds: int) -> tuple[Arrays, tuple[Sum, Sum, Sum, Sum, int]]:
     """Return the arrays of a Template in order, in which ``word_of`` stands for sums, and its numbers before FITS; -1
     steps if a value has too many readers."""
-    uses, fits = find_uses(draft, types, ports)
-    edges = find_edges(draft, types, ports)
-    group, num_groups, is_loose = cut(draft, types, edges)
+    uses, fits = find_uses(draft)
+    edges = find_edges(draft)
+    group, num_groups, is_loose = cut(draft, edges)
     subgraphs = make_subgraphs(draft, group, num_groups, is_loose)
-    nodes, node_links, most = write_nodes(draft, types, ports, uses, edges, group, subgraphs)
-    records = write_records(draft, types, ports, uses, edges, group, subgraphs, node_links.size)
+    nodes, node_links, most = write_nodes(draft, uses, edges, group, subgraphs)
+    records = write_records(draft, uses, edges, group, subgraphs, node_links.size)
     links = np.concatenate((node_links, records))
     states = _list_states(draft, uses, group)
     needs = np.zeros((num_kinds, 2), np.int64)
-    _count_needs(draft, types, ports, uses, nodes, links, subgraphs, states, needs)
+    _count_needs(draft, uses, nodes, links, subgraphs, states, needs)
     num_steps = 0
     for unit in range(draft.units.size):
         num_steps += max(1, draft.lengths[unit])
     num_results = uses.lists[: draft.results.size, 1].sum()
     if draft.sums.size == 0:
-        most = max(most, most_refs(types, subgraphs, links))
+        most = max(most, most_refs(draft.types, subgraphs, links))
     numbers = uses.externals[:, 0].sum(), num_results, uses.lists[:, 1].sum(), num_steps if fits else -1, most
     externals, lists = words_of(draft.sums, uses.externals), words_of(draft.sums, uses.lists)
-    needed, pages = words_of(draft.sums, needs), words_of(draft.sums, _list_pages(draft, types, ports))
+    needed, pages = words_of(draft.sums, needs), words_of(draft.sums, _list_pages(draft))
     return (nodes, uses.values, links, subgraphs, externals, lists, states, needed, pages), numbers
 
 
@@ -286,17 +278,11 @@ pack = _pack_plainly if numba.config.DISABLE_JIT else _pack
 
 @making
 def compile_draft(
-    draft: Draft,
-    types: Rows,
-    ports: Rows,
-    num_kinds: int,
-    limits: NDArray[np.int64],
-    kind_rows: NDArray[np.int64],
-    item_bytes: NDArray[np.int64],
+    draft: Draft, num_kinds: int, limits: NDArray[np.int64], kind_rows: NDArray[np.int64], item_bytes: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return a template's memory and words, as ``Template`` takes them; in place of what depends on lengths are
     sums."""
-    arrays, numbers = _lay_out(draft, types, ports, num_kinds)
+    arrays, numbers = _lay_out(draft, num_kinds)
     nodes, values, links, subgraphs, _, lists, states, needs, pages = arrays
     memory, words = pack(arrays, item_bytes)
     for k in range(5):
@@ -321,11 +307,11 @@ def compile_rows(
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], Ints, NDArray[np.int64]]:
     """Return what ``Compiled`` has, of a program with its lengths or, if it ``is_sized``, without; no patches and no
     numbers if more depends on these than sums."""
-    draft, num_lengths = read_program(program, types), 0
+    draft, num_lengths = read_program(program, types, ports), 0
     if is_sized:
-        draft, lengths = shorten(draft, types)
+        draft, lengths = shorten(draft)
         num_lengths = lengths.size
-    memory, words = compile_draft(draft, types, ports, num_kinds, limits, kind_rows, item_bytes)
+    memory, words = compile_draft(draft, num_kinds, limits, kind_rows, item_bytes)
     if not has_sums(draft.sums):
         return memory, words, np.zeros((0, 2), np.int32), np.zeros((0, 1), np.int64)
     numbers = np.zeros((NUM_STEPS + 1 - NUM_EXTERNALS, 1 + num_lengths), np.int64)

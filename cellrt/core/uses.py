@@ -56,7 +56,7 @@ class Uses(NamedTuple):
 
 
 @compiled
-def is_inside(draft: Draft, types: Rows, base: int, stride: int, count: int) -> bool:
+def is_inside(draft: Draft, base: int, stride: int, count: int) -> bool:
     """Return whether ``count`` values from ``base`` on are steps of one tensor of the request or of one output of a
     chain."""
     if count < 1:
@@ -66,33 +66,35 @@ def is_inside(draft: Draft, types: Rows, base: int, stride: int, count: int) -> 
         return False
     if maker < 0:
         return bool(draft.sources[-1 - maker].op == OP_EXTERNAL)
-    return is_chain(draft, maker) and (count == 1 or stride % types[draft.units[maker].cell_type].num_outputs == 0)
+    return is_chain(draft, maker) and (
+        count == 1 or stride % draft.types[draft.units[maker].cell_type].num_outputs == 0
+    )
 
 
 @compiled
-def place_of(draft: Draft, types: Rows, first_sequences: Ints, value: int) -> tuple[int, Sum]:
+def place_of(draft: Draft, first_sequences: Ints, value: int) -> tuple[int, Sum]:
     """Return the sequence of a value that is a step of one, and the position of its step."""
     maker = draft.makers[value]
     if maker < 0:
         source = draft.sources[-1 - maker]
         return -1 - maker, position_of(source.length, value - source.value)
     unit = draft.units[maker]
-    num_outputs, at = types[unit.cell_type].num_outputs, value - unit.value
+    num_outputs, at = draft.types[unit.cell_type].num_outputs, value - unit.value
     return first_sequences[maker] + at % num_outputs, position_of(unit.length, at // num_outputs)
 
 
 @compiled
-def _measure(draft: Draft, types: Rows) -> None:
+def _measure(draft: Draft) -> None:
     """Say how long each unit is, and which inputs are steps of one sequence.
 
     A node with an input that is a whole sequence, a growing state or a span becomes a chain of one step.
     """
     for unit in range(draft.units.size):
         operation, is_record, lead = draft.units[unit], draft.units[unit].op != OP_NODE, 0
-        for k in range(operation.input, operation.input + types[operation.cell_type].num_inputs):
+        for k in range(operation.input, operation.input + draft.types[operation.cell_type].num_inputs):
             given, count = draft.inputs[k], num_named(draft.inputs[k])
             is_run = given.mode in (STEP, RANGE, LEADS)
-            given.is_whole = int(is_run and is_inside(draft, types, given.first, given.stride, count))
+            given.is_whole = int(is_run and is_inside(draft, given.first, given.stride, count))
             is_record |= given.mode in (PAGED, NOTHING, EMITTED) or (given.mode == RANGE and given.is_whole)
             if given.mode == LEADS:
                 lead = sum_of(given.count) - 1
@@ -100,55 +102,55 @@ def _measure(draft: Draft, types: Rows) -> None:
 
 
 @making
-def _number_sequences(draft: Draft, types: Rows) -> tuple[Ints, int]:
+def _number_sequences(draft: Draft) -> tuple[Ints, int]:
     """Return the first sequence of each unit, and how many sequences there are."""
     first, count = np.full(draft.units.size, -1, np.int32), draft.sources.size
     for unit in range(first.size):
         if is_chain(draft, unit):
             first[unit] = count
-            count += types[draft.units[unit].cell_type].num_outputs
+            count += draft.types[draft.units[unit].cell_type].num_outputs
     return first, count
 
 
 @compiled
-def _mark_inputs(draft: Draft, types: Rows, uses: Uses, singles: NDArray[np.uint8]) -> None:
+def _mark_inputs(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> None:
     """Mark the sequences and the single values that units read."""
     for at in range(draft.inputs.size):
         given = draft.inputs[at]
         if given.is_whole:
-            uses.is_read[place_of(draft, types, uses.first_sequences, given.first)[0]] = 1
+            uses.is_read[place_of(draft, uses.first_sequences, given.first)[0]] = 1
         else:
             for k in range(num_named(given)):
                 singles[named(draft, given, k)] = 1
 
 
 @compiled
-def kind_of(draft: Draft, types: Rows, ports: Rows, value: int) -> int:
+def kind_of(draft: Draft, value: int) -> int:
     """Return the kind of an output's rows."""
     operation = draft.units[draft.makers[value]]
-    cell_type = types[operation.cell_type]
+    cell_type = draft.types[operation.cell_type]
     output = (value - operation.value) % cell_type.num_outputs
-    return int(ports[cell_type.first_port + cell_type.num_inputs + output].kind)
+    return int(draft.ports[cell_type.first_port + cell_type.num_inputs + output].kind)
 
 
 @compiled
-def _is_sequence(draft: Draft, types: Rows, result: OperationRow) -> bool:
+def _is_sequence(draft: Draft, result: OperationRow) -> bool:
     """Return whether a result is all steps of a chain of several, in order or backwards."""
     maker, count = draft.makers[result.first], steps_of(result.length)
     if result.op != OP_RESULT or count < 2 or sum_of(result.length) != draft.lengths[maker]:
         return False
-    num_outputs = types[draft.units[maker].cell_type].num_outputs
-    return bool(abs(result.stride) == num_outputs and is_inside(draft, types, result.first, result.stride, count))
+    num_outputs = draft.types[draft.units[maker].cell_type].num_outputs
+    return bool(abs(result.stride) == num_outputs and is_inside(draft, result.first, result.stride, count))
 
 
 @compiled
-def _place_results(draft: Draft, types: Rows, ports: Rows, uses: Uses, singles: NDArray[np.uint8]) -> Sum:
+def _place_results(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> Sum:
     """Give each result its places; return how many there are. Of one that is no sequence each value is single."""
     end = 0
     for k in range(draft.results.size):
-        result, is_whole = draft.results[k], _is_sequence(draft, types, draft.results[k])
+        result, is_whole = draft.results[k], _is_sequence(draft, draft.results[k])
         if is_whole:
-            sequence, position = place_of(draft, types, uses.first_sequences, result.first)
+            sequence, position = place_of(draft, uses.first_sequences, result.first)
             is_whole = uses.results[sequence] < 0
             if is_whole:
                 uses.result_strides[sequence] = 1 if result.stride > 0 else -1
@@ -158,19 +160,19 @@ def _place_results(draft: Draft, types: Rows, ports: Rows, uses: Uses, singles: 
                 give_up(draft.sums)
             for j in range(steps_of(result.length)):
                 singles[result.first + j * result.stride] = 1
-        uses.lists[k, 0], uses.lists[k, 1] = kind_of(draft, types, ports, result.first), sum_of(result.length)
+        uses.lists[k, 0], uses.lists[k, 1] = kind_of(draft, result.first), sum_of(result.length)
         end += uses.lists[k, 1]
     return end
 
 
 @compiled
-def _note_results(draft: Draft, types: Rows, uses: Uses) -> None:
+def _note_results(draft: Draft, uses: Uses) -> None:
     """Tell the values that are results their places."""
     place = sum_of(0)
     for k in range(draft.results.size):
-        result, is_whole = draft.results[k], _is_sequence(draft, types, draft.results[k])
+        result, is_whole = draft.results[k], _is_sequence(draft, draft.results[k])
         if is_whole:
-            sequence, position = place_of(draft, types, uses.first_sequences, result.first)
+            sequence, position = place_of(draft, uses.first_sequences, result.first)
             is_whole = uses.results[sequence] == place + (position if result.stride < 0 else -position)
         for j in range(0 if is_whole else steps_of(result.length) if result.op == OP_RESULT else 1):
             value = uses.values[uses.rows[result.first + j * result.stride]]
@@ -181,14 +183,14 @@ def _note_results(draft: Draft, types: Rows, uses: Uses) -> None:
 
 
 @compiled
-def _mark_always(draft: Draft, types: Rows, uses: Uses, singles: NDArray[np.uint8]) -> None:
+def _mark_always(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> None:
     """Mark what is a value whoever reads it: outputs of nodes and loops, constants, states; and of a tensor that is no
     sequence all rows if it is any."""
     for k in range(draft.keeps.size):
         singles[value_after(draft.keeps[k])] = 1
     for unit in range(draft.units.size):
         if not is_chain(draft, unit):
-            for k in range(types[draft.units[unit].cell_type].num_outputs):
+            for k in range(draft.types[draft.units[unit].cell_type].num_outputs):
                 singles[draft.units[unit].value + k] = 1
     for k in range(draft.sources.size):
         if draft.sources[k].start >= 0:
@@ -205,7 +207,7 @@ def _mark_always(draft: Draft, types: Rows, uses: Uses, singles: NDArray[np.uint
 
 
 @making
-def _make_values(draft: Draft, types: Rows, ports: Rows, first: Ints, is_read: NDArray[np.uint8], rows: Ints) -> Rows:
+def _make_values(draft: Draft, first: Ints, is_read: NDArray[np.uint8], rows: Ints) -> Rows:
     """Return the rows of ``values``."""
     values: Rows = make_rows(rows.max() + 1 if rows.size else 0, VALUE)
     for k in range(values.size):
@@ -223,11 +225,11 @@ def _make_values(draft: Draft, types: Rows, ports: Rows, first: Ints, is_read: N
                 elif source.start >= 0:
                     value.row = STARTS - rows[source.start]
     for unit in range(draft.units.size):
-        operation, cell_type = draft.units[unit], types[draft.units[unit].cell_type]
+        operation, cell_type = draft.units[unit], draft.types[draft.units[unit].cell_type]
         for k in range(num_steps(draft, unit) * cell_type.num_outputs):
             if rows[operation.value + k] >= 0:
                 output, value = k % cell_type.num_outputs, values[rows[operation.value + k]]
-                value.kind = ports[cell_type.first_port + cell_type.num_inputs + output].kind
+                value.kind = draft.ports[cell_type.first_port + cell_type.num_inputs + output].kind
                 if first[unit] >= 0 and is_read[first[unit] + output]:
                     value.bits = BORROWED
     return values
@@ -290,7 +292,7 @@ def value_after(keep: OperationRow) -> int:
 
 
 @compiled
-def _place_sequences(draft: Draft, types: Rows, ports: Rows, uses: Uses, at: Sum) -> int:
+def _place_sequences(draft: Draft, uses: Uses, at: Sum) -> int:
     """Give places to the sequences that are read, behind those of the results; return the number of lists.
 
     A row of the request that is both a step and a value has its place as its row, until it has one.
@@ -308,10 +310,10 @@ def _place_sequences(draft: Draft, types: Rows, ports: Rows, uses: Uses, at: Sum
             at, num_lists = at + sum_of(source.length), num_lists + 1
     for unit in range(draft.units.size):
         first, value = uses.first_sequences[unit], draft.units[unit].value
-        for output in range(types[draft.units[unit].cell_type].num_outputs if first >= 0 else 0):
+        for output in range(draft.types[draft.units[unit].cell_type].num_outputs if first >= 0 else 0):
             if uses.is_read[first + output]:
                 uses.places[first + output] = at
-                uses.lists[num_lists, 0] = kind_of(draft, types, ports, value + output)
+                uses.lists[num_lists, 0] = kind_of(draft, value + output)
                 uses.lists[num_lists, 1] = draft.lengths[unit]
                 at, num_lists = at + draft.lengths[unit], num_lists + 1
     return num_lists
@@ -331,27 +333,27 @@ def _list_externals(draft: Draft, uses: Uses) -> NDArray[np.int64]:
 
 
 @making
-def find_uses(draft: Draft, types: Rows, ports: Rows) -> tuple[Uses, bool]:
+def find_uses(draft: Draft) -> tuple[Uses, bool]:
     """Find who reads what. Return the uses, and whether no value has more than MAX_READERS readers."""
-    _measure(draft, types)
-    first, count = _number_sequences(draft, types)
+    _measure(draft)
+    first, count = _number_sequences(draft)
     rows, singles = np.full(draft.makers.size, -1, np.int32), np.zeros(draft.makers.size, np.uint8)
     is_read, places = np.zeros(count, np.uint8), np.full(count, -1, np.int64)
     results, strides = np.full(count, -1, np.int64), np.zeros(count, np.int32)
     lists, externals = np.zeros((draft.results.size + count, 2), np.int64), np.zeros((0, 3), np.int64)
     uses = Uses(rows, make_rows(0, VALUE), first, is_read, places, results, strides, lists, externals, -1)
-    _mark_inputs(draft, types, uses, singles)
-    num_places = _place_results(draft, types, ports, uses, singles)
-    _mark_always(draft, types, uses, singles)
+    _mark_inputs(draft, uses, singles)
+    num_places = _place_results(draft, uses, singles)
+    _mark_always(draft, uses, singles)
     count = 0
     for value in range(rows.size):
         if singles[value]:
             rows[value] = count
             count += 1
-    values = _make_values(draft, types, ports, first, is_read, rows)
+    values = _make_values(draft, first, is_read, rows)
     fits, kept = _count_readers(draft, rows, values), _count_states(draft, rows, values)
     found = Uses(rows, values, first, is_read, places, results, strides, lists, externals, kept)
-    _note_results(draft, types, found)
-    lists = lists[: _place_sequences(draft, types, ports, found, num_places)]
+    _note_results(draft, found)
+    lists = lists[: _place_sequences(draft, found, num_places)]
     externals = _list_externals(draft, found)
     return Uses(rows, values, first, is_read, places, results, strides, lists, externals, kept), fits

@@ -54,6 +54,8 @@ PORTS = (
     ([Port(ROWS), Port(PAGE, page_size=4, appends=True)], 2),
     ([Port(ROWS), Port(PAGE, page_size=4)], 1),
 )
+NUM_PORTS = [(len(inputs), num_outputs) for inputs, num_outputs in PORTS]
+"""Inputs and outputs of each cell, as ``operations`` is told."""
 
 
 def processor_of_all() -> Processor:

@@ -38,7 +38,7 @@ from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, comp
 from cellrt.core.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, open_memory
 from tests.core.author import CELLS, Author
 from tests.core.graphs import add_step, add_tree, leaves, make_processor, tree
-from tests.core.lengthy import PORTS, Lengthy, processor_of_all, with_lengths
+from tests.core.lengthy import NUM_PORTS, Lengthy, processor_of_all, with_lengths
 from tests.core.machine import Machine
 from tests.limits import SMALL
 
@@ -51,7 +51,6 @@ def room_of(processor: Processor) -> Room:
 
 
 LENGTHY = processor_of_all()
-NUM_PORTS = [(len(ports), num_outputs) for ports, num_outputs in PORTS]
 
 
 def lengths_of(program: NDArray[np.int32], processor: Processor = PROCESSOR) -> Lengths:
