@@ -240,6 +240,24 @@ def test_a_long_program_has_no_lengths():
     assert not lengths_of(long, processor).size
 
 
+def test_the_longest_program_with_a_length_is_what_it_compiles_to():
+    def stacked(length: int) -> NDArray[np.int32]:
+        """Chains, each above the one before, read backwards; every step of each is a result."""
+        program, first = [OP_EXTERNAL, 0, length], 0
+        while len(program) + 12 <= MOST_WORDS:
+            program += [OP_CHAIN, 0, length, STEP, first + length - 1, -1, CARRY, 0]
+            first += length
+            program += [OP_RESULT, first + length - 1, -1, length]
+        return np.array(program, np.int32)
+
+    known = KnownTemplates()
+    first, second = compiled(stacked(3), known), compiled(stacked(1000), known)
+    assert second.template is first.template and second.lengths.tolist() == [1000]
+    assert second.num_results == 85 * 1000 and second.num_places == (85 + 85) * 1000
+    assert_is_what_compiles(first, stacked(3))
+    assert_is_what_compiles(second, stacked(1000))
+
+
 def test_a_session_s_new_state_has_no_value_to_begin_with_whatever_the_lengths():
     def kept(length: int) -> NDArray[np.int32]:
         program = [OP_EXTERNAL, 0, length, OP_STATE, 0, -1, OP_CHAIN, 0, length, STEP, 0, 1, CARRY, length]
