@@ -183,22 +183,26 @@ def _shorten_others(draft: Draft, ids: NDArray[np.int32], lengths: Lengths) -> N
 
 
 @making
-def shorten(draft: Draft) -> tuple[Draft, Lengths]:
-    """Return the shortened program and its lengths, or the program as it is and none if it has none. What is shortened
-    is overwritten."""
-    lengths = _collect_lengths(draft)
+def shorten(draft: Draft) -> Lengths:
+    """Shorten a program in place, but for its makers; return its lengths. A program that has none stays as it is."""
+    lengths: Lengths = _collect_lengths(draft)
     if lengths.size == 0:
-        return draft, lengths
+        return lengths
     ids = _new_ids(draft)
     if not _are_inputs_kept(draft, ids) or not _are_others_kept(draft, ids):
-        return draft, lengths[:0]
+        return lengths[:0]
     _shorten_inputs(draft, ids, lengths)
     _shorten_others(draft, ids, lengths)
-    types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, steps, sums = draft
+    return lengths
+
+
+@making
+def with_sums(draft: Draft) -> Draft:
+    """Return a shortened program as it is compiled: with its makers, and room for sums."""
+    types, ports, units, sources, results, keeps, pages, inputs, listed, layers, _, steps, _ = draft
     makers, sums = find_makers(units, sources, types), np.empty(MOST_SUMS, np.int64)
     sums[0] = 0
-    draft = Draft(types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, steps, sums)
-    return draft, lengths
+    return Draft(types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, steps, sums)
 
 
 @making

@@ -269,7 +269,8 @@ def _compile_briefly(
     item_bytes: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], Lengths, NDArray[np.uint8], NDArray[np.int64]]:
     """One call, as each costs microseconds: most graphs that were not seen before are trees, which have no lengths."""
-    draft, lengths = shorten(read_program(program, types, ports))
+    draft = read_program(program, types, ports)
+    lengths = shorten(draft)
     if lengths.size > 0:
         return key_of(draft), lengths, np.zeros(0, np.uint8), np.zeros(0, np.int64)
     memory, words = compile_draft(draft, num_kinds, limits, kind_rows, item_bytes)

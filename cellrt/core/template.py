@@ -17,7 +17,7 @@ from cellrt.core import record_layout as record
 from cellrt.core.jit import OpenTemplate, allocating, compiled, making
 from cellrt.core.lay_out import cut, find_edges, make_subgraphs, write_nodes
 from cellrt.core.lay_out_records import is_carried, most_refs, write_records
-from cellrt.core.lengths import shorten
+from cellrt.core.lengths import shorten, with_sums
 from cellrt.core.memory import copy_bytes
 from cellrt.core.program import Draft, read_only, read_program
 from cellrt.core.sums import Sum, has_sums, split, take_out, words_of
@@ -309,8 +309,8 @@ def compile_rows(
     numbers if more depends on these than sums."""
     draft, num_lengths = read_program(program, types, ports), 0
     if is_sized:
-        draft, lengths = shorten(draft)
-        num_lengths = lengths.size
+        num_lengths = shorten(draft).size
+        draft = with_sums(draft)
     memory, words = compile_draft(draft, num_kinds, limits, kind_rows, item_bytes)
     if not has_sums(draft.sums):
         return memory, words, np.zeros((0, 2), np.int32), np.zeros((0, 1), np.int64)
