@@ -15,8 +15,8 @@ FOR_EACH_SOURCE = 8
 
 
 @short_entry
-def is_dag(offsets, sources):
-    """Whether ``why_no_dag`` has nothing to say; offsets are two or more."""
+def is_dag(offsets: NDArray[np.int32], sources: NDArray[np.int32]) -> bool:
+    """Return whether ``why_no_dag`` has nothing to say; offsets are two or more."""
     size = offsets.size - 1
     if offsets[0] != 0 or offsets[size] != sources.size:
         return False
@@ -49,25 +49,36 @@ def why_no_dag(offsets: NDArray[np.integer], sources: NDArray[np.integer]) -> st
 
 
 @compiled
-def _given(mode, a, b, place, picked):
-    """The value that is given for a place."""
+def _given(mode: int, a: int, b: int, place: int, picked: NDArray[np.int32]) -> int:
+    """Return the value that is given for a place."""
     if mode == PICK:
-        return picked[a + place]
+        return int(picked[a + place])
     return a + place * b if mode == STEP else a
 
 
 @making
 def write_nodes(
-    order, starts, sources, ranks, leaf_type, inner_type, leaf_outputs, inner_outputs, leaf, inner, picked, first_value
-):
-    """Writes one NODE operation a node, in ``order``; node n reads ``sources[starts[n]:starts[n + 1]]``.
+    order: NDArray[np.int32],
+    starts: NDArray[np.int32],
+    sources: NDArray[np.int32],
+    ranks: NDArray[np.int32],
+    leaf_type: int,
+    inner_type: int,
+    leaf_outputs: int,
+    inner_outputs: int,
+    leaf: NDArray[np.int32],
+    inner: NDArray[np.int32],
+    picked: NDArray[np.int32],
+    first_value: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32]]:
+    """Write one NODE operation a node, in ``order``; node n reads ``sources[starts[n]:starts[n + 1]]``.
 
     ``leaf`` has (mode, a, b) for each input of nodes without sources, ``inner`` of the others. (LIST, output, -): that
     output of all sources; (CARRY, source, output): of one. Others are given: (FIXED, value, -); (STEP, base, stride)
     and (PICK, first, -) by the node's rank, the latter ``picked[first + rank]``; with ``FOR_EACH_SOURCE`` as many
     values as the node has sources, each by its place among all of these.
 
-    Returns (words, value id of each node's first output).
+    Return (words, value id of each node's first output).
     """
     size = order.size
     width = 2 + 2 * max(leaf.shape[0], inner.shape[0])
@@ -101,13 +112,21 @@ def write_nodes(
 
 
 @short_allocating
-def dag_program(offsets, sources, cell_type, num_outputs, inputs, picked, first_value):
-    """Writes one NODE operation a node of one cell, in order, as ``write_nodes``, and returns the words.
+def dag_program(
+    offsets: NDArray[np.int32],
+    sources: NDArray[np.int32],
+    cell_type: int,
+    num_outputs: int,
+    inputs: NDArray[np.int32],
+    picked: NDArray[np.int32],
+    first_value: int,
+) -> NDArray[np.int32]:
+    """Write one NODE operation a node of one cell, in order, as ``write_nodes``, and return the words.
 
     ``offsets`` and ``sources`` must have passed ``is_dag``.
     """
     order = np.arange(offsets.size - 1).astype(np.int32)
-    return write_nodes(
+    words: NDArray[np.int32] = write_nodes(
         order,
         offsets,
         sources,
@@ -121,3 +140,4 @@ def dag_program(offsets, sources, cell_type, num_outputs, inputs, picked, first_
         picked,
         first_value,
     )[0]
+    return words

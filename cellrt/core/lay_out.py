@@ -6,64 +6,61 @@ first.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import compiled, make_rows, making
-from cellrt.core.partition import partition
+from cellrt.core.jit import compiled, inlined, make_rows, making
+from cellrt.core.partition import in_order, partition
 from cellrt.core.program import (
-    CARRY,
-    EACH,
     EMITTED,
     FIXED,
-    LAST,
-    LEADS,
-    LIST,
-    NEXT,
-    NOTHING,
-    OP_STATE,
     PAGED,
-    RANGE,
     SAME,
     STEP,
-    inputs_at,
+    Draft,
+    InputRow,
     is_behind_member,
+    is_chain,
     last_member,
-    next_input,
+    named,
+    num_named,
 )
+from cellrt.core.sums import Sum, position_of
 from cellrt.core.tables import CHAIN_NEXT, CROSSING, NODE, READS_AS_A_WHOLE, SUBGRAPH
-from cellrt.core.uses import is_chain, is_inside
+from cellrt.core.uses import Ints, Rows, Uses
 
 
 class Edges(NamedTuple):
     """Which units each unit reads: those of unit n are ``producers[starts[n]:starts[n + 1]]``, each once."""
 
-    starts: NDArray[np.int32]
-    producers: NDArray[np.int32]
-    steps: NDArray[np.int32]  # steps of the producer that must be there before the unit begins; 0: it only follows
-    follows: NDArray[np.int32]  # 1 if the unit follows the producer step by step
+    starts: Ints
+    producers: Ints
+    steps: NDArray[np.int64]  # sums: steps of the producer that must be there before; 0: it only follows
+    follows: Ints  # 1 if the unit follows the producer step by step
 
 
 @compiled
-def _maker_of(draft, program, types, value):
-    """The unit that makes a value (of a state: what it begins with), and how many of its steps that takes; or -1."""
+def _maker_of(draft: Draft, value: int) -> tuple[int, Sum]:
+    """Return the unit that makes a value (of a state: what it begins with), and how many of its steps that takes; or
+    -1."""
     maker = draft.makers[value]
     while maker < 0:
-        at = draft.source_at[-1 - maker]
-        if program[at] != OP_STATE or program[at + 2] < 0:
+        value = draft.sources[-1 - maker].start
+        if value < 0:
             return -1, 0
-        value = program[at + 2]
         maker = draft.makers[value]
-    if is_chain(draft, program, maker):
-        return maker, 1 + (value - draft.unit_values[maker]) // types[draft.unit_types[maker]].num_outputs
-    return last_member(draft, program, maker), 1
+    unit = draft.units[maker]
+    if is_chain(draft, maker):
+        step = (value - unit.value) // draft.types[unit.cell_type].num_outputs
+        return maker, 1 + position_of(unit.length, step)
+    return last_member(draft, maker), 1
 
 
 @compiled
-def _note_edge(edges, seen, unit, end, producer, steps, follows):
-    """Adds a producer of ``unit``, or takes it in where it is known; returns the new end."""
+def _note_edge(edges: Edges, seen: Ints, unit: int, end: int, producer: int, steps: Sum, follows: int) -> int:
+    """Add a producer of ``unit``, or take it in where it is known; return the new end."""
     if producer < 0:
         return end
     at = seen[producer]
@@ -76,148 +73,112 @@ def _note_edge(edges, seen, unit, end, producer, steps, follows):
     return end
 
 
-@compiled
-def _most_edges(draft, program, types):
-    """No fewer than there are: one for each word, but a run of evenly spaced values is few words and may have as many
-    makers."""
-    count = program.size
-    for unit in range(draft.unit_at.size):
-        at = inputs_at(program, draft.unit_at[unit])
-        for _ in range(types[draft.unit_types[unit]].num_inputs):
-            if program[at] == STEP:
-                count += draft.unit_lengths[unit]
-            elif program[at] in (RANGE, LEADS):
-                count += program[at + 3]
-            at = next_input(program, at)
-    return count
+@inlined
+def _note_input(draft: Draft, edges: Edges, seen: Ints, unit: int, end: int, given: InputRow) -> int:
+    """Add the producers that an input reads; return the new end."""
+    if given.mode == EMITTED:
+        return int(_note_edge(edges, seen, unit, end, last_member(draft, draft.makers[given.value]), 1, 0))
+    if given.mode == SAME:
+        return int(_note_edge(edges, seen, unit, end, draft.makers[given.value], 0, 1))
+    if given.is_whole:
+        maker, first = _maker_of(draft, given.first)
+        last = _maker_of(draft, named(draft, given, num_named(given) - 1))[1]
+        follows = int(given.mode == STEP)
+        return int(_note_edge(edges, seen, unit, end, maker, 0 if follows else max(first, last), follows))
+    for k in range(num_named(given)):
+        maker, steps = _maker_of(draft, named(draft, given, k))
+        end = _note_edge(edges, seen, unit, end, maker, steps, 0)
+    return end
 
 
 @making
-def find_edges(draft, program, types, ports):
-    """Finds each unit's producers. Whoever uses a growing state comes after all that was appended before."""
-    most = _most_edges(draft, program, types)
+def find_edges(draft: Draft) -> Edges:
+    """Find each unit's producers. Whoever uses a growing state comes after all that was appended before."""
+    most = draft.units.size + draft.inputs.size
+    for at in range(draft.inputs.size):
+        most += 0 if draft.inputs[at].is_whole else num_named(draft.inputs[at])
     edges = Edges(
-        np.zeros(draft.unit_at.size + 1, np.int32),
+        np.zeros(draft.units.size + 1, np.int32),
         np.empty(most, np.int32),
-        np.empty(most, np.int32),
+        np.empty(most, np.int64),
         np.empty(most, np.int32),
     )
-    seen, appenders = np.full(draft.unit_at.size, -1, np.int32), np.full(draft.pages.size, -1, np.int32)
+    seen, appenders = np.full(draft.units.size, -1, np.int32), np.full(draft.pages.size, -1, np.int32)
     end = 0
-    for unit in range(draft.unit_at.size):
-        at = inputs_at(program, draft.unit_at[unit])
+    for unit in range(draft.units.size):
+        operation, cell_type = draft.units[unit], draft.types[draft.units[unit].cell_type]
         edges.starts[unit] = end
-        cell_type = types[draft.unit_types[unit]]
-        if is_behind_member(draft, program, unit):  # so that the last comes after what any of them waits for
+        if is_behind_member(draft, unit):  # so that the last comes after what any of them waits for
             end = _note_edge(edges, seen, unit, end, unit - 1, 0, 1)
         for port in range(cell_type.num_inputs):
-            mode = program[at]
-            if mode == PAGED:
-                before = appenders[program[at + 1]]
-                if before >= 0:
-                    steps = draft.unit_lengths[before] if is_chain(draft, program, before) else 1
-                    end = _note_edge(edges, seen, unit, end, last_member(draft, program, before), steps, 0)
-                if ports[cell_type.first_port + port].appends:
-                    appenders[program[at + 1]] = unit
-            elif mode == NOTHING:
-                pass
-            elif mode == EMITTED:
-                maker = last_member(draft, program, draft.makers[program[at + 1]])
-                end = _note_edge(edges, seen, unit, end, maker, 1, 0)
-            elif mode == SAME:
-                end = _note_edge(edges, seen, unit, end, draft.makers[program[at + 1]], 0, 1)
-            elif mode in (FIXED, CARRY, NEXT, LAST):
-                maker, steps = _maker_of(draft, program, types, program[at + 1])
-                end = _note_edge(edges, seen, unit, end, maker, steps, 0)
-            elif mode in (LIST, EACH):
-                for k in range(program[at + 1]):
-                    maker, steps = _maker_of(draft, program, types, program[at + 2 + k])
-                    end = _note_edge(edges, seen, unit, end, maker, steps, 0)
-            else:
-                base, stride = program[at + 1], program[at + 2]
-                count = draft.unit_lengths[unit] if mode == STEP else program[at + 3]
-                if is_inside(draft, program, types, base, stride, count):
-                    maker, first = _maker_of(draft, program, types, base)
-                    _, last = _maker_of(draft, program, types, base + (count - 1) * stride)
-                    end = _note_edge(
-                        edges, seen, unit, end, maker, 0 if mode == STEP else max(first, last), int(mode == STEP)
-                    )
-                else:
-                    for k in range(count):
-                        maker, steps = _maker_of(draft, program, types, base + k * stride)
-                        end = _note_edge(edges, seen, unit, end, maker, steps, 0)
-            at = next_input(program, at)
-    edges.starts[draft.unit_at.size] = end
+            given = draft.inputs[operation.input + port]
+            if given.mode != PAGED:
+                end = _note_input(draft, edges, seen, unit, end, given)
+                continue
+            before = appenders[given.state]
+            if before >= 0:
+                steps = draft.lengths[before] if is_chain(draft, before) else 1
+                end = _note_edge(edges, seen, unit, end, last_member(draft, before), steps, 0)
+            if draft.ports[cell_type.first_port + port].appends:
+                appenders[given.state] = unit
+    edges.starts[draft.units.size] = end
     return edges
 
 
 @making
-def cut(draft, types, edges):
-    """Returns (subgraph of each unit, number of subgraphs, whether each is loose): a chain or loop has a type that
+def cut(draft: Draft, edges: Edges) -> tuple[Ints, int, NDArray[np.uint8]]:
+    """Return (subgraph of each unit, number of subgraphs, whether each is loose): a chain or loop has a type that
     nothing else has."""
-    kinds = draft.unit_types.copy()
+    kinds = np.empty(draft.units.size, np.int32)
     for unit in range(kinds.size):
-        if draft.unit_lengths[unit] > 0:
-            kinds[unit] = types.size + unit
-    return partition(kinds, edges.starts, edges.producers)
+        kinds[unit] = draft.types.size + unit if draft.lengths[unit] > 0 else draft.units[unit].cell_type
+    group, count, is_loose = partition(kinds, edges.starts, edges.producers)
+    return group, count, is_loose
 
 
 @compiled
-def _follows(draft, program, types, ports, unit, before):
-    """Whether node ``unit`` reads exactly the carried state of node ``before``, which has the same cell type."""
-    cell_type = types[draft.unit_types[unit]]
-    at = inputs_at(program, draft.unit_at[unit])
-    carries = False
+def _follows(draft: Draft, unit: int, before: int) -> bool:
+    """Return whether node ``unit`` reads exactly the carried state of node ``before``, which has the same cell type."""
+    cell_type, carries = draft.types[draft.units[unit].cell_type], False
     for port in range(cell_type.num_inputs):
-        carry, count, first = ports[cell_type.first_port + port].carry, 1, at + 1
-        if program[at] == LIST:
-            count, first = program[at + 1], at + 2
-        for k in range(count):
-            output = program[first + k] - draft.unit_values[before]
+        given, carry = draft.inputs[draft.units[unit].input + port], draft.ports[cell_type.first_port + port].carry
+        for k in range(num_named(given)):
+            output = named(draft, given, k) - draft.units[before].value
             if carry >= 0:
                 if output != carry:
                     return False
                 carries = True
             elif 0 <= output < cell_type.num_outputs:
                 return False
-        at = next_input(program, at)
     return carries
 
 
 @compiled
-def _num_refs(draft, program, types, unit):
-    """Links of a node's inputs: a ragged one is its count, then its values."""
-    cell_type = types[draft.unit_types[unit]]
-    at = inputs_at(program, draft.unit_at[unit])
-    count = 0
-    for _ in range(cell_type.num_inputs):
-        count += 1 + program[at + 1] if program[at] == LIST else 1 if program[at] == FIXED else 1 + program[at + 3]
-        at = next_input(program, at)
+def _num_refs(draft: Draft, unit: int) -> int:
+    """Return how many links the inputs of a node are: a ragged one is its count, then its values."""
+    count, first = 0, draft.units[unit].input
+    for at in range(first, first + draft.types[draft.units[unit].cell_type].num_inputs):
+        count += num_named(draft.inputs[at]) + int(draft.inputs[at].mode != FIXED)
     return count
 
 
 @compiled
-def _write_refs(draft, program, types, uses, unit, links, at):
-    """Writes the values that a node reads relative to its own first value, so that no request has to move them."""
-    first = uses.rows[draft.unit_values[unit]]
-    word = inputs_at(program, draft.unit_at[unit])
-    for _ in range(types[draft.unit_types[unit]].num_inputs):
-        if program[word] == FIXED:
-            links[at] = uses.rows[program[word + 1]] - first
-            at += 1
-        else:
-            is_list = program[word] == LIST
-            count = program[word + 1] if is_list else program[word + 3]
+def _write_refs(draft: Draft, uses: Uses, unit: int, links: Ints, at: int) -> None:
+    """Write the values that a node reads relative to its own first value, so that no request has to move them."""
+    operation = draft.units[unit]
+    first = uses.rows[operation.value]
+    for k in range(operation.input, operation.input + draft.types[operation.cell_type].num_inputs):
+        given, count = draft.inputs[k], num_named(draft.inputs[k])
+        if given.mode != FIXED:
             links[at] = count
-            for k in range(count):
-                value = program[word + 2 + k] if is_list else program[word + 1] + k * program[word + 2]
-                links[at + 1 + k] = uses.rows[value] - first
-            at += 1 + count
-        word = next_input(program, word)
+            at += 1
+        for j in range(count):
+            links[at + j] = uses.rows[named(draft, given, j)] - first
+        at += count
 
 
 @compiled
-def _append_ready(nodes, subgraph, node):
+def _append_ready(nodes: Rows, subgraph: Any, node: int) -> None:
     if subgraph.ready_tail >= 0:
         nodes[subgraph.ready_tail].next_ready = node
     else:
@@ -227,33 +188,34 @@ def _append_ready(nodes, subgraph, node):
 
 
 @making
-def write_nodes(draft, program, types, ports, uses, edges, group, subgraphs):
-    """Returns (nodes by subgraph, their links, the most inputs that one has); counts what subgraphs wait for."""
-    num_units = draft.unit_at.size
+def write_nodes(draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows) -> tuple[Rows, Ints, int]:
+    """Return (nodes by subgraph, their links, the most inputs that one has); count what subgraphs wait for."""
+    num_units = draft.units.size
     new, num_readers = np.full(num_units, -1, np.int32), np.zeros(num_units, np.int32)
     for k in range(edges.starts[num_units]):
         num_readers[edges.producers[k]] += 1
     num_nodes = num_links = most = 0
-    for unit in np.argsort(group, kind="mergesort"):
-        if draft.unit_lengths[unit] == 0:
+    order = in_order(group)
+    for unit in order:
+        if draft.lengths[unit] == 0:
             new[unit] = num_nodes
-            refs = _num_refs(draft, program, types, unit)
+            refs = _num_refs(draft, unit)
             num_links, most, num_nodes = num_links + refs + num_readers[unit], max(most, refs), num_nodes + 1
     nodes, links = make_rows(num_nodes, NODE), np.zeros(num_links, np.int32)
     at, before = 0, -1
-    for unit in np.argsort(group, kind="mergesort"):
+    for unit in order:
         k = new[unit]
         if k < 0:
             continue
         node, subgraph = nodes[k], subgraphs[group[unit]]
         node.subgraph, node.next_ready, node.first_link = group[unit], -1, at
-        node.first_value = uses.rows[draft.unit_values[unit]]
-        node.num_refs = _num_refs(draft, program, types, unit)
-        _write_refs(draft, program, types, uses, unit, links, at)
+        node.first_value = uses.rows[draft.units[unit].value]
+        node.num_refs = _num_refs(draft, unit)
+        _write_refs(draft, uses, unit, links, at)
         at += node.num_refs + num_readers[unit]
-        subgraph.cell_type = draft.unit_types[unit]
+        subgraph.cell_type = draft.units[unit].cell_type
         subgraph.nodes_left += 1
-        if before >= 0 and group[before] == group[unit] and _follows(draft, program, types, ports, unit, before):
+        if before >= 0 and group[before] == group[unit] and _follows(draft, unit, before):
             nodes[k - 1].bits |= CHAIN_NEXT
         before = unit
     _write_readers(draft, edges, group, new, nodes, links, subgraphs)
@@ -264,9 +226,11 @@ def write_nodes(draft, program, types, ports, uses, edges, group, subgraphs):
 
 
 @compiled
-def _write_readers(draft, edges, group, new, nodes, links, subgraphs):
-    """Writes behind each node's inputs who reads it; counts what nodes and subgraphs wait for."""
-    for unit in range(draft.unit_at.size):
+def _write_readers(
+    draft: Draft, edges: Edges, group: Ints, new: Ints, nodes: Rows, links: Ints, subgraphs: Rows
+) -> None:
+    """Write behind each node's inputs who reads it; count what nodes and subgraphs wait for."""
+    for unit in range(draft.units.size):
         for k in range(edges.starts[unit], edges.starts[unit + 1]):
             before = edges.producers[k]
             if new[before] < 0:
@@ -288,16 +252,16 @@ def _write_readers(draft, edges, group, new, nodes, links, subgraphs):
 
 
 @making
-def make_subgraphs(draft, group, num_groups, is_loose):
-    """The rows of subgraphs, with the types of chains and loops."""
-    subgraphs = make_rows(num_groups, SUBGRAPH)
+def make_subgraphs(draft: Draft, group: Ints, num_groups: int, is_loose: NDArray[np.uint8]) -> Rows:
+    """Return the rows of subgraphs, with the types of chains and loops."""
+    subgraphs: Rows = make_rows(num_groups, SUBGRAPH)
     for k in range(num_groups):
         subgraph = subgraphs[k]
         subgraph.ready_head, subgraph.ready_tail, subgraph.record = -1, -1, -1
         subgraph.previous, subgraph.next = -1, -1
         subgraph.is_loose = is_loose[k]
-    for unit in range(draft.unit_at.size):
-        if draft.unit_lengths[unit] > 0:
-            subgraphs[group[unit]].cell_type = draft.unit_types[unit]
+    for unit in range(draft.units.size):
+        if draft.lengths[unit] > 0:
+            subgraphs[group[unit]].cell_type = draft.units[unit].cell_type
             subgraphs[group[unit]].nodes_left, subgraphs[group[unit]].is_loose = 1, 0
     return subgraphs

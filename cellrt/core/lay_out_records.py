@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core import record_layout as layout
 from cellrt.core.jit import compiled, making
+from cellrt.core.lay_out import Edges
 from cellrt.core.program import (
     CARRY,
     EACH,
@@ -16,17 +17,20 @@ from cellrt.core.program import (
     FIXED,
     LAST,
     LEADS,
-    LIST,
     NEXT,
     NOTHING,
     OP_MEMBER,
     PAGED,
     SAME,
     STEP,
-    inputs_at,
+    Draft,
+    InputRow,
     is_behind_member,
+    is_chain,
     last_member,
-    next_input,
+    named,
+    num_named,
+    num_steps,
 )
 from cellrt.core.record_layout import (
     BODY_WORDS,
@@ -34,6 +38,7 @@ from cellrt.core.record_layout import (
     NO_BODY,
     NO_STOP,
     TAP_WORDS,
+    Input,
     body_at,
     edge_at,
     input_at,
@@ -44,46 +49,47 @@ from cellrt.core.record_layout import (
     record_words,
     tap_at,
 )
+from cellrt.core.sums import position_of, sum_in, sum_of, word_of
 from cellrt.core.tables import CHAIN, GRAPH, LOOP, MEMBER
-from cellrt.core.uses import is_chain, is_inside, place_of
+from cellrt.core.uses import Ints, Rows, Uses, place_of
 
 
 @making
-def write_records(draft, program, types, ports, uses, edges, group, subgraphs, first_link):
-    """Returns the links of all records, which begin at link ``first_link``."""
-    links, readers = np.zeros(_most_words(draft, program, types, uses, edges), np.int32), _find_readers(edges)
-    appended = np.zeros(draft.pages.size, np.int32)
+def write_records(draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows, first_link: int) -> Ints:
+    """Return the links of all records, which begin at link ``first_link``."""
+    links, readers = np.zeros(_most_words(draft, uses, edges), np.int32), _find_readers(edges)
+    appended = np.zeros(draft.pages.size, np.int64)
     end = body = 0
-    for unit in range(draft.unit_at.size):
-        if draft.unit_lengths[unit] == 0:
+    for unit in range(draft.units.size):
+        if draft.lengths[unit] == 0:
             continue
-        cell_type = types[draft.unit_types[unit]]
+        cell_type = draft.types[draft.units[unit].cell_type]
         at = end
         end += record_words(cell_type)
         subgraph, record = subgraphs[group[unit]], record_at(links, at)
         subgraph.record = first_link + at
-        record.end, record.body = draft.unit_lengths[unit], NO_BODY
+        record.end, record.body = word_of(draft.sums, draft.lengths[unit]), NO_BODY
         record.keeps = int(unit == uses.kept_unit)
-        is_loop, is_member = not is_chain(draft, program, unit), program[draft.unit_at[unit]] == OP_MEMBER
-        record.stop = program[draft.unit_at[unit] + 3] if is_loop else NO_STOP
-        record.first_value = uses.rows[draft.unit_values[unit]]
-        end = _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link)
-        _write_starts(draft, program, types, ports, appended, unit, links, at)
-        _write_outputs(draft, program, types, ports, uses, unit, links, at)
+        is_loop, is_member = not is_chain(draft, unit), draft.units[unit].op == OP_MEMBER
+        record.stop = draft.units[unit].stop if is_loop else NO_STOP
+        record.first_value = uses.rows[draft.units[unit].value]
+        end = _write_inputs(draft, uses, group, unit, links, at, end, first_link)
+        _write_starts(draft, appended, unit, links, at)
+        _write_outputs(draft, uses, unit, links, at)
         subgraph.what = MEMBER if is_member else LOOP if is_loop else CHAIN
         if is_member:
-            if not is_behind_member(draft, program, unit):
-                body, end = end, _write_body(draft, program, group, unit, links, end)
+            if not is_behind_member(draft, unit):
+                body, end = end, _write_body(draft, group, unit, links, end)
             record.end, record.body = 1, first_link + body
         if not is_loop:
-            end = _write_taps(draft, types, uses, unit, links, at, end, first_link)
-        end = _write_edges(edges, readers, group, unit, links, at, end, first_link)
+            end = _write_taps(draft, uses, unit, links, at, end, first_link)
+        end = _write_edges(draft, edges, readers, group, unit, links, at, end, first_link)
     return links[:end].copy()
 
 
 @compiled
-def most_refs(types, subgraphs, links):
-    """The most inputs of a step of a chain or loop, a ragged one counted as its rows."""
+def most_refs(types: Rows, subgraphs: Rows, links: Ints) -> int:
+    """Return the most inputs of a step of a chain or loop, a ragged one counted as its rows."""
     most = 0
     for k in range(subgraphs.size):
         subgraph = subgraphs[k]
@@ -91,7 +97,7 @@ def most_refs(types, subgraphs, links):
         count = num_inputs
         for port in range(num_inputs):
             read = input_at(links, input_position(subgraph.record, port))
-            if read.mode == layout.MANY or read.mode == layout.ALL:
+            if read.mode in (layout.MANY, layout.ALL):
                 count += read.start
             elif read.mode == layout.EMITTED:
                 loop = record_at(links, subgraphs[read.source].record)
@@ -101,179 +107,154 @@ def most_refs(types, subgraphs, links):
 
 
 @compiled
-def _most_words(draft, program, types, uses, edges):
-    """No fewer words than the records have."""
-    count = 6 * (program.size + edges.starts[draft.unit_at.size]) + TAP_WORDS * uses.values.size
-    for unit in range(draft.unit_at.size):
-        cell_type = types[draft.unit_types[unit]]
-        if draft.unit_lengths[unit] > 0:
-            count += record_words(cell_type) + BODY_WORDS
-            count += _listed(draft, program, types, unit)
-    return count
+def _most_words(draft: Draft, uses: Uses, edges: Edges) -> int:
+    """Return no fewer words than the records have."""
+    count = (EDGE_WORDS + 1) * edges.starts[draft.units.size] + TAP_WORDS * uses.values.size + draft.layers.size
+    for unit in range(draft.units.size):
+        operation, cell_type = draft.units[unit], draft.types[draft.units[unit].cell_type]
+        if draft.lengths[unit] > 0:
+            count += record_words(cell_type) + BODY_WORDS + 1
+            for k in range(operation.input, operation.input + cell_type.num_inputs):
+                count += 0 if draft.inputs[k].is_whole else num_named(draft.inputs[k])
+    return int(count)
 
 
 @compiled
-def _listed(draft, program, types, unit):
-    """Values that the inputs of a chain or loop name one by one."""
-    at, count = inputs_at(program, draft.unit_at[unit]), 0
-    for _ in range(types[draft.unit_types[unit]].num_inputs):
-        mode = program[at]
-        if mode in (LIST, EACH):
-            count += program[at + 1]
-        elif mode not in (FIXED, CARRY, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST):
-            count += draft.unit_lengths[unit] if mode == STEP else program[at + 3]
-        at = next_input(program, at)
-    return count
-
-
-@compiled
-def _write_inputs(draft, program, types, ports, uses, group, unit, links, at, end, first_link):
-    """Writes the inputs of a record at ``at``, and their lists from ``end`` on; returns the new end."""
-    cell_type = types[draft.unit_types[unit]]
-    word, record = inputs_at(program, draft.unit_at[unit]), record_at(links, at)
+def _write_inputs(
+    draft: Draft, uses: Uses, group: Ints, unit: int, links: Ints, at: int, end: int, first_link: int
+) -> int:
+    """Write the inputs of a record at ``at``, and their lists from ``end`` on; return the new end."""
+    cell_type, record = draft.types[draft.units[unit].cell_type], record_at(links, at)
     for port in range(cell_type.num_inputs):
-        mode, read = program[word], input_at(links, input_position(at, port))
+        given, read = draft.inputs[draft.units[unit].input + port], input_at(links, input_position(at, port))
+        mode = given.mode
         read.source = -1
         if mode == PAGED:
-            read.mode, read.at = layout.PAGED, program[word + 1]
+            read.mode, read.at = layout.PAGED, given.state
         elif mode == NOTHING:
             read.mode = layout.NOTHING
         elif mode == EMITTED:
             read.mode = layout.EMITTED
-            read.at = uses.values[uses.rows[program[word + 1]]].result
-            read.source = group[draft.makers[program[word + 1]]]
+            read.at = uses.values[uses.rows[given.value]].result
+            read.source = group[draft.makers[given.value]]
         elif mode in (SAME, LAST):
-            maker = draft.makers[program[word + (1 if mode == SAME else 2)]]
-            output = program[word + (1 if mode == SAME else 2)] - draft.unit_values[maker]
+            maker = draft.makers[given.value]
+            output = given.value - draft.units[maker].value
             read.mode = layout.SAME if mode == SAME else layout.LAST
-            read.at = output if mode == SAME else uses.rows[program[word + 1]]
+            read.at = output if mode == SAME else uses.rows[given.first]
             read.stride, read.direction = output, 1
             read.source = group[maker]
         elif mode in (FIXED, CARRY, NEXT):
             read.mode = layout.WHOLE if mode == FIXED else layout.CARRY
-            read.at = uses.rows[program[word + 1]]
-            read.source = program[word + 2] if mode == NEXT else ports[cell_type.first_port + port].carry
-        elif mode in (LIST, EACH):
-            count = program[word + 1]
-            read.mode = layout.MANY if mode == LIST else layout.EACH
-            read.at, read.start = first_link + end, count
-            for k in range(count):
-                links[end + k] = uses.rows[program[word + 2 + k]]
-            end += count
+            read.at = uses.rows[given.first]
+            read.source = given.output if mode == NEXT else draft.ports[cell_type.first_port + port].carry
+        elif given.is_whole:
+            _write_sequence(draft, uses, group, read, given)
+            if mode == LEADS:
+                read.mode, read.source = layout.LEADS, given.output
+                record.lead = record.unseen = word_of(draft.sums, sum_of(given.count) - 1)
         else:
-            base, stride = program[word + 1], program[word + 2]
-            count = draft.unit_lengths[unit] if mode == STEP else program[word + 3]
-            if is_inside(draft, program, types, base, stride, count):
-                _write_sequence(draft, types, uses, group, read, mode, base, stride, count)
-                if mode == LEADS:
-                    read.mode, read.source = layout.LEADS, program[word + 4]
-                    record.lead = record.unseen = count - 1
-            else:
-                read.mode = layout.EACH if mode == STEP else layout.MANY
-                read.at, read.start = first_link + end, count
-                for k in range(count):
-                    links[end + k] = uses.rows[base + k * stride]
-                end += count
+            read.mode = layout.EACH if mode in (EACH, STEP) else layout.MANY
+            read.at, read.start = first_link + end, num_named(given)
+            for k in range(num_named(given)):
+                links[end + k] = uses.rows[named(draft, given, k)]
+            end += num_named(given)
         record.num_sources += int(read.mode == layout.SAME or (read.mode == layout.STEP and read.source >= 0))
-        word = next_input(program, word)
     return end
 
 
 @compiled
-def _write_sequence(draft, types, uses, group, read, mode, base, stride, count):
-    """Writes an input that reads a sequence: step by step, or ``count`` steps of it at every step."""
-    sequence, start = place_of(draft, types, uses.first_sequences, base)
-    maker = draft.makers[base]
-    step = stride if maker < 0 else stride // types[draft.unit_types[maker]].num_outputs
-    read.at, read.stride = uses.places[sequence] + start, step
-    if mode == STEP:
-        read.mode, read.start, read.direction = layout.STEP, start, step
+def _write_sequence(draft: Draft, uses: Uses, group: Ints, read: Input, given: InputRow) -> None:
+    """Write an input that reads a sequence: step by step, or some steps of it at every step."""
+    sequence, start = place_of(draft, uses.first_sequences, given.first)
+    maker = draft.makers[given.first]
+    step = given.stride if maker < 0 else given.stride // draft.types[draft.units[maker].cell_type].num_outputs
+    read.at, read.stride = word_of(draft.sums, uses.places[sequence] + start), step
+    if given.mode == STEP:
+        read.mode, read.start, read.direction = layout.STEP, word_of(draft.sums, start), step
         if maker >= 0:
             read.source = group[maker]
     else:
-        read.mode, read.start = layout.ALL, count
+        read.mode, read.start = layout.ALL, word_of(draft.sums, sum_of(given.count))
 
 
 @compiled
-def _write_starts(draft, program, types, ports, appended, unit, links, at):
-    """Says of each growing state how many rows are appended before a unit, -1 after a loop; counts those of its own."""
-    cell_type, word = types[draft.unit_types[unit]], inputs_at(program, draft.unit_at[unit])
+def _write_starts(draft: Draft, appended: NDArray[np.int64], unit: int, links: Ints, at: int) -> None:
+    """Say of each growing state how many rows are appended before a unit, -1 after a loop; count those of its own."""
+    cell_type = draft.types[draft.units[unit].cell_type]
     for port in range(cell_type.num_inputs):
-        if program[word] == PAGED:
-            state = program[word + 1]
-            input_at(links, input_position(at, port)).start = appended[state]
-            if ports[cell_type.first_port + port].appends:
-                appended[state] = appended[state] + draft.unit_lengths[unit] if is_chain(draft, program, unit) else -1
-        word = next_input(program, word)
+        state = draft.inputs[draft.units[unit].input + port].state
+        if state >= 0:
+            before = appended[state]
+            input_at(links, input_position(at, port)).start = word_of(draft.sums, before)
+            if draft.ports[cell_type.first_port + port].appends:
+                appended[state] = before + draft.lengths[unit] if is_chain(draft, unit) else -1
 
 
 @compiled
-def _write_outputs(draft, program, types, ports, uses, unit, links, at):
-    cell_type, first = types[draft.unit_types[unit]], uses.first_sequences[unit]
-    value = uses.rows[draft.unit_values[unit]]
+def _write_outputs(draft: Draft, uses: Uses, unit: int, links: Ints, at: int) -> None:
+    cell_type, first = draft.types[draft.units[unit].cell_type], uses.first_sequences[unit]
+    value = uses.rows[draft.units[unit].value]
     is_loop = first < 0
     for k in range(cell_type.num_outputs):
         output = output_at(links, output_position(at, cell_type, k))
-        output.sequence = -1 if is_loop else uses.places[first + k]
-        output.result = -1 if is_loop else uses.results[first + k]
+        output.sequence = -1 if is_loop else word_of(draft.sums, uses.places[first + k])
+        output.result = -1 if is_loop else word_of(draft.sums, uses.results[first + k])
         output.result_stride = 0 if is_loop else uses.result_strides[first + k]
-        is_state = _goes_on(draft, program, types, ports, unit, k)
-        is_state = is_state and (is_loop or draft.unit_lengths[unit] > 1 or unit == uses.kept_unit)
+        is_state = _goes_on(draft, unit, k)
+        is_state = is_state and (is_loop or draft.lengths[unit] > 1 or unit == uses.kept_unit)
         output.is_state = int(is_state or (is_loop and uses.values[value + k].readers > 0))
 
 
 @compiled
-def _goes_on(draft, program, types, ports, unit, output):
-    """Whether the next step of a chain or loop reads an output; or, of a member of a body, any member."""
-    if program[draft.unit_at[unit]] == OP_MEMBER:
-        return _is_read_inside(draft, program, types, unit, draft.unit_values[unit] + output)
-    cell_type, word = types[draft.unit_types[unit]], inputs_at(program, draft.unit_at[unit])
+def _goes_on(draft: Draft, unit: int, output: int) -> bool:
+    """Return whether the next step of a chain or loop reads an output; or, of a member of a body, any member."""
+    operation = draft.units[unit]
+    if operation.op == OP_MEMBER:
+        return bool(_is_read_inside(draft, unit, operation.value + output))
+    cell_type = draft.types[operation.cell_type]
     for port in range(cell_type.num_inputs):
-        if program[word] == CARRY and ports[cell_type.first_port + port].carry == output:
+        given = draft.inputs[operation.input + port]
+        if given.mode == CARRY and draft.ports[cell_type.first_port + port].carry == output:
             return True
-        if program[word] == NEXT and program[word + 2] == output:
+        if given.mode in (NEXT, LEADS) and given.output == output:
             return True
-        if program[word] == LEADS and program[word + 4] == output:
-            return True
-        word = next_input(program, word)
     return False
 
 
 @compiled
-def _is_read_inside(draft, program, types, unit, value):
-    """Whether a member of a unit's body reads a value."""
-    other, is_more = last_member(draft, program, unit), True
+def _is_read_inside(draft: Draft, unit: int, value: int) -> bool:
+    """Return whether a member of a unit's body reads a value."""
+    other, is_more = last_member(draft, unit), True
     while is_more:
-        word = inputs_at(program, draft.unit_at[other])
-        for _ in range(types[draft.unit_types[other]].num_inputs):
-            is_same, is_last = program[word] == SAME, program[word] == LAST
-            if (is_same and program[word + 1] == value) or (is_last and program[word + 2] == value):
+        first = draft.units[other].input
+        for k in range(first, first + draft.types[draft.units[other].cell_type].num_inputs):
+            if draft.inputs[k].mode in (SAME, LAST) and draft.inputs[k].value == value:
                 return True
-            word = next_input(program, word)
-        other, is_more = other - 1, is_behind_member(draft, program, other)
+        other, is_more = other - 1, is_behind_member(draft, other)
     return False
 
 
 @compiled
-def _write_body(draft, program, group, first, links, end):
-    """Writes what is common to the body whose first member is unit ``first``; returns the new end."""
-    at = draft.unit_at[first]
-    count, num_types = max(0, program[at + 4]) + 1, max(0, -program[at + 4])
+def _write_body(draft: Draft, group: Ints, first: int, links: Ints, end: int) -> int:
+    """Write what is common to the body whose first member is unit ``first``; return the new end."""
+    operation = draft.units[first]
+    count, num_types = max(0, operation.left) + 1, max(0, -operation.left)
     body, members = body_at(links, end), end + BODY_WORDS
-    body.limit, body.stopper, body.num_types = draft.unit_lengths[first], -1, num_types
+    body.limit, body.stopper, body.num_types = word_of(draft.sums, draft.lengths[first]), -1, num_types
     body.num_members = body.left = body.to_send = count
     for k in range(count):
         links[members + k] = group[first + k]
-        if program[draft.unit_at[first + k] + 3] >= 0:
+        if draft.units[first + k].stop >= 0:
             body.stopper = group[first + k]
     for k in range(num_types):
-        links[members + count + k] = program[at + 5 + k]
-    return members + count + num_types
+        links[members + count + k] = draft.layers[operation.layer + k]
+    return int(members + count + num_types)
 
 
 @compiled
-def is_carried(ports, cell_type, output):
-    """Whether an input is carried from an output."""
+def is_carried(ports: Rows, cell_type: Any, output: int) -> bool:
+    """Return whether an input is carried from an output."""
     for port in range(cell_type.num_inputs):
         if ports[cell_type.first_port + port].carry == output:
             return True
@@ -281,15 +262,17 @@ def is_carried(ports, cell_type, output):
 
 
 @compiled
-def _write_taps(draft, types, uses, unit, links, at, end, first_link):
-    """Lists the outputs of steps that are values; the chain holds those that are read until it is over."""
-    num_outputs, record = types[draft.unit_types[unit]].num_outputs, record_at(links, at)
-    record.taps, record.tap_step = first_link + end, draft.unit_lengths[unit]
-    for k in range(draft.unit_lengths[unit] * num_outputs):
-        row = uses.rows[draft.unit_values[unit] + k]
+def _write_taps(draft: Draft, uses: Uses, unit: int, links: Ints, at: int, end: int, first_link: int) -> int:
+    """List the outputs of steps that are values; the chain holds those that are read until it is over."""
+    operation, num_outputs = draft.units[unit], draft.types[draft.units[unit].cell_type].num_outputs
+    record = record_at(links, at)
+    record.taps, record.tap_step = first_link + end, word_of(draft.sums, draft.lengths[unit])
+    for k in range(num_steps(draft, unit) * num_outputs):
+        row = uses.rows[operation.value + k]
         if row >= 0:
             tap = tap_at(links, end)
-            tap.step, tap.output, tap.value = k // num_outputs, k % num_outputs, row
+            tap.step = word_of(draft.sums, position_of(operation.length, k // num_outputs))
+            tap.output, tap.value = k % num_outputs, row
             if uses.values[row].readers > 0:
                 uses.values[row].readers += 1
             record.num_taps += 1
@@ -308,8 +291,8 @@ class Readers(NamedTuple):
 
 
 @making
-def _find_readers(edges):
-    """The readers of each unit, in order."""
+def _find_readers(edges: Edges) -> Readers:
+    """Return the readers of each unit, in order."""
     num_units, count = edges.starts.size - 1, edges.starts[edges.starts.size - 1]
     readers = Readers(np.full(num_units, -1, np.int32), np.empty(count, np.int32), np.empty(count, np.int32))
     for unit in range(num_units - 1, -1, -1):
@@ -321,18 +304,28 @@ def _find_readers(edges):
 
 
 @compiled
-def _write_edges(edges, readers, group, unit, links, at, end, first_link):
-    """Lists who waits for a chain or loop, by the steps that must be there, and who follows it."""
+def _write_edges(
+    draft: Draft,
+    edges: Edges,
+    readers: Readers,
+    group: Ints,
+    unit: int,
+    links: Ints,
+    at: int,
+    end: int,
+    first_link: int,
+) -> int:
+    """List who waits for a chain or loop, by the steps that must be there, and who follows it."""
     record, first = record_at(links, at), end
     k = readers.heads[unit]
     while k >= 0:
         if edges.steps[k] > 0:
             to = end
-            while to > first and edge_at(links, to - EDGE_WORDS).steps > edges.steps[k]:
+            while to > first and sum_in(draft.sums, edge_at(links, to - EDGE_WORDS).steps) > edges.steps[k]:
                 links[to], links[to + 1] = links[to - EDGE_WORDS], links[to - EDGE_WORDS + 1]
                 to -= EDGE_WORDS
             edge = edge_at(links, to)
-            edge.steps, edge.subgraph = edges.steps[k], group[readers.units[k]]
+            edge.steps, edge.subgraph = word_of(draft.sums, edges.steps[k]), group[readers.units[k]]
             end += EDGE_WORDS
         k = readers.following[k]
     record.edges, record.num_edges = first_link + first, (end - first) // EDGE_WORDS

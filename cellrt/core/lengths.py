@@ -1,9 +1,10 @@
 """What of a program is its lengths, so that programs that differ in them alone share a template.
 
 *Lengths* are the steps of chains and loops, from two on, and the rows of the request's tensors; equal ones are one.
-Value ids depend on the lengths of what was created before. So a value is named by its operation and its place there,
-which counts from the first step or, in what has a length, from the last; a program that uses steps in between has no
-lengths, and neither has one that lists values of each step.
+A program with lengths is *shortened*: of so many steps or rows it has the first and the last alone, the only ones that
+it may name, and its lengths are numbered. So programs that differ in their lengths alone are one, of which the template
+is found (``sums.py``). A program that names steps in between has no lengths, and neither has one that lists values of
+each step.
 """
 
 from __future__ import annotations
@@ -11,244 +12,204 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import allocating, compiled
+from cellrt.core.jit import compiled, making
 from cellrt.core.program import (
-    CARRY,
     EACH,
     EMITTED,
-    FIXED,
-    LAST,
     LEADS,
-    LIST,
-    NEXT,
     OP_CHAIN,
     OP_EXTERNAL,
-    OP_KEEP,
-    OP_LOOP,
-    OP_MEMBER,
-    OP_NODE,
-    OP_RESULT,
-    OP_RESULT_LAST,
     OP_RESULT_STEPS,
-    OP_STATE,
     RANGE,
-    SAME,
     STEP,
-    inputs_at,
-    next_input,
-    next_operation,
+    Draft,
+    find_makers,
+    num_values,
 )
-
-MOST_LENGTHS = 4
-"""A program with more has none: what many lengths have in common is seldom met twice."""
-
-MOST_WORDS = 1024
-"""So has a longer program, such as that of a tree: it would be compiled several times for nobody."""
-
-PLAIN, VALUE, LENGTH = range(3)
-"""What a word is: itself, a value's id, a length."""
-
-
-@compiled
-def _count_makers(program, types):
-    """Operations that make values; -1 if a chain lists the values of each of its steps."""
-    at = count = 0
-    while at < program.size:
-        op = program[at]
-        if op == OP_CHAIN and program[at + 2] > 1:
-            word = inputs_at(program, at)
-            for _ in range(types[program[at + 1]].num_inputs):
-                if program[word] == EACH:
-                    return -1
-                word = next_input(program, word)
-        at, num_values = next_operation(program, at, types)
-        count += 1 if num_values > 0 else 0
-    return count
-
-
-@compiled
-def _find_makers(program, types, firsts, steps, widths):
-    """Of each operation that makes values its first one, how many steps they are of, 0 if it has no length, and how
-    many there are of each."""
-    at = maker = value = 0
-    while at < program.size:
-        op = program[at]
-        after, num_values = next_operation(program, at, types)
-        if num_values > 0:
-            count = program[at + 2] if op in (OP_EXTERNAL, OP_CHAIN) else 0
-            firsts[maker], steps[maker] = value, count if count > 1 else 0
-            widths[maker] = num_values // max(1, count)
-            maker += 1
-        at, value = after, value + num_values
-
-
-@compiled
-def _maker_of(firsts, value):
-    """The operation that makes a value."""
-    low, high = 0, firsts.size
-    while high - low > 1:
-        middle = (low + high) // 2
-        if firsts[middle] <= value:
-            low = middle
-        else:
-            high = middle
-    return low
-
-
-@compiled
-def _mark_length(program, at, kinds):
-    """Marks a length; of one alone much is different."""
-    if program[at] > 1:
-        kinds[at] = LENGTH
-
-
-@compiled
-def _mark_run(program, at, count_at, count, firsts, steps, widths, kinds):
-    """Marks the base at ``at`` of evenly spaced values, and their number at ``count_at`` unless that is below 0. False
-    if it would be another with other lengths, or might reach beyond what makes them: as the outputs of one step do,
-    where they happen to be as many as there are steps."""
-    kinds[at] = VALUE
-    if count < 2:
-        return True
-    base, stride = program[at], program[at + 1]
-    first, last = _maker_of(firsts, base), _maker_of(firsts, base + (count - 1) * stride)
-    if steps[first] > 0:
-        if first != last or steps[first] != count or abs(stride) != widths[first]:
-            return False
-        if count_at >= 0:
-            kinds[count_at] = LENGTH
-        return True
-    for maker in range(min(first, last), max(first, last) + 1):
-        if steps[maker] > 0:
-            return False
-    return count_at >= 0
-
-
-@compiled
-def _mark_inputs(program, at, types, firsts, steps, widths, kinds):
-    """Marks the inputs of a unit; False if they would be others with other lengths."""
-    word = inputs_at(program, at)
-    for _ in range(types[program[at + 1]].num_inputs):
-        mode = program[word]
-        if mode in (FIXED, CARRY, NEXT, SAME):
-            kinds[word + 1] = VALUE
-        elif mode == LAST:
-            kinds[word + 1] = kinds[word + 2] = VALUE
-        elif mode == EMITTED:
-            kinds[word + 1] = VALUE
-            _mark_length(program, word + 2, kinds)
-        elif mode in (LIST, EACH):
-            kinds[word + 2 : word + 2 + program[word + 1]] = VALUE
-        elif mode in (RANGE, LEADS):
-            if not _mark_run(program, word + 1, word + 3, program[word + 3], firsts, steps, widths, kinds):
-                return False
-        elif mode == STEP and not _mark_run(program, word + 1, -1, program[at + 2], firsts, steps, widths, kinds):
-            return False
-        word = next_input(program, word)
-    return True
-
-
-@compiled
-def _mark(program, types, firsts, steps, widths, kinds):
-    """Says what each word is; False if the program has no lengths."""
-    at = 0
-    while at < program.size:
-        op = program[at]
-        after, _ = next_operation(program, at, types)
-        if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
-            if op != OP_NODE:
-                _mark_length(program, at + 2, kinds)
-            if not _mark_inputs(program, at, types, firsts, steps, widths, kinds):
-                return False
-        elif op == OP_EXTERNAL:
-            _mark_length(program, at + 2, kinds)
-        elif op == OP_STATE:
-            if program[at + 2] >= 0:
-                kinds[at + 2] = VALUE
-        elif op == OP_RESULT_LAST:
-            kinds[at + 1] = VALUE
-        elif op == OP_RESULT_STEPS:
-            kinds[at + 1] = VALUE
-            _mark_length(program, at + 2, kinds)
-        elif op == OP_RESULT:
-            if not _mark_run(program, at + 1, at + 3, program[at + 3], firsts, steps, widths, kinds):
-                return False
-        elif op == OP_KEEP:
-            kinds[at + 1] = VALUE
-            if not _mark_run(program, at + 2, at + 4, program[at + 4], firsts, steps, widths, kinds):
-                return False
-        at = after
-    return True
-
-
-@compiled
-def _number_of(lengths, num_lengths, length):
-    """The number of a length; -1 if it is new."""
-    for k in range(num_lengths):
-        if lengths[k] == length:
-            return k
-    return -1
-
-
-@allocating
-def find_lengths(program, types):
-    """Returns (key, lengths): programs of one key, an int32 array, differ in their lengths alone. No lengths if the
-    program has none; then the key is empty too."""
-    none = np.zeros(0, np.int32)
-    count = _count_makers(program, types) if program.size <= MOST_WORDS else 0
-    if count < 1:
-        return none, none
-    firsts, steps, widths = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
-    _find_makers(program, types, firsts, steps, widths)
-    kinds = np.zeros(program.size, np.uint8)
-    if not _mark(program, types, firsts, steps, widths, kinds):
-        return none, none
-    key, lengths = np.zeros(2 * program.size, np.int32), np.zeros(MOST_LENGTHS, np.int32)
-    end = num_lengths = 0
-    for at in range(program.size):
-        word = program[at]
-        if kinds[at] == LENGTH:
-            number = _number_of(lengths, num_lengths, word)
-            if number < 0:
-                if num_lengths == MOST_LENGTHS:
-                    return none, none
-                number, lengths[num_lengths], num_lengths = num_lengths, word, num_lengths + 1
-            word = -1 - number
-        elif kinds[at] == VALUE:
-            maker = _maker_of(firsts, word)
-            place = word - firsts[maker]
-            if steps[maker] > 0:
-                from_end = place - (steps[maker] - 1) * widths[maker]
-                if place >= widths[maker] and from_end < 0:
-                    return none, none
-                place = -1 - from_end if from_end >= 0 else place
-            key[end], word, end = maker, place, end + 1
-        key[end], end = word, end + 1
-    return key[:end].copy(), lengths[:num_lengths].copy()
-
-
-@allocating
-def with_lengths(program, types, lengths, others):
-    """A program that has ``lengths``, with others in their place."""
-    count = _count_makers(program, types)
-    firsts, steps, widths = np.zeros(count, np.int32), np.zeros(count, np.int32), np.zeros(count, np.int32)
-    _find_makers(program, types, firsts, steps, widths)
-    kinds, made = np.zeros(program.size, np.uint8), program.copy()
-    _mark(program, types, firsts, steps, widths, kinds)
-    for at in range(program.size):
-        if kinds[at] == LENGTH:
-            made[at] = others[_number_of(lengths, lengths.size, program[at])]
-    new_firsts, new_steps = np.zeros(count, np.int32), np.zeros(count, np.int32)
-    _find_makers(made, types, new_firsts, new_steps, widths)
-    for at in range(program.size):
-        if kinds[at] == VALUE:
-            maker = _maker_of(firsts, program[at])
-            place = program[at] - firsts[maker]
-            if steps[maker] > 0 and place >= widths[maker]:
-                place += (new_steps[maker] - steps[maker]) * widths[maker]
-            made[at] = new_firsts[maker] + place
-    return made
-
+from cellrt.core.sums import MOST_LENGTHS, MOST_SUMS
 
 Lengths = NDArray[np.int32]
 """``[lengths]``, those of one program, in order of their first use."""
+
+MOST_WORDS = 1024
+"""A longer program, such as that of a tree, has no lengths: its template would be kept for nobody."""
+MOST_SPACED = 512
+"""Neither has one that reads more evenly spaced values that are no steps: ``sums.py`` has room for no more."""
+BETWEEN = -2
+"""In place of the id of a value that a shortened program does not have."""
+
+
+@compiled
+def _number(lengths: Lengths, length: int) -> int:
+    """Return -1 minus the number of a length; of what is none, itself."""
+    for k in range(lengths.size):
+        if lengths[k] == length:
+            return -1 - k
+    return length
+
+
+@making
+def _collect_lengths(draft: Draft) -> Lengths:
+    """Return the lengths of a program; none if they are too many."""
+    lengths, count = np.zeros(MOST_LENGTHS, np.int32), 0
+    for k in range(-draft.sources.size, draft.units.size):
+        length = draft.units[k].length if k >= 0 else draft.sources[-1 - k].length
+        if length > 1 and _number(lengths[:count], length) > 0:
+            if count == MOST_LENGTHS:
+                return lengths[:0]
+            lengths[count] = length
+            count += 1
+    return lengths[:count]
+
+
+@compiled
+def _length_of_maker(draft: Draft, value: int) -> int:
+    """Return how many steps or rows what makes a value has, or 0 if it has no length."""
+    maker, count = draft.makers[value], 0
+    if maker < 0 and draft.sources[-1 - maker].op == OP_EXTERNAL:
+        count = draft.sources[-1 - maker].length
+    elif maker >= 0 and draft.units[maker].op == OP_CHAIN:
+        count = draft.units[maker].length
+    return count if count > 1 else 0
+
+
+@compiled
+def _width_of_maker(draft: Draft, value: int) -> int:
+    """Return how many values each step has of what makes a value."""
+    maker = draft.makers[value]
+    return 1 if maker < 0 else draft.types[draft.units[maker].cell_type].num_outputs
+
+
+@making
+def _new_ids(draft: Draft) -> NDArray[np.int32]:
+    """Return the id of each value in the shortened program, or BETWEEN."""
+    ids = np.full(draft.makers.size, BETWEEN, np.int32)
+    first = end = 0
+    for value in range(ids.size):
+        if draft.makers[value] != draft.makers[first]:
+            first = value
+        length, width, place = _length_of_maker(draft, value), _width_of_maker(draft, value), value - first
+        if length == 0 or place < width or place >= (length - 1) * width:
+            ids[value] = end
+            end += 1
+    return ids
+
+
+@compiled
+def _is_kept(ids: NDArray[np.int32], value: int) -> bool:
+    """Return whether a value is in the shortened program; -1 is none."""
+    return value < 0 or ids[value] != BETWEEN
+
+
+@compiled
+def _is_run_kept(draft: Draft, base: int, stride: int, count: int) -> bool:
+    """Return whether evenly spaced values are all steps of what makes them, or none is of a step. Else they would be
+    others with other lengths, or might reach beyond what makes them: as the outputs of one step do, where they happen
+    to be as many as there are steps."""
+    if count < 2:
+        return True
+    last, length = base + (count - 1) * stride, _length_of_maker(draft, base)
+    if length > 0:
+        is_of_one = draft.makers[base] == draft.makers[last] and length == count
+        return bool(is_of_one and abs(stride) == _width_of_maker(draft, base))
+    for value in range(min(base, last), max(base, last) + 1):
+        if _length_of_maker(draft, value) > 0:
+            return False
+    return count <= MOST_SPACED
+
+
+@compiled
+def _are_inputs_kept(draft: Draft, ids: NDArray[np.int32]) -> bool:
+    """Return whether the inputs would be the same with other lengths."""
+    for unit in range(draft.units.size):
+        operation = draft.units[unit]
+        is_long = operation.op == OP_CHAIN and operation.length > 1
+        for at in range(operation.input, operation.input + draft.types[operation.cell_type].num_inputs):
+            given = draft.inputs[at]
+            if not _is_kept(ids, given.first) or not _is_kept(ids, given.value) or (is_long and given.mode == EACH):
+                return False
+            if given.mode in (STEP, RANGE, LEADS):
+                if not _is_run_kept(draft, given.first, given.stride, given.count):
+                    return False
+                if given.mode == STEP and given.count > 1 and _length_of_maker(draft, given.first) == 0:
+                    return False
+            for k in range(given.count if given.listed >= 0 else 0):
+                if not _is_kept(ids, draft.listed[given.listed + k]):
+                    return False
+    return True
+
+
+@compiled
+def _are_others_kept(draft: Draft, ids: NDArray[np.int32]) -> bool:
+    """Return whether all that names values beside the inputs would be the same with other lengths."""
+    for k in range(draft.sources.size):
+        if not _is_kept(ids, draft.sources[k].start):
+            return False
+    for k in range(draft.results.size + draft.keeps.size):
+        names = draft.results[k] if k < draft.results.size else draft.keeps[k - draft.results.size]
+        if not _is_kept(ids, names.first) or not _is_kept(ids, names.state):
+            return False
+        if names.op != OP_RESULT_STEPS and not _is_run_kept(draft, names.first, names.stride, names.length):
+            return False
+    return True
+
+
+@compiled
+def _shorten_inputs(draft: Draft, ids: NDArray[np.int32], lengths: Lengths) -> None:
+    for at in range(draft.inputs.size):
+        given = draft.inputs[at]
+        is_run = given.mode in (RANGE, LEADS) and _length_of_maker(draft, given.first) > 0
+        if is_run or given.mode in (STEP, EMITTED):
+            given.count = _number(lengths, given.count)
+        given.first = ids[given.first] if given.first >= 0 else -1
+        given.value = ids[given.value] if given.value >= 0 else -1
+    for k in range(draft.listed.size):
+        draft.listed[k] = ids[draft.listed[k]]
+
+
+@compiled
+def _shorten_others(draft: Draft, ids: NDArray[np.int32], lengths: Lengths) -> None:
+    for k in range(draft.results.size + draft.keeps.size):
+        names = draft.results[k] if k < draft.results.size else draft.keeps[k - draft.results.size]
+        if names.op == OP_RESULT_STEPS or _length_of_maker(draft, names.first) > 0:
+            names.length = _number(lengths, names.length)
+        names.first = ids[names.first]
+        names.state = ids[names.state] if names.state >= 0 else -1
+    for k in range(-draft.sources.size, draft.units.size):
+        makes = draft.units[k] if k >= 0 else draft.sources[-1 - k]
+        makes.start = ids[makes.start] if makes.start >= 0 else -1
+        makes.value = ids[makes.value] if num_values(makes, draft.types) > 0 else 0
+        makes.length = _number(lengths, makes.length)
+
+
+@making
+def shorten(draft: Draft) -> Lengths:
+    """Shorten a program in place, but for its makers; return its lengths. A program that has none stays as it is."""
+    lengths: Lengths = _collect_lengths(draft)
+    if lengths.size == 0:
+        return lengths
+    ids = _new_ids(draft)
+    if not _are_inputs_kept(draft, ids) or not _are_others_kept(draft, ids):
+        return lengths[:0]
+    _shorten_inputs(draft, ids, lengths)
+    _shorten_others(draft, ids, lengths)
+    return lengths
+
+
+@making
+def with_sums(draft: Draft) -> Draft:
+    """Return a shortened program as it is compiled: with its makers, and room for sums."""
+    types, ports, units, sources, results, keeps, pages, inputs, listed, layers, _, steps, _ = draft
+    makers, sums = find_makers(units, sources, types), np.empty(MOST_SUMS, np.int64)
+    sums[0] = 0
+    return Draft(types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, steps, sums)
+
+
+@making
+def key_of(draft: Draft) -> NDArray[np.int32]:
+    """Return what programs have in common that differ in their lengths alone: all of the shortened program."""
+    units, sources, results, keeps, pages = draft.units, draft.sources, draft.results, draft.keeps, draft.pages
+    sizes = np.array((units.size, sources.size, results.size, keeps.size, pages.size)).astype(np.int32)
+    makers = np.concatenate((sizes, units.view(np.int32), sources.view(np.int32)))
+    others = np.concatenate((results.view(np.int32), keeps.view(np.int32), pages.view(np.int32)))
+    return np.concatenate((makers, others, draft.inputs.view(np.int32), draft.listed, draft.layers))

@@ -13,12 +13,14 @@ work for nothing.
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cellrt.core.jit import allocating, making
 
 
 @making
-def _find(parent, node):
+def _find(parent: NDArray[np.int32], node: int) -> int:
+    """Return the first of the nodes that are together with one."""
     while parent[node] != node:
         parent[node] = parent[parent[node]]
         node = parent[node]
@@ -26,8 +28,10 @@ def _find(parent, node):
 
 
 @making
-def _put_together(node_types, starts, parent):
-    """Puts those together that read no node and are alone; returns which nodes these are."""
+def _put_together(
+    node_types: NDArray[np.int32], starts: NDArray[np.int32], parent: NDArray[np.int32]
+) -> NDArray[np.uint8]:
+    """Put those together that read no node and are alone; return which nodes these are."""
     is_loose, sizes = np.zeros(parent.size, np.uint8), np.zeros(parent.size, np.int32)
     for node in range(parent.size):
         sizes[_find(parent, node)] += 1
@@ -41,9 +45,26 @@ def _put_together(node_types, starts, parent):
     return is_loose
 
 
+@making
+def in_order(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return where the numbers are, the lowest first and equal ones as they come; none is below 0."""
+    ends = np.zeros(numbers.max() + 2 if numbers.size else 1, np.int32)
+    for k in range(numbers.size):
+        ends[numbers[k] + 1] += 1
+    for number in range(1, ends.size):
+        ends[number] += ends[number - 1]
+    order = np.empty(numbers.size, np.int32)
+    for k in range(numbers.size):
+        order[ends[numbers[k]]] = k
+        ends[numbers[k]] += 1
+    return order
+
+
 @allocating
-def partition(node_types, starts, producers):
-    """Returns (subgraph of each node, number of subgraphs, whether each is loose); nodes come in topological order.
+def partition(
+    node_types: NDArray[np.int32], starts: NDArray[np.int32], producers: NDArray[np.int32]
+) -> tuple[NDArray[np.int32], int, NDArray[np.uint8]]:
+    """Return (subgraph of each node, number of subgraphs, whether each is loose); nodes come in topological order.
 
     ``producers[starts[n]:starts[n + 1]]`` are the distinct nodes that node n reads. Subgraphs are numbered by level,
     then by their first node, so that a subgraph's number is higher than those it depends on.
@@ -64,7 +85,7 @@ def partition(node_types, starts, producers):
     alone = _put_together(node_types, starts, parent)
     group, is_loose = np.full(num_nodes, -1, np.int32), np.zeros(num_nodes, np.uint8)
     num_groups = 0
-    for node in np.argsort(level, kind="mergesort"):
+    for node in in_order(level):
         root = _find(parent, node)
         if group[root] < 0:
             group[root], is_loose[num_groups] = num_groups, alone[root]

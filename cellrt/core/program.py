@@ -1,8 +1,9 @@
 """A recorded program, and the nodes and values it stands for.
 
 An unfolder's calls are recorded as a *program*: a flat int32 array of operations over value ids, in order. Equal
-programs are equal graphs, so it is the key under which the compiled ``Template`` (``template.py``) is cached. Here it
-is read into a ``Draft``: its operations by number. A chain, a loop or a member of one is one *unit* there, like a node.
+programs are equal graphs. Which words an operation and an input have is said in ``WORDS`` and ``WORDS_OF_INPUT``, and
+nowhere else: ``read_program`` reads them into a ``Draft`` for what compiles templates (``template.py``), ``operations``
+one by one for all others. A node, a chain, a loop or a member of one is a *unit* there.
 
 Operations (value ids count up from 0 in order of creation; an operation's outputs take the next ids)::
 
@@ -40,202 +41,416 @@ first step ``base``. LEADS is as NEXT, of a cell with spans: the first step of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.jit import compiled, making
+from cellrt.core.jit import compiled, make_rows, making
+from cellrt.core.sums import Sums, steps_of
 
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
     range(1, 11)
 )
 OP_PAGES, OP_MEMBER = 11, 12
+NUM_OPS = 13
 FIXED, STEP, CARRY, LIST = range(4)
 RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(5, 14)  # 4 is ``dags.PICK``
+NUM_MODES = 14
 
+UNIT, SOURCE, RESULT, KEEP, PAGES = range(5)
+"""What an operation is; a source makes values that no cell makes. The first two make values; each has a table of a
+draft."""
 
-NUM_WORDS = MappingProxyType(
+WORDS: Mapping[int, tuple[int, tuple[str, ...]]] = MappingProxyType(
     {
-        OP_EXTERNAL: 3,
-        OP_CONSTANT: 3,
-        OP_RESULT: 4,
-        OP_RESULT_STEPS: 3,
-        OP_RESULT_LAST: 2,
-        OP_STATE: 3,
-        OP_KEEP: 5,
-        OP_PAGES: 4,
+        OP_EXTERNAL: (SOURCE, ("kind", "length")),
+        OP_CONSTANT: (SOURCE, ("kind", "row")),
+        OP_NODE: (UNIT, ("cell_type",)),
+        OP_CHAIN: (UNIT, ("cell_type", "length")),
+        OP_LOOP: (UNIT, ("cell_type", "length", "stop")),
+        OP_MEMBER: (UNIT, ("cell_type", "length", "stop", "left")),
+        OP_RESULT: (RESULT, ("first", "stride", "length")),
+        OP_RESULT_STEPS: (RESULT, ("first", "length")),
+        OP_RESULT_LAST: (RESULT, ("first",)),
+        OP_STATE: (SOURCE, ("kind", "start")),
+        OP_PAGES: (PAGES, ("kind", "page_size", "keeps")),
+        OP_KEEP: (KEEP, ("state", "first", "stride", "length")),
     }
 )
-"""Words of each operation without inputs."""
-WORDS_OF_INPUT = MappingProxyType({STEP: 3, NEXT: 3, EMITTED: 3, LAST: 3, RANGE: 4, LEADS: 5})
-"""Words of an input by its mode, where they are not 2; LIST and EACH say how many follow."""
-NUM_WORDS_BEFORE_INPUTS = MappingProxyType({OP_NODE: 2, OP_CHAIN: 3, OP_LOOP: 4, OP_MEMBER: 5})
+"""What each operation is, and the words behind its number, as ``Operation`` calls them."""
+WORDS_OF_INPUT: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {
+        FIXED: ("first",),
+        STEP: ("first", "stride"),
+        EACH: ("count",),
+        CARRY: ("first",),
+        LIST: ("count",),
+        RANGE: ("first", "stride", "count"),
+        NEXT: ("first", "output"),
+        PAGED: ("state",),
+        NOTHING: ("unused",),
+        EMITTED: ("value", "count"),
+        SAME: ("value",),
+        LAST: ("first", "value"),
+        LEADS: ("first", "stride", "count", "output"),
+    }
+)
+"""The words of an input behind its mode, as ``Input`` calls them; the values of LIST and EACH come behind these."""
+
+
+@dataclass(slots=True)
+class Input:
+    """An input of a unit.
+
+    Attributes:
+        mode: FIXED ...
+        first, stride, count: the values that it names are ``first + k * stride``, if they are not listed; first is -1
+            if it names none. Of STEP the count is the steps of its unit, of EMITTED the most that are emitted.
+        output: which one of the step before it reads after the first.
+        state: of PAGED, the number of the PAGES.
+        value: of SAME and LAST an output of the own body, of EMITTED one of a loop.
+        listed: those of LIST and EACH.
+    """
+
+    mode: int
+    first: int = -1
+    stride: int = -1
+    count: int = 1
+    output: int = -1
+    state: int = -1
+    value: int = -1
+    unused: int = -1
+    listed: list[int] = field(default_factory=list)
+
+    def named(self) -> Sequence[int]:
+        """Return the values that it names."""
+        if self.mode in (LIST, EACH):
+            return self.listed
+        return [self.first + k * self.stride for k in range(self.count)] if self.first >= 0 else []
+
+    def named_at(self, step: int) -> Sequence[int]:
+        """Return the values that it names for a step; of what is carried, for the first one."""
+        if self.mode in (STEP, LEADS):
+            return [self.first + step * self.stride]
+        return [self.listed[step]] if self.mode == EACH else self.named()
+
+
+@dataclass(slots=True)
+class Operation:
+    """An operation of a program.
+
+    Attributes:
+        op: OP_EXTERNAL ...
+        cell_type, stop, left, kind, row, start, page_size, keeps, state: as above; -1 if it has none.
+        length: steps, of a loop at most; rows of a tensor; values of a result. 1 if nothing is said of it.
+        first, stride: the values of a result, or of KEEP, are ``first + k * stride``.
+        value: the first that it makes.
+        inputs: of a unit.
+        layers: cell types of the steps of a loop that are of different ones.
+        at: where it begins in the program.
+    """
+
+    op: int
+    cell_type: int = -1
+    length: int = 1
+    stop: int = -1
+    left: int = -1
+    kind: int = -1
+    row: int = -1
+    start: int = -1
+    page_size: int = -1
+    keeps: int = -1
+    first: int = -1
+    stride: int = -1
+    state: int = -1
+    value: int = -1
+    inputs: list[Input] = field(default_factory=list)
+    layers: list[int] = field(default_factory=list)
+    at: int = 0
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether it is of a cell."""
+        return WORDS[self.op][0] == UNIT
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of which each output is a value."""
+        return self.length if self.op == OP_CHAIN else 1
+
+
+def operations(program: bytes, ports: Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]]) -> Iterator[Operation]:
+    """Read a program.
+
+    Args:
+        program: its words.
+        ports: of each cell type, how many inputs and outputs it has.
+    """
+    words = array("i", program).tolist()
+    at = value = 0
+    while at < len(words):
+        made, end = Operation(words[at], value=value, at=at), at + 1
+        table, names = WORDS[made.op]
+        for name in names:
+            setattr(made, name, words[end])
+            end += 1
+        if made.op == OP_MEMBER and made.left < 0:
+            made.layers = words[end : end - made.left]
+            end -= made.left
+        if table == UNIT:
+            num_inputs, num_outputs = ports[made.cell_type]
+            for _ in range(num_inputs):
+                end = _read_input(words, end, made)
+            value += num_outputs * made.num_steps
+        elif table == SOURCE:
+            value += made.length
+        yield made
+        at = end
+
+
+def _read_input(words: list[int], at: int, unit: Operation) -> int:
+    """Read the next input of a unit; return where it ends."""
+    made, end = Input(words[at]), at + 1
+    for name in WORDS_OF_INPUT[made.mode]:
+        setattr(made, name, words[end])
+        end += 1
+    if made.mode in (LIST, EACH):
+        made.listed = words[end : end + made.count]
+        end += made.count
+    elif made.mode == STEP:
+        made.count = unit.num_steps
+    unit.inputs.append(made)
+    return end
+
+
+def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Sequence[int]) -> NDArray[np.int32]:
+    """Return a copy of a program in which cell type ``k``, of ``num_inputs[k]`` inputs, is ``ids[k]``."""
+    renamed = program.copy()
+    for operation in operations(program.tobytes(), [(count, 0) for count in num_inputs]):
+        if operation.is_unit:
+            names = WORDS[operation.op][1]
+            renamed[operation.at + 1 + names.index("cell_type")] = ids[operation.cell_type]
+            for k, layer in enumerate(operation.layers, operation.at + 1 + len(names)):
+                renamed[k] = ids[layer]
+    return renamed
 
 
 def read_only(program: NDArray[np.int32]) -> NDArray[np.int32]:
-    """A program that may not be written to, as one that comes as bytes may not: Numba compiles anew for each kind of
-    array, and all that reads programs is compiled for this one alone."""
+    """Return a program that may not be written to, as one that comes as bytes may not: Numba compiles anew for each
+    kind of array, and all that reads programs is compiled for this one alone."""
     if program.flags.writeable:
         program = program.view()
         program.flags.writeable = False
     return program
 
 
+def _dtype(numbers: type[Operation] | type[Input], *others: str) -> np.dtype[np.void]:
+    names = [each.name for each in fields(numbers) if each.type == "int" and each.name not in ("at", "unused")]
+    return np.dtype([(name, "i4") for name in (*names, *others)])
+
+
+OPERATION = _dtype(Operation, "input", "layer")
+"""An operation in a draft; ``input`` and ``layer``: its first ones there."""
+INPUT = _dtype(Input, "listed", "is_whole")
+"""An input in a draft. ``listed``: the first there, or -1; ``is_whole``: 1 if what it names are steps of one sequence
+(``uses.py``)."""
+
+OperationRow = Any
+"""A row of OPERATION."""
+InputRow = Any
+"""A row of INPUT."""
+
+
+def _columns(words: Iterable[tuple[int, tuple[str, ...]]], size: int, dtype: np.dtype[np.void]) -> NDArray[np.int64]:
+    """Return ``[size, 1 + most words]``: how many words, then the place of each in a row; -1 for one that has none."""
+    names, columns = dtype.names or (), np.full((size, 6), -1, np.int64)
+    for number, row in words:
+        columns[number, 0] = len(row)
+        columns[number, 1 : 1 + len(row)] = [names.index(name) if name in names else -1 for name in row]
+    return columns
+
+
+OPERATION_WORDS, INPUT_WORDS = OPERATION.itemsize // 4, INPUT.itemsize // 4
+COLUMNS = _columns(((op, names) for op, (_, names) in WORDS.items()), NUM_OPS, OPERATION)
+INPUT_COLUMNS = _columns(WORDS_OF_INPUT.items(), NUM_MODES, INPUT)
+TABLES = np.array([WORDS[op][0] if op in WORDS else -1 for op in range(NUM_OPS)])
+NUM_TABLES = 5
+COUNT, LENGTH = list(INPUT.names or ()).index("count"), list(OPERATION.names or ()).index("length")
+LEFT = 1 + WORDS[OP_MEMBER][1].index("left")
+
+
 class Draft(NamedTuple):
-    """A program by operation. *Units* are nodes, chains, loops and members of bodies, in order of creation; *sources*
-    all else that makes values."""
+    """A program by operation, those of a table in order of creation, with the cells that it is of. Tables are of
+    OPERATION and INPUT.
 
-    unit_types: NDArray[np.int32]
-    unit_at: NDArray[np.int32]  # where its operation begins in the program
-    unit_values: NDArray[np.int32]  # its first value
-    unit_lengths: NDArray[np.int32]  # rows: a chain's steps, a loop's at most with those that lead it; 0 for a node
-    source_at: NDArray[np.int32]
-    source_values: NDArray[np.int32]
+    A length is there a number, or -1 minus the number of a length (``sums.py``).
+    """
+
+    types: NDArray[np.void]
+    ports: NDArray[np.void]
+    units: NDArray[np.void]
+    sources: NDArray[np.void]
+    results: NDArray[np.void]
+    keeps: NDArray[np.void]
+    pages: NDArray[np.void]
+    inputs: NDArray[np.void]
+    listed: NDArray[np.int32]  # values
+    layers: NDArray[np.int32]  # cell types
     makers: NDArray[np.int32]  # of each value: its unit, or -1 - its source
-    results: NDArray[np.int32]  # where each operation that says of a result begins
-    states: NDArray[np.int32]  # where each KEEP begins
-    pages: NDArray[np.int32]  # where each PAGES begins
+    lengths: NDArray[np.int64]  # sums, of each unit: steps; a loop's at most with those that lead it; 0 for a node
+    sums: Sums
 
 
 @compiled
-def inputs_at(program, at):
-    """Where the inputs of a unit's operation begin."""
-    op = program[at]
-    if op == OP_MEMBER:
-        return at + 5 + max(0, -program[at + 4])
-    return at + (2 if op == OP_NODE else 3 if op == OP_CHAIN else 4)
+def _num_others(program: NDArray[np.int32], at: int) -> int:
+    """Return how many layers the operation at ``at`` has."""
+    return max(0, -program[at + LEFT]) if program[at] == OP_MEMBER else 0
 
 
 @compiled
-def next_input(program, at):
-    """Where the input behind the one at ``at`` begins."""
-    mode = program[at]
-    if mode in (LIST, EACH):
-        return at + 2 + program[at + 1]
-    return at + (3 if mode in (STEP, NEXT, EMITTED, LAST) else 4 if mode == RANGE else 5 if mode == LEADS else 2)
+def _num_listed(program: NDArray[np.int32], at: int) -> int:
+    """Return how many values the input at ``at`` lists."""
+    return program[at + 1] if program[at] in (LIST, EACH) else 0
 
 
 @compiled
-def rows_that_lead(program, at, types):
-    """Rows that the first step of a loop reads before its last one."""
-    word, count = inputs_at(program, at), 0
-    for _ in range(types[program[at + 1]].num_inputs):
-        if program[word] == LEADS:
-            count = program[word + 3] - 1
-        word = next_input(program, word)
-    return count
+def _count(program: NDArray[np.int32], types: NDArray[np.void], counts: NDArray[np.int64]) -> tuple[int, int, int]:
+    """Count the operations of each table; return how many inputs, listed values and layers there are."""
+    at = num_inputs = num_listed = num_layers = 0
+    while at < program.size:
+        op, others = program[at], _num_others(program, at)
+        counts[TABLES[op]] += 1
+        num_layers += others
+        num_ports = types[program[at + 1]].num_inputs if TABLES[op] == UNIT else 0
+        at += 1 + COLUMNS[op, 0] + others
+        for _ in range(num_ports):
+            listed = _num_listed(program, at)
+            at += 1 + INPUT_COLUMNS[program[at], 0] + listed
+            num_listed += listed
+        num_inputs += num_ports
+    return num_inputs, num_listed, num_layers
 
 
 @compiled
-def next_operation(program, at, types):
-    """Where the operation behind the one at ``at`` begins, and how many values this one makes."""
-    op = program[at]
-    if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
-        cell_type = types[program[at + 1]]
-        after = inputs_at(program, at)
-        for _ in range(cell_type.num_inputs):
-            after = next_input(program, after)
-        return after, cell_type.num_outputs * (program[at + 2] if op == OP_CHAIN else 1)
-    if op == OP_EXTERNAL:
-        return at + 3, program[at + 2]
-    if op in (OP_CONSTANT, OP_STATE):
-        return at + 3, 1
-    if op in (OP_RESULT, OP_PAGES):
-        return at + 4, 0
-    if op == OP_KEEP:
-        return at + 5, 0
-    return at + (3 if op == OP_RESULT_STEPS else 2), 0
+def _read(program: NDArray[np.int32], at: int, columns: NDArray[np.int64], rows: NDArray[np.int32], row: int) -> int:
+    """Read the words of an operation or input at ``at`` to where its row begins; return where they end."""
+    number = program[at]
+    rows[row] = number
+    for k in range(1, columns[number, 0] + 1):
+        if columns[number, k] >= 0:
+            rows[row + columns[number, k]] = program[at + k]
+    return int(at + 1 + columns[number, 0])
+
+
+@compiled
+def num_values(operation: OperationRow, types: NDArray[np.void]) -> int:
+    """Return how many values an operation makes."""
+    if TABLES[operation.op] == SOURCE:
+        return int(steps_of(operation.length))
+    if TABLES[operation.op] != UNIT:
+        return 0
+    steps = steps_of(operation.length) if operation.op == OP_CHAIN else 1
+    return int(types[operation.cell_type].num_outputs * steps)
 
 
 @making
-def read_program(program, types):
-    """Reads a program into a Draft."""
-    at = num_units = num_sources = num_results = num_states = num_pages = num_values = 0
+def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: NDArray[np.void]) -> NDArray[np.int32]:
+    """Return who makes each value: a unit, or -1 - a source."""
+    size = 0
+    for k in range(-sources.size, units.size):
+        size += num_values(units[k] if k >= 0 else sources[-1 - k], types)
+    makers = np.empty(size, np.int32)
+    for k in range(-sources.size, units.size):
+        made = units[k] if k >= 0 else sources[-1 - k]
+        for value in range(made.value, made.value + num_values(made, types)):
+            makers[value] = k
+    return makers
+
+
+@making
+def read_program(program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void]) -> Draft:
+    """Read a program into a draft, with the cell types and ports of the tables."""
+    ends = np.zeros(NUM_TABLES, np.int64)
+    num_inputs, num_listed, num_layers = _count(program, types, ends)
+    operations, inputs = make_rows(ends.sum(), OPERATION), make_rows(num_inputs, INPUT)
+    listed, layers = np.empty(num_listed, np.int32), np.empty(num_layers, np.int32)
+    words, words_of_inputs = operations.view(np.int32), inputs.view(np.int32)
+    words[:] = words_of_inputs[:] = -1
+    words[LENGTH::OPERATION_WORDS] = words_of_inputs[COUNT::INPUT_WORDS] = 1
+    ends = np.cumsum(ends)
+    tables = ends.copy()
+    ends[1:] = ends[:-1].copy()
+    ends[0] = at = value = num_inputs = num_listed = num_layers = 0
     while at < program.size:
-        op = program[at]
-        at, count = next_operation(program, at, types)
-        num_values += count
-        if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
-            num_units += 1
-        elif count > 0 or op == OP_EXTERNAL:
-            num_sources += 1
-        elif op == OP_KEEP:
-            num_states += 1
-        elif op == OP_PAGES:
-            num_pages += 1
-        else:
-            num_results += 1
-    draft = Draft(
-        np.empty(num_units, np.int32),
-        np.empty(num_units, np.int32),
-        np.empty(num_units, np.int32),
-        np.zeros(num_units, np.int32),
-        np.empty(num_sources, np.int32),
-        np.empty(num_sources, np.int32),
-        np.empty(num_values, np.int32),
-        np.empty(num_results, np.int32),
-        np.empty(num_states, np.int32),
-        np.empty(num_pages, np.int32),
+        table, others = TABLES[program[at]], _num_others(program, at)
+        row = operations[ends[table]]
+        at = _read(program, at, COLUMNS, words, OPERATION_WORDS * ends[table])
+        ends[table] += 1
+        row.value, row.input, row.layer = value if table <= SOURCE else -1, num_inputs, num_layers
+        for k in range(others):
+            layers[num_layers + k] = program[at + k]
+        at, num_layers = at + others, num_layers + others
+        for _ in range(types[row.cell_type].num_inputs if table == UNIT else 0):
+            count, put = _num_listed(program, at), inputs[num_inputs]
+            at = _read(program, at, INPUT_COLUMNS, words_of_inputs, INPUT_WORDS * num_inputs)
+            if put.mode in (LIST, EACH):
+                put.listed = num_listed
+                for k in range(count):
+                    listed[num_listed + k] = program[at + k]
+                at, num_listed = at + count, num_listed + count
+            elif put.mode == STEP:
+                put.count = row.length
+            elif put.count == 0:
+                put.first = -1  # whatever it is said to be
+            num_inputs += 1
+        value += num_values(row, types)
+    units, sources = operations[: tables[0]], operations[tables[0] : tables[1]]
+    results, keeps, pages = (
+        operations[tables[1] : tables[2]],
+        operations[tables[2] : tables[3]],
+        operations[tables[3] : tables[4]],
     )
-    at = unit = source = result = state = pages = value = 0
-    while at < program.size:
-        op = program[at]
-        after, count = next_operation(program, at, types)
-        if op in (OP_NODE, OP_CHAIN, OP_LOOP, OP_MEMBER):
-            draft.unit_types[unit], draft.unit_at[unit], draft.unit_values[unit] = program[at + 1], at, value
-            if op != OP_NODE:
-                draft.unit_lengths[unit] = program[at + 2]
-            if op == OP_LOOP:
-                draft.unit_lengths[unit] += rows_that_lead(program, at, types)
-            draft.makers[value : value + count] = unit
-            unit += 1
-        elif count > 0 or op == OP_EXTERNAL:
-            draft.source_at[source], draft.source_values[source] = at, value
-            draft.makers[value : value + count] = -1 - source
-            source += 1
-        elif op == OP_KEEP:
-            draft.states[state] = at
-            state += 1
-        elif op == OP_PAGES:
-            draft.pages[pages] = at
-            pages += 1
-        else:
-            draft.results[result] = at
-            result += 1
-        at, value = after, value + count
-    return draft
+    makers, lengths = find_makers(units, sources, types), np.zeros(units.size, np.int64)
+    sums = lengths[:0]
+    return Draft(types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, lengths, sums)
 
 
 @compiled
-def last_member(draft, program, unit):
-    """The last unit of a unit's body, which ends when all of it does; of one that is no member, itself."""
-    at = draft.unit_at[unit]
-    return unit + max(0, program[at + 4]) if program[at] == OP_MEMBER else unit
+def is_chain(draft: Draft, unit: int) -> bool:
+    """Return whether a unit has steps whose number is known."""
+    return draft.lengths[unit] > 0 and draft.units[unit].op not in (OP_LOOP, OP_MEMBER)
 
 
 @compiled
-def is_behind_member(draft, program, unit):
-    """Whether the unit before is a member of the same body."""
-    return unit > 0 and last_member(draft, program, unit - 1) == last_member(draft, program, unit)
+def num_steps(draft: Draft, unit: int) -> int:
+    """Return how many steps of a unit have values."""
+    return steps_of(draft.units[unit].length) if draft.units[unit].op == OP_CHAIN else 1
 
 
-def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Sequence[int]) -> NDArray[np.int32]:
-    """A copy of a program in which cell type ``k``, of ``num_inputs[k]`` inputs, is ``ids[k]``."""
-    words, at = program.tolist(), 0
-    while at < len(words):
-        if words[at] in NUM_WORDS:
-            at += NUM_WORDS[words[at]]
-            continue
-        op, known = words[at : at + 2]
-        words[at + 1] = ids[known]
-        if op == OP_MEMBER:
-            for each in range(at + 5, at + 5 - words[at + 4]):
-                words[each] = ids[words[each]]
-            at += max(0, -words[at + 4])
-        at += NUM_WORDS_BEFORE_INPUTS[op]
-        for _ in range(num_inputs[known]):
-            at += 2 + words[at + 1] if words[at] in (LIST, EACH) else WORDS_OF_INPUT.get(words[at], 2)
-    return np.array(words, np.int32)
+@compiled
+def num_named(given: InputRow) -> int:
+    """Return how many values an input names that have ids."""
+    return steps_of(given.count) if given.first >= 0 or given.listed >= 0 else 0
+
+
+@compiled
+def named(draft: Draft, given: InputRow, k: int) -> int:
+    """Return value ``k`` of those that an input names."""
+    return int(draft.listed[given.listed + k] if given.listed >= 0 else given.first + k * given.stride)
+
+
+@compiled
+def last_member(draft: Draft, unit: int) -> int:
+    """Return the last unit of a unit's body, which ends when all of it does; of one that is no member, itself."""
+    return int(unit + max(0, draft.units[unit].left))
+
+
+@compiled
+def is_behind_member(draft: Draft, unit: int) -> bool:
+    """Return whether the unit before is a member of the same body."""
+    return unit > 0 and last_member(draft, unit - 1) == last_member(draft, unit)

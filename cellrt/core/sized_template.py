@@ -1,7 +1,7 @@
 """Templates: what requests have in common whose graphs differ in their lengths alone, and one of them with its lengths.
 
-What of a template depends on lengths is found by compiling it with several: each word is a sum of a constant and of
-multiples of the lengths. Where it is not, the graphs are compiled one by one.
+Each word of a template is a constant plus multiples of the lengths (``sums.py``). Where it would not be, the graphs are
+compiled one by one.
 """
 
 from __future__ import annotations
@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 
 from cellrt.core.jit import OpenTemplate, short_allocating, short_entry
 from cellrt.core.lay_out_records import most_refs
-from cellrt.core.lengths import MOST_WORDS, Lengths, find_lengths, with_lengths
-from cellrt.core.program import read_only
+from cellrt.core.lengths import MOST_WORDS, Lengths, key_of, shorten
+from cellrt.core.program import read_only, read_program
 from cellrt.core.record_layout import chain_length, loop_limit
 from cellrt.core.settings import Limits
 from cellrt.core.template import (
@@ -28,20 +28,18 @@ from cellrt.core.template import (
     NUM_STEPS,
     PATCHES,
     Compiled,
+    compile_draft,
     compile_program,
-    compile_rows,
     has_room,
     made_of,
     open_memory,
 )
+from cellrt.core.uses import Ints, Rows
 
 NO_PATCHES = np.zeros((0, 2), np.int32)
 NO_LENGTHS = np.zeros(0, np.int32)
 NUM_STATES = 3 * list(ARRAYS).index("states") + 1
 """Where it is in the words of a template."""
-SHORT, MIDDLE, LONG = 2, np.array([5, 6, 7, 8], np.int32), 24
-ANY = np.array([24, 2, 9, 31], np.int32)
-"""Lengths with which a template is compiled, to see what depends on them: any from two on would do."""
 
 
 class Room(NamedTuple):
@@ -70,17 +68,15 @@ class Template:
     Attributes:
         at: the address of its arrays, for compiled code.
         num_states: rows that a request keeps in a session.
-        numbers: ``[numbers, 1 + lengths]``: of each from NUM_EXTERNALS to NUM_STEPS the constant, and what it is
-            multiplied with of each length.
+        numbers: as of what was compiled.
     """
 
-    def __init__(self, made: Compiled, patches: NDArray[np.int32], numbers: NDArray[np.int64]) -> None:
-        self._memory, self._words, self._patches = made.memory, made.words, patches
-        self.numbers = numbers
+    def __init__(self, made: Compiled) -> None:
+        self._memory, self._words, self._patches, self.numbers = made
         self.num_states = int(made.words[NUM_STATES])
-        if len(patches):
-            made.words[PATCHES : PATCHES + 3] = patches.ctypes.data, *patches.shape
-        self.at: Any = open_memory(*made, patches) if numba.config.DISABLE_JIT else made.words
+        if len(made.patches):
+            made.words[PATCHES : PATCHES + 3] = made.patches.ctypes.data, *made.patches.shape
+        self.at: Any = open_memory(*made[:3]) if numba.config.DISABLE_JIT else made.words
 
     @property
     def num_bytes(self) -> int:
@@ -196,8 +192,22 @@ class KnownTemplates:
 
 
 @short_entry
-def _measure(nodes, values, links, subgraphs, lists, states, needs, pages, places, types, most, limits, kind_rows):
-    """Whether an empty engine has room, and the most inputs of a node or step; ``most``: of a node."""
+def _measure(
+    nodes: Rows,
+    values: Rows,
+    links: Ints,
+    subgraphs: Rows,
+    lists: Ints,
+    states: Ints,
+    needs: Ints,
+    pages: Ints,
+    places: int,
+    types: Rows,
+    most: int,
+    limits: NDArray[np.int64],
+    kind_rows: NDArray[np.int64],
+) -> tuple[bool, int]:
+    """Return whether an empty engine has room, and the most inputs of a node or step; ``most``: of a node."""
     most = max(most, most_refs(types, subgraphs, links))
     fits = has_room(nodes, values, links, subgraphs, lists, states, needs, pages, places, most, limits, kind_rows)
     return fits, most
@@ -223,39 +233,49 @@ def compile_template(
     program = read_only(program)
     key, lengths, made = _find_lengths_or_compile(program, types, ports, room)
     if lengths.size:
-        template = known.get(key.tobytes())
-        if template is None and key.tobytes() not in known:
-            template = _find_template(program, lengths, types, ports, room)
-            template = known.add(key.tobytes(), template)  # another thread may have been first
+        name = key.tobytes()
+        template = known.get(name)
+        if template is None and name not in known:
+            sized = compile_program(program, types, ports, *room, is_sized=True)
+            template = known.add(name, Template(sized) if sized.numbers.size else None)  # or another thread's
         if template is not None:
             return _with_lengths(template, lengths, types, room)
     if made is None:
         made = compile_program(program, types, ports, *room)
-    numbers = made.words[NUM_EXTERNALS : NUM_STEPS + 1, None]
     fits, most = bool(made.words[FITS]), int(made.words[MOST_REFS])
-    return SizedTemplate(Template(made, NO_PATCHES, numbers), lengths[:0], fits, most)
+    return SizedTemplate(Template(made), lengths[:0], fits, most)
 
 
 def _find_lengths_or_compile(
     program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void], room: Room
 ) -> tuple[NDArray[np.int32], Lengths, Compiled | None]:
-    """The key and lengths of a program that has lengths; of one that has none and is short what it is compiled to."""
+    """Return the key and lengths of a program that has lengths; of one that has none and is short what it is compiled
+    to."""
     if program.size > MOST_WORDS:
         return NO_LENGTHS, NO_LENGTHS, None
-    if numba.config.DISABLE_JIT:
-        return *find_lengths(program, types), None
     key, lengths, memory, words = _compile_briefly(program, types, ports, len(room.kind_rows), *room, ITEM_BYTES)
-    return key, lengths, None if lengths.size else made_of(memory, words)
+    if lengths.size:
+        return key, lengths, None
+    return key, lengths, made_of(memory, words, NO_PATCHES, words[NUM_EXTERNALS : NUM_STEPS + 1, None])
 
 
 @short_allocating
-def _compile_briefly(program, types, ports, num_kinds, limits, kind_rows, item_bytes):
+def _compile_briefly(
+    program: NDArray[np.int32],
+    types: NDArray[np.void],
+    ports: NDArray[np.void],
+    num_kinds: int,
+    limits: NDArray[np.int64],
+    kind_rows: NDArray[np.int64],
+    item_bytes: NDArray[np.int64],
+) -> tuple[NDArray[np.int32], Lengths, NDArray[np.uint8], NDArray[np.int64]]:
     """One call, as each costs microseconds: most graphs that were not seen before are trees, which have no lengths."""
-    key, lengths = find_lengths(program, types)
+    draft = read_program(program, types, ports)
+    lengths = shorten(draft)
     if lengths.size > 0:
-        return key, lengths, np.zeros(0, np.uint8), np.zeros(0, np.int64)
-    memory, words = compile_rows(program, types, ports, num_kinds, limits, kind_rows, item_bytes)
-    return key, lengths, memory, words
+        return key_of(draft), lengths, np.zeros(0, np.uint8), np.zeros(0, np.int64)
+    memory, words = compile_draft(draft, num_kinds, limits, kind_rows, item_bytes)
+    return lengths, lengths, memory, words
 
 
 def _with_lengths(template: Template, lengths: Lengths, types: NDArray[np.void], room: Room) -> SizedTemplate:
@@ -265,46 +285,3 @@ def _with_lengths(template: Template, lengths: Lengths, types: NDArray[np.void],
     most = int(rows.nodes["num_refs"].max(initial=0))
     made.fits, made.most_refs = _measure(*parts, made.num_places, types, most, *room)
     return made
-
-
-def _find_template(
-    program: NDArray[np.int32], lengths: Lengths, types: NDArray[np.void], ports: NDArray[np.void], room: Room
-) -> Template | None:
-    """The template of programs that differ in their lengths from this one; None if more depends on them than sums."""
-
-    def compiled_with(others: Lengths) -> Compiled:
-        return compile_program(with_lengths(program, types, lengths, others), types, ports, *room)
-
-    middle = MIDDLE[: lengths.size]
-    made = compiled_with(middle)
-    words = _words(made)
-    coefficients = np.zeros((words.size, lengths.size), np.int64)
-    for k in range(lengths.size):
-        ends: list[NDArray[np.int64]] = []
-        for length in (SHORT, LONG):
-            others = middle.copy()
-            others[k] = length
-            ends.append(_words(compiled_with(others)))
-            if ends[-1].size != words.size:
-                return None
-        coefficients[:, k] = (ends[1] - ends[0]) // (LONG - SHORT)
-        for length, end in zip((SHORT, LONG), ends):
-            if (end + coefficients[:, k] * (middle[k] - length) != words).any():
-                return None
-    constants = words - coefficients @ middle
-    if lengths.size > 1:  # one alone is seen by now
-        others = ANY[: lengths.size]
-        seen = _words(compiled_with(others))
-        if seen.size != words.size or (constants + coefficients @ others != seen).any():
-            return None
-    sums = np.column_stack((constants, coefficients))
-    first = words.size - made.memory.size // 4
-    at = np.flatnonzero(coefficients[first:].any(1))
-    patches = np.column_stack((at, sums[first:][at])).astype(np.int32)
-    return Template(made, np.ascontiguousarray(patches), sums[len(ARRAYS) : first])
-
-
-def _words(made: Compiled) -> NDArray[np.int64]:
-    """What may depend on lengths: how long each array is, numbers, and all of the memory."""
-    counts, numbers = made.words[1 : 3 * len(ARRAYS) : 3], made.words[NUM_EXTERNALS : NUM_STEPS + 1]
-    return np.concatenate((counts, numbers, made.memory.view(np.int32)))

@@ -16,8 +16,8 @@ MOST_LISTED = 8
 
 
 @making
-def _children(parents):
-    """Children of each node in order (starts, children), and the nodes with every child before its parent."""
+def _children(parents: NDArray[np.int32]) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.int32]]:
+    """Return the children of each node in order (starts, children), and the nodes, every child before its parent."""
     size = parents.size
     starts = np.zeros(size + 1, np.int32)
     for node in range(size):
@@ -52,8 +52,8 @@ def _children(parents):
 
 
 @short_allocating
-def count_leaves(parents):
-    """The number of nodes without children; or -1 if parents are not node numbers with one root, -2 for a cycle."""
+def count_leaves(parents: NDArray[np.int32]) -> int:
+    """Return how many nodes have no children; or -1 if parents are not node numbers with one root, -2 for a cycle."""
     size, roots, leaves = parents.size, 0, 0
     for node in range(size):
         if parents[node] < -1 or parents[node] >= size:
@@ -113,14 +113,22 @@ def _listed(nodes: Sequence[int] | NDArray[np.int64]) -> str:
 
 @short_allocating
 def tree_program(
-    parents, leaf_type, inner_type, leaf_outputs, inner_outputs, leaf_words, inner_words, picked, first_value
-):
-    """Writes one NODE operation a tree node, children first.
+    parents: NDArray[np.int32],
+    leaf_type: int,
+    inner_type: int,
+    leaf_outputs: int,
+    inner_outputs: int,
+    leaf_words: NDArray[np.int32],
+    inner_words: NDArray[np.int32],
+    picked: NDArray[np.int32],
+    first_value: int,
+) -> tuple[NDArray[np.int32], NDArray[np.int32], int]:
+    """Write one NODE operation a tree node, children first.
 
     ``leaf_words`` and ``inner_words`` are ``leaf`` and ``inner`` of ``write_nodes``; a node's rank is that among its
     kind.
 
-    Returns (words, value id of each node's first output, problem): problem is -1 for none, or a node whose number of
+    Return (words, value id of each node's first output, problem): problem is -1 for none, or a node whose number of
     children is not the one that its inputs name. ``parents`` must have passed ``count_leaves``.
     """
     starts, children, order = _children(parents)

@@ -14,243 +14,230 @@ from numpy.typing import NDArray
 
 from cellrt.core.jit import compiled, make_rows, making
 from cellrt.core.program import (
-    CARRY,
-    EACH,
     EMITTED,
-    FIXED,
-    LAST,
-    LIST,
-    NEXT,
+    LEADS,
     NOTHING,
     OP_CONSTANT,
     OP_EXTERNAL,
-    OP_LOOP,
-    OP_MEMBER,
+    OP_NODE,
     OP_RESULT,
     OP_RESULT_STEPS,
-    OP_STATE,
     PAGED,
     RANGE,
-    SAME,
     STEP,
-    inputs_at,
-    next_input,
+    Draft,
+    OperationRow,
+    is_chain,
+    named,
+    num_named,
+    num_steps,
 )
+from cellrt.core.sums import Sum, give_up, position_of, steps_of, sum_of, word_of
 from cellrt.core.tables import BORROWED, EXTERNAL, MAX_READERS, NO_ROW, PERMANENT, STARTS, STEPS, VALUE
+
+Rows = NDArray[np.void]
+Ints = NDArray[np.int32]
 
 
 class Uses(NamedTuple):
-    """What is read of a program. Sequences are numbered: each source has one, then each output of each chain."""
+    """What is read of a program. Sequences are numbered: each source has one, then each output of each chain. Places
+    and counts are sums."""
 
-    rows: NDArray[np.int32]  # of each value of the program: its row in ``values``, or -1
-    values: NDArray[np.void]
-    first_sequences: NDArray[np.int32]  # of each unit: the sequence of its first output, -1 if it is no chain
-    places: NDArray[np.int32]  # of each sequence: the place of its first step, or -1 if it is not read
-    results: NDArray[np.int32]  # of each sequence: the place of its first step's result, or -1
-    result_strides: NDArray[np.int32]
-    lists: NDArray[np.int32]  # [list, (kind, count)]: what lies in the places, results first
-    num_lists: NDArray[np.int32]  # [1]
-    externals: NDArray[np.int32]  # [tensor, (count, place or -1, first value or -1)]
+    rows: Ints  # of each value of the program: its row in ``values``, or -1
+    values: Rows
+    first_sequences: Ints  # of each unit: the sequence of its first output, -1 if it is no chain
+    is_read: NDArray[np.uint8]  # of each sequence
+    places: NDArray[np.int64]  # of each sequence: the place of its first step, or -1 if it is not read
+    results: NDArray[np.int64]  # of each sequence: the place of its first step's result, or -1
+    result_strides: Ints
+    lists: NDArray[np.int64]  # [list, (kind, count)]: what lies in the places, results first
+    externals: NDArray[np.int64]  # [tensor, (count, place or -1, first value or -1)]
     kept_unit: int  # the chain or loop whose state a session keeps step by step, or -1
 
 
 @compiled
-def is_chain(draft, program, unit):
-    """Whether a unit has steps whose number is known."""
-    return draft.unit_lengths[unit] > 0 and program[draft.unit_at[unit]] not in (OP_LOOP, OP_MEMBER)
-
-
-@compiled
-def is_inside(draft, program, types, base, stride, count):
-    """Whether ``count`` values from ``base`` on are steps of one tensor of the request or of one output of a chain."""
+def is_inside(draft: Draft, base: int, stride: int, count: int) -> bool:
+    """Return whether ``count`` values from ``base`` on are steps of one tensor of the request or of one output of a
+    chain."""
     if count < 1:
         return False
     maker = draft.makers[base]
     if maker != draft.makers[base + (count - 1) * stride]:
         return False
     if maker < 0:
-        return program[draft.source_at[-1 - maker]] == OP_EXTERNAL
-    return is_chain(draft, program, maker) and (count == 1 or stride % types[draft.unit_types[maker]].num_outputs == 0)
+        return bool(draft.sources[-1 - maker].op == OP_EXTERNAL)
+    return is_chain(draft, maker) and (
+        count == 1 or stride % draft.types[draft.units[maker].cell_type].num_outputs == 0
+    )
 
 
 @compiled
-def place_of(draft, types, uses_first, value):
-    """The sequence of a value that is a step of one, and the number of its step."""
+def place_of(draft: Draft, first_sequences: Ints, value: int) -> tuple[int, Sum]:
+    """Return the sequence of a value that is a step of one, and the position of its step."""
     maker = draft.makers[value]
     if maker < 0:
-        return -1 - maker, value - draft.source_values[-1 - maker]
-    num_outputs = types[draft.unit_types[maker]].num_outputs
-    at = value - draft.unit_values[maker]
-    return uses_first[maker] + at % num_outputs, at // num_outputs
+        source = draft.sources[-1 - maker]
+        return -1 - maker, position_of(source.length, value - source.value)
+    unit = draft.units[maker]
+    num_outputs, at = draft.types[unit.cell_type].num_outputs, value - unit.value
+    return first_sequences[maker] + at % num_outputs, position_of(unit.length, at // num_outputs)
 
 
 @compiled
-def _make_records(draft, program, types):
-    """Gives one step to each node with an input that is a whole sequence, a growing state or a span: it becomes a
-    chain of one step."""
-    for unit in range(draft.unit_at.size):
-        at = inputs_at(program, draft.unit_at[unit])
-        for _ in range(types[draft.unit_types[unit]].num_inputs):
-            mode, is_read_whole = program[at], program[at] in (PAGED, NOTHING, EMITTED)
-            if mode == RANGE:
-                is_read_whole = is_inside(draft, program, types, program[at + 1], program[at + 2], program[at + 3])
-            if is_read_whole and draft.unit_lengths[unit] == 0:
-                draft.unit_lengths[unit] = 1
-            at = next_input(program, at)
+def _measure(draft: Draft) -> None:
+    """Say how long each unit is, and which inputs are steps of one sequence.
+
+    A node with an input that is a whole sequence, a growing state or a span becomes a chain of one step.
+    """
+    for unit in range(draft.units.size):
+        operation, is_record, lead = draft.units[unit], draft.units[unit].op != OP_NODE, 0
+        for k in range(operation.input, operation.input + draft.types[operation.cell_type].num_inputs):
+            given, count = draft.inputs[k], num_named(draft.inputs[k])
+            is_run = given.mode in (STEP, RANGE, LEADS)
+            given.is_whole = int(is_run and is_inside(draft, given.first, given.stride, count))
+            is_record |= given.mode in (PAGED, NOTHING, EMITTED) or (given.mode == RANGE and given.is_whole)
+            if given.mode == LEADS:
+                lead = sum_of(given.count) - 1
+        draft.lengths[unit] = sum_of(operation.length) + lead if is_record else 0
 
 
 @making
-def _number_sequences(draft, program, types):
-    """The first sequence of each unit, and how many sequences there are."""
-    first = np.full(draft.unit_at.size, -1, np.int32)
-    count = draft.source_at.size
+def _number_sequences(draft: Draft) -> tuple[Ints, int]:
+    """Return the first sequence of each unit, and how many sequences there are."""
+    first, count = np.full(draft.units.size, -1, np.int32), draft.sources.size
     for unit in range(first.size):
-        if is_chain(draft, program, unit):
+        if is_chain(draft, unit):
             first[unit] = count
-            count += types[draft.unit_types[unit]].num_outputs
+            count += draft.types[draft.units[unit].cell_type].num_outputs
     return first, count
 
 
 @compiled
-def _mark_inputs(draft, program, types, first, is_read, singles):
-    """Marks the sequences and the single values that units read."""
-    for unit in range(draft.unit_at.size):
-        at = inputs_at(program, draft.unit_at[unit])
-        for _ in range(types[draft.unit_types[unit]].num_inputs):
-            mode = program[at]
-            if mode in (PAGED, NOTHING, EMITTED, SAME):
-                pass
-            elif mode in (FIXED, CARRY, NEXT, LAST):
-                singles[program[at + 1]] = 1
-            elif mode in (LIST, EACH):
-                for k in range(program[at + 1]):
-                    singles[program[at + 2 + k]] = 1
-            else:
-                base, stride = program[at + 1], program[at + 2]
-                count = draft.unit_lengths[unit] if mode == STEP else program[at + 3]
-                if is_inside(draft, program, types, base, stride, count):
-                    is_read[place_of(draft, types, first, base)[0]] = 1
-                else:
-                    for k in range(count):
-                        singles[base + k * stride] = 1
-            at = next_input(program, at)
-
-
-@compiled
-def _mark_results(draft, program, types, ports, first, results, strides, singles, lists):
-    """Gives each result its places; returns (places, lists)."""
-    places = num_lists = 0
-    for k in range(draft.results.size):
-        at = draft.results[k]
-        base, count = program[at + 1], 1
-        maker = draft.makers[base]
-        num_outputs = types[draft.unit_types[maker]].num_outputs
-        if program[at] == OP_RESULT:
-            stride, count = program[at + 2], program[at + 3]
-            is_whole = is_inside(draft, program, types, base, stride, count) and abs(stride) == num_outputs
-            if is_whole and count == draft.unit_lengths[maker] and count > 1:
-                sequence, step = place_of(draft, types, first, base)
-                is_whole = results[sequence] < 0
-                if is_whole:
-                    strides[sequence] = 1 if stride > 0 else -1
-                    results[sequence] = places - step * strides[sequence]
-            else:
-                is_whole = False
-            if not is_whole:
-                for j in range(count):
-                    singles[base + j * stride] = 1
-        elif program[at] == OP_RESULT_STEPS:
-            count = program[at + 2]
-        cell_type = types[draft.unit_types[maker]]
-        output = (base - draft.unit_values[maker]) % num_outputs
-        lists[num_lists, 0] = ports[cell_type.first_port + cell_type.num_inputs + output].kind
-        lists[num_lists, 1] = count
-        places, num_lists = places + count, num_lists + 1
-    return places, num_lists
-
-
-@compiled
-def _note_results(draft, program, types, first, results, rows, values):
-    """Has the values that are results know their places."""
-    place = 0
-    for k in range(draft.results.size):
-        at = draft.results[k]
-        base, op, count = program[at + 1], program[at], 1
-        if op == OP_RESULT:
-            count = program[at + 3]
-            is_whole = False
-            if count > 1 and first[draft.makers[base]] >= 0:
-                sequence, step = place_of(draft, types, first, base)
-                is_whole = results[sequence] == place + (step if program[at + 2] < 0 else -step)
-            for j in range(0 if is_whole else count):
-                values[rows[base + j * program[at + 2]]].result = place + j
+def _mark_inputs(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> None:
+    """Mark the sequences and the single values that units read."""
+    for at in range(draft.inputs.size):
+        given = draft.inputs[at]
+        if given.is_whole:
+            uses.is_read[place_of(draft, uses.first_sequences, given.first)[0]] = 1
         else:
-            count = program[at + 2] if op == OP_RESULT_STEPS else 1
-            values[rows[base]].result = place
-            values[rows[base]].bits |= STEPS if op == OP_RESULT_STEPS else 0
-        place += count
+            for k in range(num_named(given)):
+                singles[named(draft, given, k)] = 1
 
 
 @compiled
-def _mark_always(draft, program, types, is_read, singles):
-    """Marks what is a value whoever reads it: outputs of nodes and loops, constants, states; and of a tensor that is no
+def kind_of(draft: Draft, value: int) -> int:
+    """Return the kind of an output's rows."""
+    operation = draft.units[draft.makers[value]]
+    cell_type = draft.types[operation.cell_type]
+    output = (value - operation.value) % cell_type.num_outputs
+    return int(draft.ports[cell_type.first_port + cell_type.num_inputs + output].kind)
+
+
+@compiled
+def _is_sequence(draft: Draft, result: OperationRow) -> bool:
+    """Return whether a result is all steps of a chain of several, in order or backwards."""
+    maker, count = draft.makers[result.first], steps_of(result.length)
+    if result.op != OP_RESULT or count < 2 or sum_of(result.length) != draft.lengths[maker]:
+        return False
+    num_outputs = draft.types[draft.units[maker].cell_type].num_outputs
+    return bool(abs(result.stride) == num_outputs and is_inside(draft, result.first, result.stride, count))
+
+
+@compiled
+def _place_results(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> Sum:
+    """Give each result its places; return how many there are. Of one that is no sequence each value is single."""
+    end = 0
+    for k in range(draft.results.size):
+        result, is_whole = draft.results[k], _is_sequence(draft, draft.results[k])
+        if is_whole:
+            sequence, position = place_of(draft, uses.first_sequences, result.first)
+            is_whole = uses.results[sequence] < 0
+            if is_whole:
+                uses.result_strides[sequence] = 1 if result.stride > 0 else -1
+                uses.results[sequence] = end - position * uses.result_strides[sequence]
+        if not is_whole and result.op == OP_RESULT:
+            if result.length < 0:
+                give_up(draft.sums)
+            for j in range(steps_of(result.length)):
+                singles[result.first + j * result.stride] = 1
+        uses.lists[k, 0], uses.lists[k, 1] = kind_of(draft, result.first), sum_of(result.length)
+        end += uses.lists[k, 1]
+    return end
+
+
+@compiled
+def _note_results(draft: Draft, uses: Uses) -> None:
+    """Tell the values that are results their places."""
+    place = sum_of(0)
+    for k in range(draft.results.size):
+        result, is_whole = draft.results[k], _is_sequence(draft, draft.results[k])
+        if is_whole:
+            sequence, position = place_of(draft, uses.first_sequences, result.first)
+            is_whole = uses.results[sequence] == place + (position if result.stride < 0 else -position)
+        for j in range(0 if is_whole else steps_of(result.length) if result.op == OP_RESULT else 1):
+            value = uses.values[uses.rows[result.first + j * result.stride]]
+            value.result = word_of(draft.sums, place + j)
+            if result.op == OP_RESULT_STEPS:
+                value.bits |= STEPS
+        place += sum_of(result.length)
+
+
+@compiled
+def _mark_always(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> None:
+    """Mark what is a value whoever reads it: outputs of nodes and loops, constants, states; and of a tensor that is no
     sequence all rows if it is any."""
-    for unit in range(draft.unit_at.size):
-        if not is_chain(draft, program, unit):
-            for k in range(types[draft.unit_types[unit]].num_outputs):
-                singles[draft.unit_values[unit] + k] = 1
-    for source in range(draft.source_at.size):
-        at, value = draft.source_at[source], draft.source_values[source]
-        if program[at] == OP_STATE and program[at + 2] >= 0:
-            singles[program[at + 2]] = 1
-    for source in range(draft.source_at.size):
-        at, value = draft.source_at[source], draft.source_values[source]
-        if program[at] != OP_EXTERNAL:
-            singles[value] = 1
-        elif not is_read[source]:
-            is_any = False
-            for k in range(program[at + 2]):
-                is_any = is_any or singles[value + k] > 0
-            for k in range(program[at + 2]):
-                singles[value + k] |= is_any
+    for k in range(draft.keeps.size):
+        singles[value_after(draft.keeps[k])] = 1
+    for unit in range(draft.units.size):
+        if not is_chain(draft, unit):
+            for k in range(draft.types[draft.units[unit].cell_type].num_outputs):
+                singles[draft.units[unit].value + k] = 1
+    for k in range(draft.sources.size):
+        if draft.sources[k].start >= 0:
+            singles[draft.sources[k].start] = 1
+    for k in range(draft.sources.size):
+        source, is_any = draft.sources[k], draft.sources[k].op != OP_EXTERNAL
+        if not uses.is_read[k]:
+            for value in range(source.value, source.value + steps_of(source.length)):
+                is_any |= singles[value] > 0
+            if is_any and source.length < 0:
+                give_up(draft.sums)
+            for value in range(source.value, source.value + steps_of(source.length)):
+                singles[value] |= is_any
 
 
 @making
-def _make_values(draft, program, types, ports, first_sequences, is_read, rows):
-    """The rows of ``values``."""
-    values = make_rows(max(0, rows.max() + 1) if rows.size else 0, VALUE)
+def _make_values(draft: Draft, first: Ints, is_read: NDArray[np.uint8], rows: Ints) -> Rows:
+    """Return the rows of ``values``."""
+    values: Rows = make_rows(rows.max() + 1 if rows.size else 0, VALUE)
     for k in range(values.size):
         values[k].row, values[k].result = NO_ROW, -1
-    for source in range(draft.source_at.size):
-        at, first = draft.source_at[source], draft.source_values[source]
-        if program[at] == OP_EXTERNAL:
-            for value in range(first, first + program[at + 2]):
-                if rows[value] >= 0:
-                    values[rows[value]].kind = program[at + 1]
-                    values[rows[value]].bits = EXTERNAL | (BORROWED if is_read[source] else 0)
-        else:
-            value = values[rows[first]]
-            value.kind = program[at + 1]
-            if program[at] == OP_CONSTANT:
-                value.row, value.bits = program[at + 2], PERMANENT
-            elif program[at + 2] >= 0:
-                value.row = STARTS - rows[program[at + 2]]
-    for unit in range(draft.unit_at.size):
-        cell_type, first = types[draft.unit_types[unit]], draft.unit_values[unit]
-        count = draft.unit_lengths[unit] if is_chain(draft, program, unit) else 1
-        for k in range(count * cell_type.num_outputs):
-            if rows[first + k] >= 0:
-                output = k % cell_type.num_outputs
-                value = values[rows[first + k]]
-                value.kind = ports[cell_type.first_port + cell_type.num_inputs + output].kind
-                if first_sequences[unit] >= 0 and is_read[first_sequences[unit] + output]:
+    for k in range(draft.sources.size):
+        source = draft.sources[k]
+        for at in range(source.value, source.value + steps_of(source.length)):
+            if rows[at] >= 0:
+                value = values[rows[at]]
+                value.kind = source.kind
+                if source.op == OP_EXTERNAL:
+                    value.bits = EXTERNAL | (BORROWED if is_read[k] else 0)
+                elif source.op == OP_CONSTANT:
+                    value.row, value.bits = source.row, PERMANENT
+                elif source.start >= 0:
+                    value.row = STARTS - rows[source.start]
+    for unit in range(draft.units.size):
+        operation, cell_type = draft.units[unit], draft.types[draft.units[unit].cell_type]
+        for k in range(num_steps(draft, unit) * cell_type.num_outputs):
+            if rows[operation.value + k] >= 0:
+                output, value = k % cell_type.num_outputs, values[rows[operation.value + k]]
+                value.kind = draft.ports[cell_type.first_port + cell_type.num_inputs + output].kind
+                if first[unit] >= 0 and is_read[first[unit] + output]:
                     value.bits = BORROWED
     return values
 
 
 @compiled
-def _read(values, row):
-    """Counts one reader; False if there are too many."""
+def _read(values: Rows, row: int) -> bool:
+    """Count one reader; return False if there are too many."""
     if values[row].readers == MAX_READERS:
         return False
     values[row].readers += 1
@@ -258,141 +245,115 @@ def _read(values, row):
 
 
 @compiled
-def _count_readers(draft, program, types, rows, values):
-    """Counts the readers of each value: its reads by nodes, and each chain and loop that reads it, until that is over.
-
-    False if there are too many of one.
-    """
+def _count_readers(draft: Draft, rows: Ints, values: Rows) -> bool:
+    """Count the readers of each value: its reads by nodes, and each chain and loop that reads it, until that is over.
+    Return False if there are too many of one."""
     fits = True
-    for unit in range(draft.unit_at.size):
-        at = inputs_at(program, draft.unit_at[unit])
-        for _ in range(types[draft.unit_types[unit]].num_inputs):
-            mode = program[at]
-            if mode in (PAGED, NOTHING, EMITTED, SAME):
-                pass
-            elif mode in (FIXED, CARRY, NEXT, LAST):
-                fits &= _read(values, rows[program[at + 1]])
-            elif mode in (LIST, EACH):
-                for k in range(program[at + 1]):
-                    fits &= _read(values, rows[program[at + 2 + k]])
-            else:
-                base, stride = program[at + 1], program[at + 2]
-                count = draft.unit_lengths[unit] if mode == STEP else program[at + 3]
-                if not is_inside(draft, program, types, base, stride, count):
-                    for k in range(count):
-                        fits &= _read(values, rows[base + k * stride])
-            at = next_input(program, at)
+    for at in range(draft.inputs.size):
+        given = draft.inputs[at]
+        for k in range(0 if given.is_whole else num_named(given)):
+            fits &= _read(values, rows[named(draft, given, k)])
     return fits
 
 
 @compiled
-def _count_states(draft, program, rows, values):
-    """Gives every state a reader after the last. Returns the unit that keeps its state step by step, or -1.
+def _count_states(draft: Draft, rows: Ints, values: Rows) -> int:
+    """Give every state a reader after the last. Return the unit that keeps its state step by step, or -1.
 
     Of states that several chains keep, or beside one that grows, nothing is kept before the request is done: the values
     before it stay until then (see ``session_state.py``).
     """
     kept = np.int64(-2)
-    for page in range(draft.pages.size):
-        if program[draft.pages[page] + 3] > 0:  # what has grown goes back to what it was before, and so does all else
+    for k in range(draft.pages.size):
+        if draft.pages[k].keeps > 0:  # what has grown goes back to what it was before, and so does all else
             kept = np.int64(-1)
-    for k in range(draft.states.size):
-        at = draft.states[k]
-        maker = draft.makers[program[at + 2]]
-        is_stepped = program[at + 4] > 0 and maker >= 0 and draft.unit_lengths[maker] > 0
+    for k in range(draft.keeps.size):
+        maker = draft.makers[draft.keeps[k].first]
+        is_stepped = draft.keeps[k].length != 0 and maker >= 0 and draft.lengths[maker] > 0
         if not is_stepped or (kept != -2 and kept != maker):
             kept = np.int64(-1)
         elif kept == -2:
             kept = np.int64(maker)
-    for source in range(draft.source_at.size):
-        at = draft.source_at[source]
-        if program[at] == OP_STATE and program[at + 2] >= 0:
-            _read(values, rows[program[at + 2]])
-    for k in range(draft.states.size):
-        at = draft.states[k]
-        after = rows[value_after(program, at)]
-        if kept < 0 or (values[after].readers > 0 and not is_chain(draft, program, kept)):
+    for k in range(draft.sources.size):
+        if draft.sources[k].start >= 0:
+            _read(values, rows[draft.sources[k].start])
+    for k in range(draft.keeps.size):
+        after = rows[value_after(draft.keeps[k])]
+        if kept < 0 or (values[after].readers > 0 and not is_chain(draft, kept)):
             _read(values, after)  # who reads a loop's last step must not give back what the session goes on from
-        _read(values, rows[program[at + 1]])
-    return max(kept, -1)
+        _read(values, rows[draft.keeps[k].state])
+    return int(kept) if kept > -1 else -1
 
 
 @compiled
-def value_after(program, keep_at):
-    """The value that a state has after the request."""
-    return program[keep_at + 2] + max(0, program[keep_at + 4] - 1) * program[keep_at + 3]
+def value_after(keep: OperationRow) -> int:
+    """Return the value that a state has after the request."""
+    return int(keep.first + max(0, steps_of(keep.length) - 1) * keep.stride)
 
 
 @compiled
-def _place_sequences(draft, program, types, ports, first, is_read, places, lists, at, num_lists, rows, values):
-    """Gives places to the sequences that are read, behind those of the results; returns the number of lists.
+def _place_sequences(draft: Draft, uses: Uses, at: Sum) -> int:
+    """Give places to the sequences that are read, behind those of the results; return the number of lists.
 
     A row of the request that is both a step and a value has its place as its row, until it has one.
     """
-    for source in range(draft.source_at.size):
-        if is_read[source]:
-            places[source] = at
-            for k in range(program[draft.source_at[source] + 2]):
-                row = rows[draft.source_values[source] + k]
+    num_lists = draft.results.size
+    for k in range(draft.sources.size):
+        if uses.is_read[k]:
+            source = draft.sources[k]
+            uses.places[k] = at
+            for step in range(steps_of(source.length)):
+                row = uses.rows[source.value + step]
                 if row >= 0:
-                    values[row].row = at + k
-            lists[num_lists, 0] = program[draft.source_at[source] + 1]
-            lists[num_lists, 1] = program[draft.source_at[source] + 2]
-            at, num_lists = at + program[draft.source_at[source] + 2], num_lists + 1
-    for unit in range(draft.unit_at.size):
-        if first[unit] < 0:
-            continue
-        cell_type = types[draft.unit_types[unit]]
-        for output in range(cell_type.num_outputs):
-            if is_read[first[unit] + output]:
-                places[first[unit] + output] = at
-                lists[num_lists, 0] = ports[cell_type.first_port + cell_type.num_inputs + output].kind
-                lists[num_lists, 1] = draft.unit_lengths[unit]
-                at, num_lists = at + draft.unit_lengths[unit], num_lists + 1
+                    uses.values[row].row = word_of(draft.sums, at + position_of(source.length, step))
+            uses.lists[num_lists, 0], uses.lists[num_lists, 1] = source.kind, sum_of(source.length)
+            at, num_lists = at + sum_of(source.length), num_lists + 1
+    for unit in range(draft.units.size):
+        first, value = uses.first_sequences[unit], draft.units[unit].value
+        for output in range(draft.types[draft.units[unit].cell_type].num_outputs if first >= 0 else 0):
+            if uses.is_read[first + output]:
+                uses.places[first + output] = at
+                uses.lists[num_lists, 0] = kind_of(draft, value + output)
+                uses.lists[num_lists, 1] = draft.lengths[unit]
+                at, num_lists = at + draft.lengths[unit], num_lists + 1
     return num_lists
 
 
 @making
-def _list_externals(draft, program, places, rows):
-    externals = np.empty((draft.source_at.size, 3), np.int32)
-    count = 0
-    for source in range(draft.source_at.size):
-        at = draft.source_at[source]
-        if program[at] == OP_EXTERNAL:
-            value = draft.source_values[source]
-            row = rows[value] if program[at + 2] > 0 and places[source] < 0 else -1
-            externals[count, 0], externals[count, 1], externals[count, 2] = program[at + 2], places[source], row
+def _list_externals(draft: Draft, uses: Uses) -> NDArray[np.int64]:
+    externals, count = np.empty((draft.sources.size, 3), np.int64), 0
+    for k in range(draft.sources.size):
+        source = draft.sources[k]
+        if source.op == OP_EXTERNAL:
+            is_listed = source.length != 0 and uses.places[k] < 0
+            externals[count, 0], externals[count, 1] = sum_of(source.length), uses.places[k]
+            externals[count, 2] = uses.rows[source.value] if is_listed else -1
             count += 1
-    return externals[:count].copy()
+    return externals[:count]
 
 
 @making
-def find_uses(draft, program, types, ports):
-    """Finds who reads what. Returns (uses, whether no value has more than MAX_READERS readers)."""
-    _make_records(draft, program, types)
-    first, num_sequences = _number_sequences(draft, program, types)
-    is_read, singles = np.zeros(num_sequences, np.uint8), np.zeros(draft.makers.size, np.uint8)
-    results, strides = np.full(num_sequences, -1, np.int32), np.zeros(num_sequences, np.int32)
-    places = np.full(num_sequences, -1, np.int32)
-    lists = np.zeros((draft.results.size + num_sequences, 2), np.int32)
-    _mark_inputs(draft, program, types, first, is_read, singles)
-    num_places, num_lists = _mark_results(draft, program, types, ports, first, results, strides, singles, lists)
-    for k in range(draft.states.size):
-        singles[value_after(program, draft.states[k])] |= 2
-    _mark_always(draft, program, types, is_read, singles)
-    rows = np.full(draft.makers.size, -1, np.int32)
+def find_uses(draft: Draft) -> tuple[Uses, bool]:
+    """Find who reads what. Return the uses, and whether no value has more than MAX_READERS readers."""
+    _measure(draft)
+    first, count = _number_sequences(draft)
+    rows, singles = np.full(draft.makers.size, -1, np.int32), np.zeros(draft.makers.size, np.uint8)
+    is_read, places = np.zeros(count, np.uint8), np.full(count, -1, np.int64)
+    results, strides = np.full(count, -1, np.int64), np.zeros(count, np.int32)
+    lists, externals = np.zeros((draft.results.size + count, 2), np.int64), np.zeros((0, 3), np.int64)
+    uses = Uses(rows, make_rows(0, VALUE), first, is_read, places, results, strides, lists, externals, -1)
+    _mark_inputs(draft, uses, singles)
+    num_places = _place_results(draft, uses, singles)
+    _mark_always(draft, uses, singles)
     count = 0
     for value in range(rows.size):
         if singles[value]:
             rows[value] = count
             count += 1
-    values = _make_values(draft, program, types, ports, first, is_read, rows)
-    fits = _count_readers(draft, program, types, rows, values)
-    kept = _count_states(draft, program, rows, values)
-    _note_results(draft, program, types, first, results, rows, values)
-    num_lists = _place_sequences(
-        draft, program, types, ports, first, is_read, places, lists, num_places, num_lists, rows, values
-    )
-    externals = _list_externals(draft, program, places, rows)
-    counts = np.full(1, num_lists, np.int32)
-    return Uses(rows, values, first, places, results, strides, lists, counts, externals, kept), fits
+    values = _make_values(draft, first, is_read, rows)
+    fits, kept = _count_readers(draft, rows, values), _count_states(draft, rows, values)
+    found = Uses(rows, values, first, is_read, places, results, strides, lists, externals, kept)
+    _note_results(draft, found)
+    lists = lists[: _place_sequences(draft, found, num_places)]
+    externals = _list_externals(draft, found)
+    return Uses(rows, values, first, is_read, places, results, strides, lists, externals, kept), fits

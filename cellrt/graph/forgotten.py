@@ -7,35 +7,9 @@ chain it is where a state's next value has another name than the state, as a pla
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from cellrt.core.program import (
-    CARRY,
-    EACH,
-    EMITTED,
-    FIXED,
-    LAST,
-    LEADS,
-    LIST,
-    NEXT,
-    NUM_WORDS,
-    NUM_WORDS_BEFORE_INPUTS,
-    OP_CHAIN,
-    OP_CONSTANT,
-    OP_EXTERNAL,
-    OP_KEEP,
-    OP_MEMBER,
-    OP_NODE,
-    OP_RESULT,
-    OP_RESULT_LAST,
-    OP_RESULT_STEPS,
-    OP_STATE,
-    RANGE,
-    SAME,
-    STEP,
-    WORDS_OF_INPUT,
-)
+from cellrt.core.program import FIXED, OP_CHAIN, OP_CONSTANT, OP_NODE, Operation, operations
 from cellrt.definition.cell import Cell
 
 
@@ -44,14 +18,14 @@ def cells_that_forget(program: bytes, cells: Sequence[Cell]) -> list[Cell]:
     while each call begins with zeros."""
     if not any(cell.carry for cell in cells):
         return []
-    reading = _Reading(array("i", program).tolist(), cells)
+    reading = _Reading(program, cells)
     return [cell for number, cell in enumerate(cells) if cell.carry and reading.is_forgotten(number)]
 
 
 def states_not_carried(program: bytes, cells: Sequence[Cell]) -> list[tuple[Cell, dict[str, str]]]:
     """Cells of chains with inputs that are the same at every step, each with the output that may be its next value: one
     of its spec that nobody reads, that is carried to no input, and whose name no author gave: of a plain tuple."""
-    reading, found = _Reading(array("i", program).tolist(), cells), dict[str, tuple[Cell, dict[str, str]]]()
+    reading, found = _Reading(program, cells), dict[str, tuple[Cell, dict[str, str]]]()
     for number, first, length, names in reading.chains:
         cell = cells[number]
         unread = [name for place, name in enumerate(cell.outputs) if reading.is_unread(number, first + place, length)]
@@ -70,8 +44,8 @@ def states_not_carried(program: bytes, cells: Sequence[Cell]) -> list[tuple[Cell
 class _Reading:
     """A program, read for what is read of it."""
 
-    def __init__(self, words: list[int], cells: Sequence[Cell]) -> None:
-        self._words, self._cells = words, cells
+    def __init__(self, program: bytes, cells: Sequence[Cell]) -> None:
+        self._cells = cells
         self._used: set[int] = set()
         self._zeros: set[int] = set()
         self._calls: dict[int, list[int]] = {}
@@ -81,9 +55,12 @@ class _Reading:
         self.chains: list[tuple[int, int, int, list[str]]] = []
         """Of each chain of several steps: its cell, its first value, its length, and its inputs that are the same at
         every step."""
-        at = self._num_values = 0
-        while at < len(words):
-            at = self._source_or_result(at) if words[at] in NUM_WORDS else self._unit(at)
+        for operation in operations(program, [(len(cell.inputs), len(cell.outputs)) for cell in cells]):
+            self._note_used(operation)
+            if operation.is_unit:
+                self._note_unit(operation)
+            elif operation.op == OP_CONSTANT and operation.row == 0:
+                self._zeros.add(operation.value)
 
     def is_forgotten(self, number: int) -> bool:
         """Whether a cell has calls that begin with zeros alone, several, and only the last one is read."""
@@ -96,58 +73,22 @@ class _Reading:
         count = len(self._cells[number].outputs)
         return self._used.isdisjoint(range(first, first + count * length, count))
 
-    def _source_or_result(self, at: int) -> int:
-        op, *numbers = self._words[at : at + NUM_WORDS[self._words[at]]]
-        if op == OP_CONSTANT and numbers[1] == 0:
-            self._zeros.add(self._num_values)
-        if op in (OP_RESULT, OP_KEEP):
-            base, stride, count = numbers[-3:]
-            self._used.update(base + k * stride for k in range(max(1, count)))
-        elif op in (OP_RESULT_STEPS, OP_RESULT_LAST):
-            self._used.add(numbers[0])
-        elif op == OP_STATE:
-            self._used.add(numbers[1])
-        if op in (OP_EXTERNAL, OP_CONSTANT, OP_STATE):
-            self._num_values += numbers[1] if op == OP_EXTERNAL else 1
-        return at + 1 + len(numbers)
+    def _note_used(self, operation: Operation) -> None:
+        """Note the values that are read."""
+        self._used.add(operation.start)
+        self._used.update(operation.first + k * operation.stride for k in range(max(1, operation.length)))
+        for source in operation.inputs:
+            self._used.update(source.named())
+            self._used.add(source.value)
 
-    def _unit(self, at: int) -> int:
-        op, number, length = self._words[at : at + 3]
-        cell = self._cells[number]
-        types = [number]
-        start, at = at, at + NUM_WORDS_BEFORE_INPUTS[op]
-        if op == OP_MEMBER and self._words[start + 4] < 0:
-            types += self._words[at : at - self._words[start + 4]]
-            at -= self._words[start + 4]
-        is_fresh, same = op == OP_NODE, list[str]()
-        for name in cell.inputs:
-            mode, value = self._words[at : at + 2]
-            size = 2 + value if mode in (LIST, EACH) else WORDS_OF_INPUT.get(mode, 2)
-            self._used.update(read_by(self._words[at : at + size], length))
-            is_fresh &= name not in cell.carry or (mode == FIXED and value in self._zeros)
-            if mode == FIXED:
-                same.append(name)
-            at += size
-        if op == OP_CHAIN and length > 1 and same:
-            self.chains.append((number, self._num_values, length, same))
-        if is_fresh:
-            self._calls.setdefault(number, []).append(self._num_values)
+    def _note_unit(self, unit: Operation) -> None:
+        cell = self._cells[unit.cell_type]
+        sources = dict(zip(cell.inputs, unit.inputs))
+        same = [name for name, source in sources.items() if source.mode == FIXED]
+        if unit.op == OP_CHAIN and unit.length > 1 and same:
+            self.chains.append((unit.cell_type, unit.value, unit.length, same))
+        carried = [source for name, source in sources.items() if name in cell.carry]
+        if unit.op == OP_NODE and all(one.mode == FIXED and one.first in self._zeros for one in carried):
+            self._calls.setdefault(unit.cell_type, []).append(unit.value)
         else:
-            self._others.update(types)
-        self._num_values += len(cell.outputs) * (length if op == OP_CHAIN else 1)
-        return at
-
-
-def read_by(words: list[int], length: int) -> Iterable[int]:
-    """The values that an input of a unit reads, by its words."""
-    mode, base = words[:2]
-    if mode in (FIXED, CARRY, NEXT, SAME):
-        return (base,)
-    if mode == LAST:
-        return words[1:]
-    if mode in (LIST, EACH):
-        return words[2:]
-    if mode in (STEP, RANGE, LEADS):
-        count = length if mode == STEP else words[3]
-        return (base + k * words[2] for k in range(count))
-    return (base,) if mode == EMITTED else ()
+            self._others.update((unit.cell_type, *unit.layers))

@@ -7,37 +7,32 @@ order because an unfolder can only name outputs that are there already.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
 
 from cellrt.core.program import (
     CARRY,
-    EACH,
     EMITTED,
     LAST,
     LEADS,
-    LIST,
     NEXT,
-    OP_CHAIN,
     OP_CONSTANT,
     OP_EXTERNAL,
     OP_KEEP,
     OP_LOOP,
     OP_MEMBER,
-    OP_NODE,
     OP_PAGES,
     OP_RESULT,
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
     OP_STATE,
     PAGED,
-    RANGE,
-    STEP,
-    WORDS_OF_INPUT,
+    SAME,
+    Input,
+    Operation,
+    operations,
 )
 from cellrt.definition.cell import Cell
 from cellrt.definition.modes import workers_modes
@@ -103,27 +98,6 @@ class _OpenBinding:
         return len(self.constants)  # row 0 is zeros, of every kind
 
 
-class _Source(NamedTuple):
-    """One input of a NODE, CHAIN or LOOP, as the program has it."""
-
-    mode: int
-    numbers: list[int]
-
-    def values(self, step: int) -> list[int]:
-        """The value ids that step ``step`` reads; a carried input's only before the first step."""
-        if self.mode in (STEP, LEADS):
-            base, stride = self.numbers[:2]
-            return [base + step * stride]
-        if self.mode == NEXT:
-            return self.numbers[:1]
-        if self.mode == EACH:
-            return [self.numbers[step]]
-        if self.mode == RANGE:
-            base, stride, count = self.numbers
-            return [base + k * stride for k in range(count)]
-        return self.numbers
-
-
 def _no_rows(spec: RowSpec) -> Row:
     """No rows of a growing state, of whose pages this is the spec."""
     return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu").movedim(spec.page_dim, 0)[:0]
@@ -174,7 +148,9 @@ class _Interpreter:
 
     def __init__(self, binding: _OpenBinding, recorded: Recorded, state: list[Row]) -> None:
         self._binding = binding
-        self._words: Iterator[int] = iter(array("i", recorded.program))
+        self._operations = operations(
+            recorded.program, [(len(cell.inputs), len(cell.outputs)) for cell in binding.cells]
+        )
         self._externals = iter(recorded.externals)
         self._values: list[Row] = []
         self._steps: dict[int, list[Row]] = {}
@@ -189,87 +165,66 @@ class _Interpreter:
 
     def run(self) -> None:
         """Executes every operation in order. What the session keeps that grows comes behind its other states."""
-        for operation in self._words:
-            if operation == OP_EXTERNAL:
-                self._external(self._take(2)[0])
-            elif operation == OP_CONSTANT:
-                self._constant(*self._take(2))
-            elif operation == OP_STATE:
-                kind, start = self._take(2)
-                new = self._values[start] if start >= 0 else self._zeros(kind)
-                self._values.append(next(self._state, new))
-            elif operation == OP_PAGES:
-                kind, _, keeps = self._take(3)
-                spec = self._binding.specs[kind]
-                state = _PageList(spec, next(self._saved_pages, _no_rows(spec)) if keeps else _no_rows(spec))
-                if keeps:
-                    self._kept_pages.append(state)
-                self._page_lists.append(state)
-            elif operation == OP_KEEP:
-                _, base, stride, count = self._take(4)
-                self.kept.append(self._values[base + max(0, count - 1) * stride])
-            elif operation == OP_RESULT:
-                base, stride, count = self._take(3)
-                self.results += [self._values[base + k * stride] for k in range(count)]
-            elif operation == OP_RESULT_STEPS:
-                value, limit = self._take(2)
-                taken = self._steps[value]
-                self.results += [*taken, *[None] * (limit - len(taken))]
-            elif operation == OP_RESULT_LAST:
-                self.results.append(self._values[self._take(1)[0]])
-            else:
-                self._cell_operation(operation)
+        for operation in self._operations:
+            kind, first, values = operation.kind, operation.first, self._values
+            if operation.is_unit:
+                self._unit(operation)
+            elif operation.op == OP_EXTERNAL:
+                self._external(kind)
+            elif operation.op == OP_CONSTANT:
+                row = operation.row
+                values.append(self._binding.constants[row - 1] if row else self._zeros(kind))
+            elif operation.op == OP_STATE:
+                new = values[operation.start] if operation.start >= 0 else self._zeros(kind)
+                values.append(next(self._state, new))
+            elif operation.op == OP_PAGES:
+                self._pages(kind, bool(operation.keeps))
+            elif operation.op == OP_KEEP:
+                self.kept.append(values[first + max(0, operation.length - 1) * operation.stride])
+            elif operation.op == OP_RESULT:
+                self.results += [values[first + k * operation.stride] for k in range(operation.length)]
+            elif operation.op == OP_RESULT_STEPS:
+                taken = self._steps[first]
+                self.results += [*taken, *[None] * (operation.length - len(taken))]
+            elif operation.op == OP_RESULT_LAST:
+                self.results.append(values[first])
         self.kept += [state.values() for state in self._kept_pages]
 
-    def _take(self, count: int) -> list[int]:
-        return [next(self._words) for _ in range(count)]
+    def _pages(self, kind: int, is_kept: bool) -> None:
+        spec = self._binding.specs[kind]
+        state = _PageList(spec, next(self._saved_pages, _no_rows(spec)) if is_kept else _no_rows(spec))
+        if is_kept:
+            self._kept_pages.append(state)
+        self._page_lists.append(state)
 
     def _external(self, kind: int) -> None:
         _, rows = next(self._externals)
         self._values += torch.from_numpy(np.array(rows)).view(self._binding.specs[kind].dtype).unbind(0)
 
-    def _constant(self, kind: int, row: int) -> None:
-        self._values.append(self._binding.constants[row - 1] if row else self._zeros(kind))
-
     def _zeros(self, kind: int) -> Row:
         spec = self._binding.specs[kind]
         return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu")
 
-    def _cell_operation(self, operation: int) -> None:
-        cell = self._binding.cells[next(self._words)]
-        if operation == OP_MEMBER:
-            self._loop_of_cells(cell)
-            return
-        if operation == OP_LOOP:
-            limit, stop = self._take(2)
-            self._loop(cell, limit, stop, self._sources(cell))
-            return
-        count = next(self._words) if operation == OP_CHAIN else 1
-        if operation not in (OP_NODE, OP_CHAIN):
-            raise ValueError(f"operation {operation} is not one of core/program.py")
-        sources = self._sources(cell)
-        outputs: list[Row] = []
-        if cell.is_whole:
-            for outputs in self._span(cell, sources, 0, count):
+    def _unit(self, unit: Operation) -> None:
+        cell = self._binding.cells[unit.cell_type]
+        if unit.op == OP_MEMBER:
+            self._loop_of_cells(unit)
+        elif unit.op == OP_LOOP:
+            self._loop(cell, unit.length, unit.stop, unit.inputs)
+        elif cell.is_whole:
+            for outputs in self._span(cell, unit.inputs, 0, unit.num_steps):
                 self._values += outputs
-            return
-        for step in range(count):
-            outputs = self._node(cell, sources, step, outputs)
-            self._values += outputs
+        else:
+            outputs = []
+            for step in range(unit.num_steps):
+                outputs = self._node(cell, unit.inputs, step, outputs)
+                self._values += outputs
 
-    def _sources(self, cell: Cell) -> list[_Source]:
-        sources = []
-        for _ in cell.inputs:
-            mode = next(self._words)
-            count = next(self._words) if mode in (LIST, EACH) else WORDS_OF_INPUT.get(mode, 2) - 1
-            sources.append(_Source(mode, self._take(count)))
-        return sources
-
-    def _loop(self, cell: Cell, limit: int, stop: int, sources: list[_Source]) -> None:
+    def _loop(self, cell: Cell, limit: int, stop: int, sources: list[Input]) -> None:
         """Runs the cell on its own outputs until output ``stop`` is not zero, at most ``limit`` times."""
         outputs: list[Row] = []
         steps: list[list[Row]] = []
-        first = max((source.numbers[2] for source in sources if source.mode == LEADS), default=1)
+        first = max((source.count for source in sources if source.mode == LEADS), default=1)
         while len(steps) < limit and not (steps and stop >= 0 and bool(outputs[stop])):
             if first > 1 and not steps:
                 outputs = self._span(cell, sources, 0, first)[-1]
@@ -280,16 +235,12 @@ class _Interpreter:
             self._steps[len(self._values)] = [step[output] for step in steps]
             self._values.append(value)
 
-    def _loop_of_cells(self, cell: Cell) -> None:
+    def _loop_of_cells(self, unit: Operation) -> None:
         """Runs the members of a body in order, again and again, until one of them says stop."""
-        (limit, stop, left), first = self._take(3), len(self._values)
-        layers = [self._binding.cells[number] for number in self._take(max(0, -left))]
-        members = [(cell, stop, self._sources(cell))]
+        limit, first, layers = unit.length, len(self._values), [self._binding.cells[k] for k in unit.layers]
+        others = [next(self._operations) for _ in range(max(0, unit.left))]
+        members = [(self._binding.cells[each.cell_type], each.stop, each.inputs) for each in (unit, *others)]
         history: list[list[Row]] = []
-        while left > 0:
-            _, type_id, _, stop, left = self._take(5)
-            cell = self._binding.cells[type_id]
-            members.append((cell, stop, self._sources(cell)))
         has_stopped = False
         while len(history) < limit and not has_stopped:
             self._step_before = dict(enumerate(self._values[first:], first))
@@ -302,7 +253,7 @@ class _Interpreter:
         for output in range(len(history[-1])):
             self._steps[first + output] = [made[output] for made in history]
 
-    def _node(self, cell: Cell, sources: list[_Source], step: int, previous: list[Row]) -> list[Row]:
+    def _node(self, cell: Cell, sources: list[Input], step: int, previous: list[Row]) -> list[Row]:
         """Runs one node: step ``step`` of its operation, after one that returned ``previous``."""
         if cell.has_spans:
             return self._span(cell, sources, step, 1, previous)[0]
@@ -315,17 +266,18 @@ class _Interpreter:
                 rows.append(self._read(source, step))
         return _run_alone(cell, rows)
 
-    def _read(self, source: _Source, step: int) -> list[Row]:
+    def _read(self, source: Input, step: int) -> list[Row]:
         """The rows that a step reads; of a carried input those before the first step."""
         if source.mode == EMITTED:
-            return self._steps[source.numbers[0]]
+            return self._steps[source.value]
         if source.mode == LAST:
-            start, value = source.numbers
-            return [self._step_before.get(value, self._values[start])]
-        return [self._values[value] for value in source.values(step)]
+            return [self._step_before.get(source.value, self._values[source.first])]
+        if source.mode == SAME:
+            return [self._values[source.value]]
+        return [self._values[value] for value in source.named_at(step)]
 
     def _span(
-        self, cell: Cell, sources: list[_Source], first: int, count: int, previous: list[Row] | None = None
+        self, cell: Cell, sources: list[Input], first: int, count: int, previous: list[Row] | None = None
     ) -> list[list[Row]]:
         """Runs so many steps of one chain or loop together, from step ``first`` on; returns the outputs of each."""
         steps, inputs = range(first, first + count), list[CellInput]()
@@ -334,9 +286,9 @@ class _Interpreter:
                 offsets, positions = (torch.tensor(each, device="cpu").int() for each in ((0, count), steps))
                 inputs.append(Spans(offsets, positions, torch.ones(count, device="cpu") > 0))
             elif source.mode == PAGED:
-                inputs.append(self._page_lists[source.numbers[0]].seen_by(spec, count))
+                inputs.append(self._page_lists[source.state].seen_by(spec, count))
             elif source.mode in (NEXT, LEADS) and previous:
-                inputs.append(previous[source.numbers[-1]][None])
+                inputs.append(previous[source.output][None])
             else:
                 given = [self._read(source, step) for step in steps]
                 inputs.append(_ragged(spec, given) if spec.ragged else torch.stack([row for (row,) in given]))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from array import array
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -14,17 +13,9 @@ import numpy as np
 from cellrt.core.partition import partition
 from cellrt.core.program import (
     CARRY,
-    EACH,
     EMITTED,
-    LAST,
     LEADS,
-    LIST,
-    NEXT,
     NOTHING,
-    NUM_WORDS,
-    NUM_WORDS_BEFORE_INPUTS,
-    OP_CHAIN,
-    OP_CONSTANT,
     OP_EXTERNAL,
     OP_LOOP,
     OP_MEMBER,
@@ -32,11 +23,12 @@ from cellrt.core.program import (
     OP_RESULT,
     OP_RESULT_LAST,
     OP_RESULT_STEPS,
-    OP_STATE,
     PAGED,
     RANGE,
-    STEP,
-    WORDS_OF_INPUT,
+    SAME,
+    Input,
+    Operation,
+    operations,
 )
 from cellrt.definition.cell import Cell
 from cellrt.view.paper import NEEDS_MATPLOTLIB
@@ -48,8 +40,8 @@ class Unit(NamedTuple):
     """A node, chain, loop or member of one, of a program.
 
     ``limit``: most steps of a loop, else 0; ``left``: how many units of the same body follow. ``is_one``: it is a
-    subgraph of its own. ``inputs`` has for each (name, mode, numbers) as ``program.py`` says; of a growing state also,
-    behind its number, the first output of the step that appended to it last.
+    subgraph of its own. ``inputs`` has each by its name; of a growing state also the first output of the step that
+    appended to it last, or -1.
     """
 
     cell: Cell
@@ -59,87 +51,60 @@ class Unit(NamedTuple):
     limit: int
     left: int
     is_one: bool
-    inputs: list[tuple[str, int, list[int]]]
+    inputs: list[tuple[str, Input, int]]
 
     def reads(self, step: int) -> Iterator[tuple[str, int]]:
         """(input, value) of all that a step reads."""
-        for name, mode, numbers in self.inputs:
-            if mode == NOTHING:
-                continue
-            if mode == PAGED:
-                before = self.first_value + (step - 1) * len(self.cell.outputs)
-                if step > 0 and self.cell.inputs[name].appends:
-                    yield name, before
-                else:
-                    yield from ((name, value) for value in numbers[1:])
-            elif mode in (NEXT, EMITTED, LAST):
-                yield name, numbers[0]
-            elif mode == CARRY and step > 0:
-                before = self.first_value + (step - 1) * len(self.cell.outputs)
-                yield name, before + self.cell.places[self.cell.carry[name]]
-            elif mode == STEP:
-                yield name, numbers[0] + step * numbers[1]
-            elif mode == EACH:
-                yield name, numbers[step]
-            elif mode in (RANGE, LEADS):
-                yield from ((name, numbers[0] + k * numbers[1]) for k in range(numbers[2]))
-            else:
-                yield from ((name, value) for value in numbers)
+        before = self.first_value + (step - 1) * len(self.cell.outputs)
+        for name, source, appended in self.inputs:
+            values = source.named() if source.mode == LEADS else source.named_at(step)
+            if source.mode == PAGED:
+                last = before if step > 0 and self.cell.inputs[name].appends else appended
+                values = [last] if last >= 0 else []
+            elif source.mode == CARRY and step > 0:
+                values = [before + self.cell.places[self.cell.carry[name]]]
+            elif source.mode in (EMITTED, SAME):
+                values = [source.value]
+            yield from ((name, value) for value in values)
 
 
 class _Reader:
-    """Reads a program's words."""
+    """Reads a program."""
 
     def __init__(self, program: bytes, cells: Mapping[int, Cell]) -> None:
-        self._words, self._cells = array("i", program), cells
+        self._cells = cells
         self.units: list[Unit] = []
         self.externals: set[int] = set()
         self.results: set[int] = set()
         self.starts: dict[int, int] = {}
         """Of a state, the value that it begins with."""
         self._appended: dict[int, int] = {}
-        self.num_values = at = 0
-        while at < len(self._words):
-            at = self._read_other(at) if self._words[at] in NUM_WORDS else self._read_unit(at)
+        ports = {number: (len(cell.inputs), len(cell.outputs)) for number, cell in cells.items()}
+        for operation in operations(program, ports):
+            if operation.is_unit:
+                self._note_unit(operation)
+            elif operation.op == OP_EXTERNAL:
+                self.externals.update(range(operation.value, operation.value + operation.length))
+            elif operation.start >= 0:
+                self.starts[operation.value] = operation.start
+            elif operation.op == OP_RESULT:
+                self.results.update(operation.first + k * operation.stride for k in range(operation.length))
+            elif operation.op in (OP_RESULT_STEPS, OP_RESULT_LAST):
+                self.results.add(operation.first)
 
-    def _read_other(self, at: int) -> int:
-        op, first, *numbers = self._words[at : at + NUM_WORDS[self._words[at]]]
-        made = {OP_EXTERNAL: numbers[0] if numbers else 0, OP_CONSTANT: 1, OP_STATE: 1}.get(op, 0)
-        if op == OP_EXTERNAL:
-            self.externals |= set(range(self.num_values, self.num_values + made))
-        elif op == OP_STATE and numbers[0] >= 0:
-            self.starts[self.num_values] = numbers[0]
-        elif op == OP_RESULT:
-            self.results |= {first + k * numbers[0] for k in range(numbers[1])}
-        elif op in (OP_RESULT_STEPS, OP_RESULT_LAST):
-            self.results.add(first)
-        self.num_values += made
-        return at + NUM_WORDS[op]
-
-    def _read_unit(self, at: int) -> int:
-        op, cell_type = self._words[at : at + 2]
-        cell = self._cells[cell_type]
-        steps = self._words[at + 2] if op == OP_CHAIN else 1
-        limit = self._words[at + 2] if op in (OP_LOOP, OP_MEMBER) else 0
-        left = self._words[at + 4] if op == OP_MEMBER else 0
-        at, left = at + NUM_WORDS_BEFORE_INPUTS[op] + max(0, -left), max(0, left)
-        inputs: list[tuple[str, int, list[int]]] = []
-        for name in cell.inputs:
-            mode = self._words[at]
-            is_listed = mode in (LIST, EACH)
-            first = at + 2 if is_listed else at + 1
-            count = self._words[at + 1] if is_listed else WORDS_OF_INPUT.get(mode, 2) - 1
-            inputs.append((name, mode, list(self._words[first : first + count])))
-            at = first + count
-        for name, mode, numbers in inputs:
-            if mode == PAGED:
-                numbers += [self._appended[numbers[0]]] if numbers[0] in self._appended else []
-                if cell.inputs[name].appends:
-                    self._appended[numbers[0]] = self.num_values + (steps - 1) * len(cell.outputs)
-        is_one = op != OP_NODE or any(mode in (RANGE, PAGED, NOTHING, EMITTED) for _, mode, _ in inputs)
-        self.units.append(Unit(cell, cell_type, self.num_values, steps, limit, left, is_one, inputs))
-        self.num_values += steps * len(cell.outputs)
-        return at
+    def _note_unit(self, unit: Operation) -> None:
+        cell, steps = self._cells[unit.cell_type], unit.num_steps
+        inputs = [
+            (name, source, self._appended.get(source.state, -1)) for name, source in zip(cell.inputs, unit.inputs)
+        ]
+        for name, source, _ in inputs:
+            if source.mode == PAGED and cell.inputs[name].appends:
+                self._appended[source.state] = unit.value + (steps - 1) * len(cell.outputs)
+        limit = unit.length if unit.op in (OP_LOOP, OP_MEMBER) else 0
+        whole = RANGE, PAGED, NOTHING, EMITTED
+        is_one = unit.op != OP_NODE or any(source.mode in whole for source in unit.inputs)
+        left = max(0, unit.left)
+        self.units.append(Unit(cell, unit.cell_type, unit.value, steps, limit, left, is_one, inputs))
 
 
 class CellGraph:

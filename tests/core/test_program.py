@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+
+import numba
 import numpy as np
 import pytest
 
@@ -31,8 +34,14 @@ from cellrt.core.program import (
     RANGE,
     SAME,
     STEP,
+    WORDS,
+    WORDS_OF_INPUT,
+    operations,
+    read_only,
+    read_program,
     rename_types,
 )
+from tests.core.lengthy import NUM_PORTS, Lengthy, processor_of_all
 
 NUM_INPUTS, IDS = (1, 2), (20, 10)
 INPUTS = (
@@ -85,3 +94,28 @@ def test_the_type_alone_is_renamed_whatever_is_read(before, words):
 
 def test_the_types_of_each_step_of_a_loop_are_renamed():
     assert renamed(OP_MEMBER, 0, 2, -1, -2, 0, 1, FIXED, 0) == [OP_MEMBER, 20, 2, -1, -2, 20, 10, FIXED, 0]
+
+
+TABLES = processor_of_all().tables
+
+
+@pytest.mark.skipif(not numba.config.DISABLE_JIT, reason="a part of what is compiled, which Python cannot call")
+@pytest.mark.parametrize("seed", range(60))
+def test_what_compiles_and_everybody_else_read_the_same(seed: int):
+    words = np.array(Lengthy(random.Random(seed)).graph(6), np.int32)
+    draft = read_program(read_only(words), TABLES.types, TABLES.ports)
+    tables = [iter(table) for table in (draft.units, draft.sources, draft.results, draft.keeps, draft.pages)]
+    inputs = iter(draft.inputs)
+    for operation in operations(words.tobytes(), NUM_PORTS):
+        table, names = WORDS[operation.op]
+        row = next(tables[table])
+        assert [row[name] for name in ("op", *names)] == [getattr(operation, name) for name in ("op", *names)]
+        assert draft.layers[row["layer"] :][: len(operation.layers)].tolist() == operation.layers
+        for one in operation.inputs:
+            read = next(inputs)
+            for name in ("mode", *WORDS_OF_INPUT[one.mode]):
+                assert name == "unused" or read[name] == getattr(one, name) or (name == "first" and not one.count)
+            assert draft.listed[max(0, read["listed"]) :][: len(one.listed)].tolist() == one.listed
+        if row["value"] >= 0:
+            assert row["value"] == operation.value
+    assert not any(list(table) for table in (*tables, inputs))

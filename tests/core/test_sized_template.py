@@ -11,7 +11,6 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core import lengths as core_lengths
 from cellrt.core import sized_template
 from cellrt.core.lengths import MOST_WORDS, Lengths
 from cellrt.core.ports import Port
@@ -33,38 +32,39 @@ from cellrt.core.program import (
     OP_STATE,
     RANGE,
     STEP,
-    read_only,
 )
 from cellrt.core.settings import SchedulerSettings
 from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
 from cellrt.core.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, open_memory
 from tests.core.author import CELLS, Author
 from tests.core.graphs import add_step, add_tree, leaves, make_processor, tree
+from tests.core.lengthy import NUM_PORTS, Lengthy, processor_of_all, with_lengths
 from tests.core.machine import Machine
 from tests.limits import SMALL
 
 PROCESSOR = Machine(1, (4,) * len(CELLS), SchedulerSettings()).processor
-ROOM = Room(np.full(6, 40, np.int64), np.full((PROCESSOR.num_kinds, 2), 12, np.int64))
-"""So little that of some lengths it is enough and of others not."""
 
 
-def find_lengths(program: NDArray[np.int32], types: NDArray[np.void]) -> tuple[Lengths, Lengths]:
-    key, lengths = core_lengths.find_lengths(read_only(program), types)
-    return key, lengths
+def room_of(processor: Processor) -> Room:
+    """So little room that of some lengths it is enough and of others not."""
+    return Room(np.full(6, 40, np.int64), np.full((processor.num_kinds, 2), 12, np.int64))
 
 
-def with_lengths(program: NDArray[np.int32], types: NDArray[np.void], *lengths: Lengths) -> NDArray[np.int32]:
-    made: NDArray[np.int32] = core_lengths.with_lengths(read_only(program), types, *lengths)
-    return made
+LENGTHY = processor_of_all()
+
+
+def lengths_of(program: NDArray[np.int32], processor: Processor = PROCESSOR) -> Lengths:
+    """The lengths that a program has, if it has a template in common with others."""
+    return compiled(program, KnownTemplates(), processor).lengths
 
 
 def compiled(program: NDArray[np.int32], known: KnownTemplates, processor: Processor = PROCESSOR) -> SizedTemplate:
-    return compile_template(program, processor.tables.types, processor.tables.ports, ROOM, known)
+    return compile_template(program, processor.tables.types, processor.tables.ports, room_of(processor), known)
 
 
-def assert_is_what_compiles(made: SizedTemplate, program: NDArray[np.int32]) -> None:
-    alone = compile_program(program, PROCESSOR.tables.types, PROCESSOR.tables.ports, *ROOM)
-    wanted = open_memory(*alone, np.zeros((0, 2), np.int32))
+def assert_is_what_compiles(made: SizedTemplate, program: NDArray[np.int32], processor: Processor = PROCESSOR) -> None:
+    alone = compile_program(program, processor.tables.types, processor.tables.ports, *room_of(processor))
+    wanted = open_memory(*alone[:3])
     for name in ARRAYS:
         one, other = getattr(made.arrays, name), getattr(wanted, name)
         assert one.shape == other.shape and one.tobytes() == other.tobytes(), name
@@ -74,31 +74,25 @@ def assert_is_what_compiles(made: SizedTemplate, program: NDArray[np.int32]) -> 
 
 @given(
     draw=st.randoms(use_true_random=False),
-    operations=st.integers(1, 4),
-    others=st.lists(st.integers(2, 60), min_size=4, max_size=4),
+    operations=st.integers(1, 6),
+    others=st.lists(st.integers(2, 60), min_size=4, max_size=4, unique=True),
 )
 def test_a_template_with_lengths_is_what_the_program_with_them_compiles_to(draw: random.Random, operations, others):
-    program, types = np.array(Author(draw).graph(operations).program, np.int32), PROCESSOR.tables.types
-    key, lengths = find_lengths(program, types)
-    assume(lengths.size)
-    known = KnownTemplates()
-    first = compiled(program, known)
-    assert_is_what_compiles(first, program)
-    longer = with_lengths(program, types, lengths, np.array(others[: lengths.size], np.int32))
-    second = compiled(longer, known)
-    assert_is_what_compiles(second, longer)
-    assert_is_what_compiles(first, program)
-    if len(set(others[: lengths.size])) == lengths.size:
-        assert find_lengths(longer, types)[0].tolist() == key.tolist()
-        assert (second.template is first.template) == bool(first.lengths.size)
+    program, known = np.array(Lengthy(draw).graph(operations), np.int32), KnownTemplates()
+    first = compiled(program, known, LENGTHY)
+    assert_is_what_compiles(first, program, LENGTHY)
+    assume(first.lengths.size)
+    longer = with_lengths(program, NUM_PORTS, first.lengths, others)
+    second = compiled(longer, known, LENGTHY)
+    assert second.template is first.template and second.lengths.tolist() == others[: first.lengths.size]
+    assert_is_what_compiles(second, longer, LENGTHY)
+    assert_is_what_compiles(first, program, LENGTHY)
 
 
-def test_a_program_with_its_own_lengths_is_itself():
-    for seed in range(200):
-        program = np.array(Author(random.Random(seed)).graph(3).program, np.int32)
-        _, lengths = find_lengths(program, PROCESSOR.tables.types)
-        if lengths.size:
-            assert with_lengths(program, PROCESSOR.tables.types, lengths, lengths).tolist() == program.tolist()
+@given(draw=st.randoms(use_true_random=False), operations=st.integers(1, 4))
+def test_a_template_of_what_is_run_elsewhere_is_what_the_program_compiles_to(draw: random.Random, operations):
+    program = np.array(Author(draw).graph(operations).program, np.int32)
+    assert_is_what_compiles(compiled(program, KnownTemplates()), program)
 
 
 def stepped(length: int) -> NDArray[np.int32]:
@@ -152,7 +146,7 @@ def test_outputs_of_one_step_that_are_as_many_as_the_steps_have_no_length(base: 
     program = [OP_EXTERNAL, 0, 2, OP_CONSTANT, 0, 1, OP_CHAIN, 1, 2, STEP, 0, 1, CARRY, 2, CARRY, 2]
     program += [OP_CHAIN, 0, 2, STEP, base, stride, CARRY, 2, OP_RESULT, 10, 1, 1]
     made = np.array(program, np.int32)
-    assert not find_lengths(made, PROCESSOR.tables.types)[1].size
+    assert not lengths_of(made).size
     assert_is_what_compiles(compiled(made, KnownTemplates()), made)
 
 
@@ -215,13 +209,12 @@ def test_that_graphs_have_no_template_in_common_is_found_out_once(monkeypatch: p
     processor = make_processor()
     add_step(processor, 4)
     add_tree(processor, 4)
-    first, second = find_lengths(beside_two_rows(5), processor.tables.types)[0], beside_two_rows(7)
-    assert first.tolist() == find_lengths(second, processor.tables.types)[0].tolist()
-    processor.compile(beside_two_rows(5))
+    second = beside_two_rows(7)
+    assert not processor.compile(beside_two_rows(5)).lengths.size
     compiled: list[NDArray[np.int32]] = []
     compile_alone = sized_template.compile_program
     monkeypatch.setattr(
-        sized_template, "compile_program", lambda *rest: (compiled.append(rest[0]), compile_alone(*rest))[1]
+        sized_template, "compile_program", lambda *rest, **kw: (compiled.append(rest[0]), compile_alone(*rest, **kw))[1]
     )
     assert not processor.compile(second).lengths.size
     assert [each.tolist() for each in compiled] == [second.tolist()]
@@ -243,8 +236,26 @@ def test_a_long_program_has_no_lengths():
     add_step(processor, 4)
     results = [OP_RESULT, 6, 1, 1] * (MOST_WORDS // 4)
     long = np.array(program + results, np.int32)
-    assert find_lengths(np.array(program, np.int32), processor.tables.types)[1].tolist() == [5]
-    assert not find_lengths(long, processor.tables.types)[1].size
+    assert lengths_of(np.array(program, np.int32), processor).tolist() == [5]
+    assert not lengths_of(long, processor).size
+
+
+def test_the_longest_program_with_a_length_is_what_it_compiles_to():
+    def stacked(length: int) -> NDArray[np.int32]:
+        """Chains, each above the one before, read backwards; every step of each is a result."""
+        program, first = [OP_EXTERNAL, 0, length], 0
+        while len(program) + 12 <= MOST_WORDS:
+            program += [OP_CHAIN, 0, length, STEP, first + length - 1, -1, CARRY, 0]
+            first += length
+            program += [OP_RESULT, first + length - 1, -1, length]
+        return np.array(program, np.int32)
+
+    known = KnownTemplates()
+    first, second = compiled(stacked(3), known), compiled(stacked(1000), known)
+    assert second.template is first.template and second.lengths.tolist() == [1000]
+    assert second.num_results == 85 * 1000 and second.num_places == (85 + 85) * 1000
+    assert_is_what_compiles(first, stacked(3))
+    assert_is_what_compiles(second, stacked(1000))
 
 
 def test_a_session_s_new_state_has_no_value_to_begin_with_whatever_the_lengths():
