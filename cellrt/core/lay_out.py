@@ -27,9 +27,10 @@ from cellrt.core.program import (
     named,
     num_named,
 )
+from cellrt.core.row_types import Rows
 from cellrt.core.sums import Sum, position_of
-from cellrt.core.tables import CHAIN_NEXT, CROSSING, NODE, READS_AS_A_WHOLE, SUBGRAPH
-from cellrt.core.uses import Ints, Rows, Uses
+from cellrt.core.tables import CHAIN_NEXT, CROSSING, NODE, READS_AS_A_WHOLE, SUBGRAPH, Node, Subgraph
+from cellrt.core.uses import Ints, Uses
 
 
 class Edges(NamedTuple):
@@ -178,7 +179,7 @@ def _write_refs(draft: Draft, uses: Uses, unit: int, links: Ints, at: int) -> No
 
 
 @compiled
-def _append_ready(nodes: Rows, subgraph: Any, node: int) -> None:
+def _append_ready(nodes: Rows[Node], subgraph: Subgraph, node: int) -> None:
     if subgraph.ready_tail >= 0:
         nodes[subgraph.ready_tail].next_ready = node
     else:
@@ -188,7 +189,9 @@ def _append_ready(nodes: Rows, subgraph: Any, node: int) -> None:
 
 
 @making
-def write_nodes(draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows) -> tuple[Rows, Ints, int]:
+def write_nodes(
+    draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows[Subgraph]
+) -> tuple[Rows[Any], Ints, int]:
     """Return (nodes by subgraph, their links, the most inputs that one has); count what subgraphs wait for."""
     num_units = draft.units.size
     new, num_readers = np.full(num_units, -1, np.int32), np.zeros(num_units, np.int32)
@@ -227,7 +230,7 @@ def write_nodes(draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: 
 
 @compiled
 def _write_readers(
-    draft: Draft, edges: Edges, group: Ints, new: Ints, nodes: Rows, links: Ints, subgraphs: Rows
+    draft: Draft, edges: Edges, group: Ints, new: Ints, nodes: Rows[Node], links: Ints, subgraphs: Rows[Subgraph]
 ) -> None:
     """Write behind each node's inputs who reads it; count what nodes and subgraphs wait for."""
     for unit in range(draft.units.size):
@@ -252,9 +255,9 @@ def _write_readers(
 
 
 @making
-def make_subgraphs(draft: Draft, group: Ints, num_groups: int, is_loose: NDArray[np.uint8]) -> Rows:
+def make_subgraphs(draft: Draft, group: Ints, num_groups: int, is_loose: NDArray[np.uint8]) -> Rows[Any]:
     """Return the rows of subgraphs, with the types of chains and loops."""
-    subgraphs: Rows = make_rows(num_groups, SUBGRAPH)
+    subgraphs: Rows[Subgraph] = make_rows(num_groups, SUBGRAPH)
     for k in range(num_groups):
         subgraph = subgraphs[k]
         subgraph.ready_head, subgraph.ready_tail, subgraph.record = -1, -1, -1

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -49,13 +49,16 @@ from cellrt.core.record_layout import (
     record_words,
     tap_at,
 )
+from cellrt.core.row_types import Rows
 from cellrt.core.sums import position_of, sum_in, sum_of, word_of
-from cellrt.core.tables import CHAIN, GRAPH, LOOP, MEMBER
-from cellrt.core.uses import Ints, Rows, Uses, place_of
+from cellrt.core.tables import CHAIN, GRAPH, LOOP, MEMBER, CellType, PortInfo, Subgraph
+from cellrt.core.uses import Ints, Uses, place_of
 
 
 @making
-def write_records(draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows, first_link: int) -> Ints:
+def write_records(
+    draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows[Subgraph], first_link: int
+) -> Ints:
     """Return the links of all records, which begin at link ``first_link``."""
     links, readers = np.zeros(_most_words(draft, uses, edges), np.int32), _find_readers(edges)
     appended = np.zeros(draft.pages.size, np.int64)
@@ -88,7 +91,7 @@ def write_records(draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs
 
 
 @compiled
-def most_refs(types: Rows, subgraphs: Rows, links: Ints) -> int:
+def most_refs(types: Rows[CellType], subgraphs: Rows[Subgraph], links: Ints) -> int:
     """Return the most inputs of a step of a chain or loop, a ragged one counted as its rows."""
     most = 0
     for k in range(subgraphs.size):
@@ -253,7 +256,7 @@ def _write_body(draft: Draft, group: Ints, first: int, links: Ints, end: int) ->
 
 
 @compiled
-def is_carried(ports: Rows, cell_type: Any, output: int) -> bool:
+def is_carried(ports: Rows[PortInfo], cell_type: CellType, output: int) -> bool:
     """Return whether an input is carried from an output."""
     for port in range(cell_type.num_inputs):
         if ports[cell_type.first_port + port].carry == output:

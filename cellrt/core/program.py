@@ -51,7 +51,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.jit import compiled, make_rows, making
+from cellrt.core.row_types import Rows
 from cellrt.core.sums import Sums, steps_of
+from cellrt.core.tables import CellType, PortInfo
 
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
     range(1, 11)
@@ -291,8 +293,8 @@ class Draft(NamedTuple):
     A length is there a number, or -1 minus the number of a length (``sums.py``).
     """
 
-    types: NDArray[np.void]
-    ports: NDArray[np.void]
+    types: Rows[CellType]
+    ports: Rows[PortInfo]
     units: NDArray[np.void]
     sources: NDArray[np.void]
     results: NDArray[np.void]
@@ -319,7 +321,7 @@ def _num_listed(program: NDArray[np.int32], at: int) -> int:
 
 
 @compiled
-def _count(program: NDArray[np.int32], types: NDArray[np.void], counts: NDArray[np.int64]) -> tuple[int, int, int]:
+def _count(program: NDArray[np.int32], types: Rows[CellType], counts: NDArray[np.int64]) -> tuple[int, int, int]:
     """Count the operations of each table; return how many inputs, listed values and layers there are."""
     at = num_inputs = num_listed = num_layers = 0
     while at < program.size:
@@ -348,7 +350,7 @@ def _read(program: NDArray[np.int32], at: int, columns: NDArray[np.int64], rows:
 
 
 @compiled
-def num_values(operation: OperationRow, types: NDArray[np.void]) -> int:
+def num_values(operation: OperationRow, types: Rows[CellType]) -> int:
     """Return how many values an operation makes."""
     if TABLES[operation.op] == SOURCE:
         return int(steps_of(operation.length))
@@ -359,7 +361,7 @@ def num_values(operation: OperationRow, types: NDArray[np.void]) -> int:
 
 
 @making
-def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: NDArray[np.void]) -> NDArray[np.int32]:
+def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: Rows[CellType]) -> NDArray[np.int32]:
     """Return who makes each value: a unit, or -1 - a source."""
     size = 0
     for k in range(-sources.size, units.size):
@@ -373,7 +375,7 @@ def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: NDArr
 
 
 @making
-def read_program(program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void]) -> Draft:
+def read_program(program: NDArray[np.int32], types: Rows[CellType], ports: Rows[PortInfo]) -> Draft:
     """Read a program into a draft, with the cell types and ports of the tables."""
     ends = np.zeros(NUM_TABLES, np.int64)
     num_inputs, num_listed, num_layers = _count(program, types, ends)

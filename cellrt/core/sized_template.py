@@ -18,7 +18,9 @@ from cellrt.core.lay_out_records import most_refs
 from cellrt.core.lengths import MOST_WORDS, Lengths, key_of, shorten
 from cellrt.core.program import read_only, read_program
 from cellrt.core.record_layout import chain_length, loop_limit
+from cellrt.core.row_types import Rows
 from cellrt.core.settings import Limits
+from cellrt.core.tables import CellType, Node, PortInfo, Subgraph, Value
 from cellrt.core.template import (
     ARRAYS,
     FITS,
@@ -34,7 +36,7 @@ from cellrt.core.template import (
     made_of,
     open_memory,
 )
-from cellrt.core.uses import Ints, Rows
+from cellrt.core.uses import Ints
 
 NO_PATCHES = np.zeros((0, 2), np.int32)
 NO_LENGTHS = np.zeros(0, np.int32)
@@ -84,7 +86,7 @@ class Template:
         return self._memory.nbytes + self._words.nbytes + self._patches.nbytes
 
     def num_externals(self, lengths: NDArray[np.int32]) -> int:
-        """Rows that come, in all, with requests of these lengths ``[requests, lengths]``."""
+        """Rows[Any] that come, in all, with requests of these lengths ``[requests, lengths]``."""
         return int(len(lengths) * self.numbers[0, 0] + lengths.sum(0, np.int64) @ self.numbers[0, 1:])
 
     def arrays(self, lengths: Lengths) -> OpenTemplate:
@@ -193,16 +195,16 @@ class KnownTemplates:
 
 @short_entry
 def _measure(
-    nodes: Rows,
-    values: Rows,
+    nodes: Rows[Node],
+    values: Rows[Value],
     links: Ints,
-    subgraphs: Rows,
+    subgraphs: Rows[Subgraph],
     lists: Ints,
     states: Ints,
     needs: Ints,
     pages: Ints,
     places: int,
-    types: Rows,
+    types: Rows[CellType],
     most: int,
     limits: NDArray[np.int64],
     kind_rows: NDArray[np.int64],
@@ -215,8 +217,8 @@ def _measure(
 
 def compile_template(
     program: NDArray[np.int32],
-    types: NDArray[np.void],
-    ports: NDArray[np.void],
+    types: Rows[CellType],
+    ports: Rows[PortInfo],
     room: Room,
     known: KnownTemplates,
 ) -> SizedTemplate:
@@ -247,7 +249,7 @@ def compile_template(
 
 
 def _find_lengths_or_compile(
-    program: NDArray[np.int32], types: NDArray[np.void], ports: NDArray[np.void], room: Room
+    program: NDArray[np.int32], types: Rows[CellType], ports: Rows[PortInfo], room: Room
 ) -> tuple[NDArray[np.int32], Lengths, Compiled | None]:
     """Return the key and lengths of a program that has lengths; of one that has none and is short what it is compiled
     to."""
@@ -262,8 +264,8 @@ def _find_lengths_or_compile(
 @short_allocating
 def _compile_briefly(
     program: NDArray[np.int32],
-    types: NDArray[np.void],
-    ports: NDArray[np.void],
+    types: Rows[CellType],
+    ports: Rows[PortInfo],
     num_kinds: int,
     limits: NDArray[np.int64],
     kind_rows: NDArray[np.int64],
@@ -278,7 +280,7 @@ def _compile_briefly(
     return lengths, lengths, memory, words
 
 
-def _with_lengths(template: Template, lengths: Lengths, types: NDArray[np.void], room: Room) -> SizedTemplate:
+def _with_lengths(template: Template, lengths: Lengths, types: Rows[CellType], room: Room) -> SizedTemplate:
     made = SizedTemplate(template, lengths, False, 0)
     rows = made.arrays
     parts = rows.nodes, rows.values, rows.links, rows.subgraphs, rows.lists, rows.states, rows.needs, rows.pages

@@ -20,9 +20,24 @@ from cellrt.core.lengths import shorten, with_sums
 from cellrt.core.memory import copy_bytes
 from cellrt.core.program import Draft, read_only, read_program
 from cellrt.core.record_layout import TAP_WORDS, output_at, output_position, record_at, tap_at
+from cellrt.core.row_types import Rows
 from cellrt.core.sums import Sum, has_sums, split, take_out, words_of
-from cellrt.core.tables import BORROWED, CHAIN, CHAIN_NEXT, EXTERNAL, MAX_READERS, NODE, SUBGRAPH, VALUE
-from cellrt.core.uses import Ints, Rows, Uses, find_uses, value_after
+from cellrt.core.tables import (
+    BORROWED,
+    CHAIN,
+    CHAIN_NEXT,
+    EXTERNAL,
+    MAX_READERS,
+    NODE,
+    SUBGRAPH,
+    VALUE,
+    CellType,
+    Node,
+    PortInfo,
+    Subgraph,
+    Value,
+)
+from cellrt.core.uses import Ints, Uses, find_uses, value_after
 from cellrt.errors import RequestTooLargeError
 
 ARRAYS = {
@@ -78,7 +93,13 @@ def open_memory(memory: NDArray[np.uint8], words: NDArray[np.int64], patches: ND
 
 @compiled
 def _count_needs(
-    draft: Draft, uses: Uses, nodes: Rows, links: Ints, subgraphs: Rows, states: Ints, needs: NDArray[np.int64]
+    draft: Draft,
+    uses: Uses,
+    nodes: Rows[Node],
+    links: Ints,
+    subgraphs: Rows[Subgraph],
+    states: Ints,
+    needs: NDArray[np.int64],
 ) -> None:
     """Count the rows of each kind that can be live at once, whatever the order of execution.
 
@@ -115,7 +136,12 @@ def _count_needs(
 
 @compiled
 def _count_record(
-    cell_type: Any, ports: Rows, values: Rows, links: Ints, subgraph: Any, needs: NDArray[np.int64]
+    cell_type: CellType,
+    ports: Rows[PortInfo],
+    values: Rows[Value],
+    links: Ints,
+    subgraph: Subgraph,
+    needs: NDArray[np.int64],
 ) -> None:
     """Count what a chain or loop holds beside its sequences."""
     record, ahead = record_at(links, subgraph.record), 0 if subgraph.what == CHAIN else cell_type.ahead
@@ -162,7 +188,7 @@ def _list_pages(draft: Draft) -> NDArray[np.int64]:
     return pages
 
 
-Arrays: TypeAlias = tuple[Rows, Rows, Ints, Rows, Ints, Ints, Ints, Ints, Ints]
+Arrays: TypeAlias = tuple[Rows[Any], Rows[Any], Ints, Rows[Any], Ints, Ints, Ints, Ints, Ints]
 """Those of a template, in order."""
 
 
@@ -194,10 +220,10 @@ def _lay_out(draft: Draft, num_kinds: int) -> tuple[Arrays, tuple[Sum, Sum, Sum,
 
 @compiled
 def has_room(
-    nodes: Rows,
-    values: Rows,
+    nodes: Rows[Node],
+    values: Rows[Value],
     links: Ints,
-    subgraphs: Rows,
+    subgraphs: Rows[Subgraph],
     lists: Ints,
     states: Ints,
     needs: Ints,
@@ -296,8 +322,8 @@ def compile_draft(
 @allocating
 def compile_rows(
     program: Ints,
-    types: Rows,
-    ports: Rows,
+    types: Rows[CellType],
+    ports: Rows[PortInfo],
     num_kinds: int,
     limits: NDArray[np.int64],
     kind_rows: NDArray[np.int64],
@@ -324,8 +350,8 @@ def compile_rows(
 
 def compile_program(
     program: NDArray[np.int32],
-    types: NDArray[np.void],
-    ports: NDArray[np.void],
+    types: Rows[CellType],
+    ports: Rows[PortInfo],
     limits: NDArray[np.int64],
     kind_rows: NDArray[np.int64],
     is_sized: bool = False,

@@ -7,7 +7,7 @@ for its steps, however many there are.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,10 +32,10 @@ from cellrt.core.program import (
     num_named,
     num_steps,
 )
+from cellrt.core.row_types import Rows
 from cellrt.core.sums import Sum, give_up, position_of, steps_of, sum_of, word_of
-from cellrt.core.tables import BORROWED, EXTERNAL, MAX_READERS, NO_ROW, PERMANENT, STARTS, STEPS, VALUE
+from cellrt.core.tables import BORROWED, EXTERNAL, MAX_READERS, NO_ROW, PERMANENT, STARTS, STEPS, VALUE, Value
 
-Rows = NDArray[np.void]
 Ints = NDArray[np.int32]
 
 
@@ -44,7 +44,7 @@ class Uses(NamedTuple):
     and counts are sums."""
 
     rows: Ints  # of each value of the program: its row in ``values``, or -1
-    values: Rows
+    values: Rows[Value]
     first_sequences: Ints  # of each unit: the sequence of its first output, -1 if it is no chain
     is_read: NDArray[np.uint8]  # of each sequence
     places: NDArray[np.int64]  # of each sequence: the place of its first step, or -1 if it is not read
@@ -207,9 +207,9 @@ def _mark_always(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> None:
 
 
 @making
-def _make_values(draft: Draft, first: Ints, is_read: NDArray[np.uint8], rows: Ints) -> Rows:
+def _make_values(draft: Draft, first: Ints, is_read: NDArray[np.uint8], rows: Ints) -> Rows[Any]:
     """Return the rows of ``values``."""
-    values: Rows = make_rows(rows.max() + 1 if rows.size else 0, VALUE)
+    values: Rows[Value] = make_rows(rows.max() + 1 if rows.size else 0, VALUE)
     for k in range(values.size):
         values[k].row, values[k].result = NO_ROW, -1
     for k in range(draft.sources.size):
@@ -236,7 +236,7 @@ def _make_values(draft: Draft, first: Ints, is_read: NDArray[np.uint8], rows: In
 
 
 @compiled
-def _read(values: Rows, row: int) -> bool:
+def _read(values: Rows[Value], row: int) -> bool:
     """Count one reader; return False if there are too many."""
     if values[row].readers == MAX_READERS:
         return False
@@ -245,7 +245,7 @@ def _read(values: Rows, row: int) -> bool:
 
 
 @compiled
-def _count_readers(draft: Draft, rows: Ints, values: Rows) -> bool:
+def _count_readers(draft: Draft, rows: Ints, values: Rows[Value]) -> bool:
     """Count the readers of each value: its reads by nodes, and each chain and loop that reads it, until that is over.
     Return False if there are too many of one."""
     fits = True
@@ -257,23 +257,23 @@ def _count_readers(draft: Draft, rows: Ints, values: Rows) -> bool:
 
 
 @compiled
-def _count_states(draft: Draft, rows: Ints, values: Rows) -> int:
+def _count_states(draft: Draft, rows: Ints, values: Rows[Value]) -> int:
     """Give every state a reader after the last. Return the unit that keeps its state step by step, or -1.
 
     Of states that several chains keep, or beside one that grows, nothing is kept before the request is done: the values
     before it stay until then (see ``session_state.py``).
     """
-    kept = np.int64(-2)
+    kept = -2
     for k in range(draft.pages.size):
         if draft.pages[k].keeps > 0:  # what has grown goes back to what it was before, and so does all else
-            kept = np.int64(-1)
+            kept = -1
     for k in range(draft.keeps.size):
         maker = draft.makers[draft.keeps[k].first]
         is_stepped = draft.keeps[k].length != 0 and maker >= 0 and draft.lengths[maker] > 0
         if not is_stepped or (kept != -2 and kept != maker):
-            kept = np.int64(-1)
+            kept = -1
         elif kept == -2:
-            kept = np.int64(maker)
+            kept = int(maker)
     for k in range(draft.sources.size):
         if draft.sources[k].start >= 0:
             _read(values, rows[draft.sources[k].start])
