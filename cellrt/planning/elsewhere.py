@@ -2,7 +2,8 @@
 
     python -c "from cellrt.planning.elsewhere import main; main()" LIFELINE SOURCE
 
-prints the names and identities of a model's cells, unless the other end of its lifeline goes first. A server has at least two processes that make each model.
+prints the names and identities of a model's cells, unless the other end of its lifeline goes first. A server has at
+least two processes that make each model.
 """
 
 from __future__ import annotations
