@@ -14,7 +14,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cellrt.definition.compiled_form import nogil
+from cellrt.definition.compiled_form import nogil_part
 from cellrt.products.tile import multiply_rows, rows_of_tile
 from cellrt.products.vectors import FLOAT32, LANES, VectorBuilder
 
@@ -27,7 +27,7 @@ TILE_ROWS = rows_of_tile(GROUPS)
 _INDEX = ir.IntType(64)
 
 
-@nogil
+@nogil_part
 def multiply_scores(rows, x, depth, panel, keys, out):  # type: ignore[no-untyped-def]
     """Write ``x @ panel``, for ``keys`` of a block, in whole vectors, and at most ``TILE_ROWS`` rows: ``x`` ``[rows,
     depth]``, ``panel`` ``[depth, BLOCK_KEYS]``, ``out`` ``[rows, BLOCK_KEYS]``."""
@@ -39,7 +39,7 @@ def multiply_scores(rows, x, depth, panel, keys, out):  # type: ignore[no-untype
         multiply_rows(1, 1, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
 
 
-@nogil
+@nogil_part
 def add_values(rows, weights, values, stride, count, out, width):  # type: ignore[no-untyped-def]
     """Add ``weights @ values`` to ``out``: ``weights`` ``[rows, BLOCK_KEYS]``, of which ``count``, ``values``
     ``[count, width]``, ``stride`` apart, ``out`` ``[rows, width]``; the width is whole vectors."""
@@ -77,7 +77,7 @@ def _copy_row(
     return types.void(source_kind, target_kind, *[types.intp] * 3, types.float32), generate
 
 
-@nogil
+@nogil_part
 def read_row(kind, source, target, size, factor):  # type: ignore[no-untyped-def]
     """Write ``factor`` times a row of this kind as float32."""
     if kind == 0:
@@ -88,7 +88,7 @@ def read_row(kind, source, target, size, factor):  # type: ignore[no-untyped-def
         _copy_row(2, 0, source, target, size, factor)
 
 
-@nogil
+@nogil_part
 def write_row(kind, source, target, size, factor):  # type: ignore[no-untyped-def]
     """Write ``factor`` times a row of float32 as a row of this kind."""
     if kind == 0:
@@ -144,7 +144,7 @@ def _turned(builder: Any, block: list[Any]) -> list[Any]:
     return block
 
 
-@nogil
+@nogil_part
 def turn_rows(kind, places, offset, size, target):  # type: ignore[no-untyped-def]
     """As ``_turn``, for any kind."""
     if kind == 0:
@@ -211,7 +211,7 @@ def sum_lanes(typing_context: Any, address: Any) -> Any:
     return types.float32(types.intp), generate
 
 
-@nogil
+@nogil_part
 def scale_rows(row, width, factor):  # type: ignore[no-untyped-def]
     """Multiply a row of float32 in place."""
     _copy_row(FLOAT32, FLOAT32, row, row, width, factor)

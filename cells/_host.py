@@ -32,10 +32,11 @@ from cellrt.definition.compiled_form import (
     array_at,
     as_pointer,
     batch_sizes,
-    nogil,
+    nogil_part,
     port_address,
     read_word,
     read_words,
+    start_of,
 )
 from cellrt.products.packed import FLOAT_BYTES, copy, project
 
@@ -61,7 +62,7 @@ def choose_best(constants, task):  # type: ignore[no-untyped-def]
     return DONE
 
 
-@nogil
+@nogil_part
 def mark_stops(token, rows, end_token, stop):  # type: ignore[no-untyped-def]
     """Write to the bytes ``stop`` whether each of the tokens ends its sequence."""
     flags = carray(as_pointer(stop), rows, np.uint8)
@@ -78,16 +79,16 @@ def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
     return DONE
 
 
-@nogil
+@nogil_part
 def _embed(table, width, token, rows):  # type: ignore[no-untyped-def]
     """The rows of a table, ``width`` floats each, that tokens name; a new array."""
     found = np.empty(rows * width, np.float32)
     for row in range(rows):
-        copy(found.ctypes.data + row * width * FLOAT_BYTES, table + read_word(token, row) * width * FLOAT_BYTES, width)
+        copy(start_of(found) + row * width * FLOAT_BYTES, table + read_word(token, row) * width * FLOAT_BYTES, width)
     return found
 
 
-@nogil
+@nogil_part
 def _hold(array):  # type: ignore[no-untyped-def]
     """Keeps an array of which only the address is used before."""
     return array.size
@@ -102,7 +103,7 @@ def lstm_embedded(constants, task):  # type: ignore[no-untyped-def]
     if not all_below(token, rows, tokens):
         return REFUSED
     x = _embed(table, depth, token, rows)
-    lstm_run_inputs(batch_sizes(task), x.ctypes.data, depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
+    lstm_run_inputs(batch_sizes(task), start_of(x), depth, x_weight, x_bias, weight, bias, h, c, h_out, c_out, units)
     _hold(x)
     return DONE
 
@@ -158,7 +159,7 @@ def gru_embedded(constants, task):  # type: ignore[no-untyped-def]
     if not all_below(token, rows, tokens):
         return REFUSED
     x = _embed(table, depth, token, rows)
-    gru_run_inputs(batch_sizes(task), x.ctypes.data, depth, x_weight, x_bias, weight, bias, h, h_out, units)
+    gru_run_inputs(batch_sizes(task), start_of(x), depth, x_weight, x_bias, weight, bias, h, h_out, units)
     _hold(x)
     return DONE
 
@@ -214,7 +215,7 @@ def tree_leaf_embedded(constants, task):  # type: ignore[no-untyped-def]
     if not all_below(token, rows, tokens):
         return REFUSED
     x = _embed(table, depth, token, rows)
-    leaf_step(rows, x.ctypes.data, depth, weight, bias, h_out, c_out, units)
+    leaf_step(rows, start_of(x), depth, weight, bias, h_out, c_out, units)
     _hold(x)
     return DONE
 
@@ -266,7 +267,7 @@ def tree_child_sum(constants, task):  # type: ignore[no-untyped-def]
             return REFUSED
     embedded = _embed(table, depth, token, rows if table != 0 and depth > 0 else 0)
     if embedded.size > 0:
-        x, token = embedded.ctypes.data, 0
+        x, token = start_of(embedded), 0
     child_sum_step(
         rows, x, depth, x_weight, x_bias, table, token, offsets, h, c, weight, f_weight, zeros, h_out, c_out, units
     )

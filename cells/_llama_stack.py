@@ -20,7 +20,7 @@ from cellrt.cells._row_kernels import add_rows, gate_rows, norm_rows, turn_rows
 from cellrt.cells._weights import Derived, is_fusable, pack_with_bias
 from cellrt.cells.paged_attention import LayerPages, Mask, Pages, Spans, settings_of, task_of
 from cellrt.cells.transformer import Heads
-from cellrt.definition.compiled_form import is_settled, nogil
+from cellrt.definition.compiled_form import is_settled, nogil, start_of
 from cellrt.kernels.paged_attention.pages import check, check_appended
 from cellrt.products.packed import FLOAT_BYTES, new_room, packed_numbers, project
 
@@ -44,7 +44,7 @@ def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task
     wide, narrow = heads * head_dim, kv_heads * head_dim
     widths = np.array([hidden, wide, wide, narrow, narrow, inner, inner])
     room = np.empty(rows * widths.sum(), np.float32)
-    starts = room.ctypes.data + FLOAT_BYTES * rows * (np.cumsum(widths) - widths)
+    starts = start_of(room) + FLOAT_BYTES * rows * (np.cumsum(widths) - widths)
     normed, query, read, key, value, gate, up = (
         starts[0], starts[1], starts[2], starts[3], starts[4], starts[5], starts[6]
     )  # fmt: skip
@@ -61,8 +61,8 @@ def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task
         turn_rows(query, positions, rows, heads, head_dim // 2, turns, query)
         turn_rows(key, positions, rows, kv_heads, head_dim // 2, turns, key)
         task[7:9] = places[layer]
-        append(settings.ctypes.data, task.ctypes.data)
-        attend(settings.ctypes.data, task.ctypes.data)
+        append(start_of(settings), start_of(task))
+        attend(start_of(settings), start_of(task))
         project(read, rows, wide, own[6], own[7], hidden, normed)
         add_rows(x, normed, rows, hidden)
         norm_rows(x, own[15], rows, hidden, epsilon, normed)

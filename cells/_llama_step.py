@@ -33,8 +33,10 @@ from cellrt.definition.compiled_form import (
     array_at,
     is_settled,
     nogil,
+    nogil_part,
     read_word,
     read_words,
+    start_of,
 )
 from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
 from cellrt.products.packed import FLOAT_BYTES, copy, project
@@ -45,18 +47,18 @@ NUM_TENSORS = 11
 """``token``; of ``kv`` pages, tables, lengths, positions; offsets, nodes, which are read; and the outputs."""
 
 
-@nogil
+@nogil_part
 def choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, tokens, logprobs):  # type: ignore[no-untyped-def]
     """The last norm, the head and the choice: the likeliest token, int64, of each row ``x`` ``[rows, hidden]``, and its
     log-probability."""
     normed, logits = np.empty(rows * hidden, np.float32), np.empty(rows * vocabulary, np.float32)
-    norm_rows(x, norm, rows, hidden, epsilon, normed.ctypes.data)
-    project(normed.ctypes.data, rows, hidden, head, bias, vocabulary, logits.ctypes.data)
-    choose_likeliest(logits.ctypes.data, rows, vocabulary, tokens, logprobs)
+    norm_rows(x, norm, rows, hidden, epsilon, start_of(normed))
+    project(start_of(normed), rows, hidden, head, bias, vocabulary, start_of(logits))
+    choose_likeliest(start_of(logits), rows, vocabulary, tokens, logprobs)
     return normed.size + logits.size  # what is used here is not freed before
 
 
-@nogil
+@nogil_part
 def rows_read(x, rows, hidden, is_read):  # type: ignore[no-untyped-def]
     """Those of the rows ``x`` ``[rows, hidden]`` that are read, and their places."""
     wanted, count = array_at(is_read, rows, np.uint8), 0
@@ -65,13 +67,13 @@ def rows_read(x, rows, hidden, is_read):  # type: ignore[no-untyped-def]
     read, places, at = np.empty(count * hidden, np.float32), np.empty(count, np.int64), 0
     for row in range(rows):
         if wanted[row]:
-            copy(read.ctypes.data + at * hidden * FLOAT_BYTES, x + row * hidden * FLOAT_BYTES, hidden)
+            copy(start_of(read) + at * hidden * FLOAT_BYTES, x + row * hidden * FLOAT_BYTES, hidden)
             places[at] = row
             at += 1
     return read, places
 
 
-@nogil
+@nogil_part
 def _choose(model, sizes, epsilon, x, rows, is_read, made):  # type: ignore[no-untyped-def]
     """``choose_tokens`` of those rows ``x`` ``[rows, hidden]`` that are read.
 
@@ -82,8 +84,8 @@ def _choose(model, sizes, epsilon, x, rows, is_read, made):  # type: ignore[no-u
     token, logprob = array_at(made[0], rows, np.int64), array_at(made[1], rows, np.float32)
     read, places = rows_read(x, rows, hidden, is_read)
     best, chance = np.empty(places.size, np.int64), np.empty(places.size, np.float32)
-    to = best.ctypes.data, chance.ctypes.data
-    choose_tokens(read.ctypes.data, places.size, hidden, norm, epsilon, head, bias, vocabulary, to[0], to[1])
+    to = start_of(best), start_of(chance)
+    choose_tokens(start_of(read), places.size, hidden, norm, epsilon, head, bias, vocabulary, to[0], to[1])
     token[:], logprob[:] = 0, 0
     for at in range(places.size):
         token[places[at]], logprob[places[at]] = best[at], chance[at]
@@ -91,7 +93,7 @@ def _choose(model, sizes, epsilon, x, rows, is_read, made):  # type: ignore[no-u
     return read.size  # what is used here is not freed before
 
 
-@nogil
+@nogil_part
 def mark_ends(tokens, rows, ends, num_ends, stop):  # type: ignore[no-untyped-def]
     """Write to the bytes ``stop`` whether each token is one of the int64 ``ends``."""
     token, flags = array_at(tokens, rows, np.int64), array_at(stop, rows, np.uint8)
@@ -103,7 +105,7 @@ def mark_ends(tokens, rows, ends, num_ends, stop):  # type: ignore[no-untyped-de
                 flags[row] = 1
 
 
-@nogil
+@nogil_part
 def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[no-untyped-def]
     """Write to ``x`` ``[rows * hidden]`` what the last layer makes; False if there is a token that has no embedding,
     and then nothing was done.
@@ -118,12 +120,12 @@ def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[
         return False
     for row in range(rows):
         source = table + read_word(tokens, row) * hidden * FLOAT_BYTES
-        copy(x.ctypes.data + row * hidden * FLOAT_BYTES, source, hidden)
+        copy(start_of(x) + row * hidden * FLOAT_BYTES, source, hidden)
     places = np.empty((sizes[0], 2), np.int64)
     for layer in range(sizes[0]):
         places[layer, 0] = keys + layer * layer_bytes
         places[layer, 1] = places[layer, 0] + value_bytes
-    run_layers(layers, sizes, epsilon, x.ctypes.data, rows, task[2], turns, settings, task, places)
+    run_layers(layers, sizes, epsilon, start_of(x), rows, task[2], turns, settings, task, places)
     return True
 
 
@@ -134,11 +136,11 @@ def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-
     x = np.empty(rows * sizes[1], np.float32)
     if not run_stack(step, task, layers, sizes, settings, epsilon, x):
         return False
-    _choose(model, sizes, epsilon, x.ctypes.data, rows, is_read, step[6:9])
+    _choose(model, sizes, epsilon, start_of(x), rows, is_read, step[6:9])
     return x.size > 0
 
 
-@nogil
+@nogil_part
 def has_turns(positions, rows, num_turns):  # type: ignore[no-untyped-def]
     """Whether a table of so many positions' turns has those of all rows."""
     highest = 0
@@ -147,7 +149,7 @@ def has_turns(positions, rows, num_turns):  # type: ignore[no-untyped-def]
     return highest < num_turns
 
 
-@nogil
+@nogil_part
 def task_words(tensors, page_size, page_stride):  # type: ignore[no-untyped-def]
     """What ``run_layers`` takes as its ``task``, of the tensors of one: rows, those of ``kv``, offsets and so on."""
     own = np.zeros(15, np.int64)

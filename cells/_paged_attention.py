@@ -27,7 +27,17 @@ from cellrt.cells._attention_tile import (
     turn_rows,
     write_row,
 )
-from cellrt.definition.compiled_form import DONE, TaskFunction, array_at, nogil, read_float, read_int, read_words
+from cellrt.definition.compiled_form import (
+    DONE,
+    TaskFunction,
+    array_at,
+    nogil,
+    nogil_part,
+    read_float,
+    read_int,
+    read_words,
+    start_of,
+)
 from cellrt.products.packed import fetch, touch
 from cellrt.products.vectors import FLOAT32, LANES
 
@@ -61,7 +71,7 @@ def attend(constants, task):  # type: ignore[no-untyped-def]
             _attend_tile(constants, task, node, first, last, room)
 
 
-@nogil
+@nogil_part
 def _new_room(queries, head_dim):  # type: ignore[no-untyped-def]
     """Scratch memory of so many queries; one for all tiles, as most are small, and memory is soon what takes time.
 
@@ -76,7 +86,7 @@ def _new_room(queries, head_dim):  # type: ignore[no-untyped-def]
     return numbers, sums, totals, highest, limits, places, turned, lined, np.empty((TILE_ROWS, BLOCK_KEYS), np.float32)
 
 
-@nogil
+@nogil_part
 def _attend_tile(constants, task, node, first, last, room):  # type: ignore[no-untyped-def]
     """Attention of some rows of a node.
 
@@ -90,7 +100,7 @@ def _attend_tile(constants, task, node, first, last, room):  # type: ignore[no-u
         _attend_heads(constants, task, node, first, last, head, min(together, kv_heads - head), room)
 
 
-@nogil
+@nogil_part
 def _attend_heads(constants, task, node, first, last, first_head, num_heads, room):  # type: ignore[no-untyped-def]
     """Attention of some rows of a node, with some heads of the keys. Its queries are in the order of their heads."""
     heads, kv_heads, head_dim, kind, causal, window, _, bias, reach = read_words(constants, 9)
@@ -110,7 +120,7 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads, roo
     for head in range(num_heads):
         for row in range(count):
             start = query + head_bytes * ((first + row) * heads + (first_head + head) * group)
-            read_row(kind, start, numbers[head * queries + row * group :].ctypes.data, group * head_dim, factor)
+            read_row(kind, start, start_of(numbers[head * queries + row * group :]), group * head_dim, factor)
     begin, end = limits[:, 0].min() // BLOCK_KEYS * BLOCK_KEYS, limits[:, 1].max()
     if begin < end:
         _find_places(constants, task, node, begin, length - begin, ahead)
@@ -132,8 +142,8 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads, roo
                 rows, begun = min(TILE_ROWS, queries - row), head * queries + row
                 if not _is_seen(limits[row : row + rows], block):
                     continue
-                query_rows = numbers[begun:].ctypes.data
-                multiply_scores(rows, query_rows, head_dim, turned.ctypes.data, keys, scores.ctypes.data)
+                query_rows = start_of(numbers[begun:])
+                multiply_scores(rows, query_rows, head_dim, start_of(turned), keys, start_of(scores))
                 if bias != 0:
                     _add_bias(scores[:rows], positions, bias, reach, (first_head + head) * group, group, row, block)
                 own = sums[begun : begun + rows]
@@ -142,17 +152,17 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads, roo
                     slot = block if starts == 0 else block + read_int(starts, node)
                     _add_from_pages(scores, places[1], offset, kv_heads * head_dim, keys, slot, page_size, own)
                 else:
-                    add_values(rows, scores.ctypes.data, lined.ctypes.data, width, keys, own.ctypes.data, width)
+                    add_values(rows, start_of(scores), start_of(lined), width, keys, start_of(own), width)
     for head in range(num_heads):
         for row in range(queries):
             at = head * queries + row
-            total = sum_lanes(totals[at:].ctypes.data)
+            total = sum_lanes(start_of(totals[at:]))
             target = (first + row // group) * heads + (first_head + head) * group + row % group
             part = np.float32(0) if total == 0 else np.float32(1) / total
-            write_row(kind, sums[at:].ctypes.data, out + head_bytes * target, head_dim, part)
+            write_row(kind, start_of(sums[at:]), out + head_bytes * target, head_dim, part)
 
 
-@nogil
+@nogil_part
 def _find_limits(positions, group, length, causal, window, limits):  # type: ignore[no-untyped-def]
     """Writes the first key that each query of a tile sees, and the one behind its last: ``[queries, 2]``."""
     for row in range(positions.size):
@@ -165,7 +175,7 @@ def _find_limits(positions, group, length, causal, window, limits):  # type: ign
         limits[row * group : (row + 1) * group, 1] = high
 
 
-@nogil
+@nogil_part
 def _is_seen(limits, block):  # type: ignore[no-untyped-def]
     """Whether any of these queries sees a key of a block."""
     for row in range(limits.shape[0]):
@@ -174,7 +184,7 @@ def _is_seen(limits, block):  # type: ignore[no-untyped-def]
     return False
 
 
-@nogil
+@nogil_part
 def _find_places(constants, task, node, first, count, places):  # type: ignore[no-untyped-def]
     """Where the heads of ``count`` keys and values lie; the rest of ``places`` ``[2, keys]`` is the last one again."""
     _, kv_heads, head_dim, kind = read_words(constants, 4)
@@ -196,12 +206,12 @@ def _find_places(constants, task, node, first, count, places):  # type: ignore[n
         places[0, rest], places[1, rest] = places[0, count - 1], places[1, count - 1]
 
 
-@nogil
+@nogil_part
 def _bytes(kind):  # type: ignore[no-untyped-def]
     return 4 if kind == FLOAT32 else 2
 
 
-@nogil
+@nogil_part
 def _fetch_block(places, offset, size):  # type: ignore[no-untyped-def]
     """Ask for a head of a block, which is turned and lined up after the one before is done."""
     for key in range(BLOCK_KEYS):
@@ -209,7 +219,7 @@ def _fetch_block(places, offset, size):  # type: ignore[no-untyped-def]
         fetch(places[1, key] + offset, size)
 
 
-@nogil
+@nogil_part
 def _touch_block(places, keys, offset, size):  # type: ignore[no-untyped-def]
     """Read some heads of a block in the order of memory, which then comes at its full pace; head by head, with gaps
     between, it does not, nor does what is asked for ahead. With few rows memory is what takes time."""
@@ -218,32 +228,32 @@ def _touch_block(places, keys, offset, size):  # type: ignore[no-untyped-def]
             touch(places[half, key] + offset, size)
 
 
-@nogil
+@nogil_part
 def _turn_keys(kind, head_dim, keys, places, offset, turned):  # type: ignore[no-untyped-def]
     """A head of a block's keys, in float32, as columns; ``offset`` is where it begins."""
     for key in range(0, keys, LANES):
-        turn_rows(kind, places[0, key:].ctypes.data, offset, head_dim, turned[0, key:].ctypes.data)
+        turn_rows(kind, start_of(places[0, key:]), offset, head_dim, start_of(turned[0, key:]))
 
 
-@nogil
+@nogil_part
 def _line_up_values(kind, head_dim, keys, places, offset, lined):  # type: ignore[no-untyped-def]
     """A head of a block's values, in float32, as rows."""
     for key in range(keys):
-        read_row(kind, places[1, key] + offset, lined[key:].ctypes.data, head_dim, np.float32(1))
+        read_row(kind, places[1, key] + offset, start_of(lined[key:]), head_dim, np.float32(1))
 
 
-@nogil
+@nogil_part
 def _soften_tile(scores, limits, block, highest, totals, sums):  # type: ignore[no-untyped-def]
     """Make a tile's scores weights, and scale what its rows have summed so far to their new highest scores."""
     for row in range(limits.shape[0]):
         low, high = limits[row, 0] - block, limits[row, 1] - block
-        at, total = highest[row:].ctypes.data, totals[row:].ctypes.data
-        shrink = soften(scores[row:].ctypes.data, low, high, at, total)
+        at, total = start_of(highest[row:]), start_of(totals[row:])
+        shrink = soften(start_of(scores[row:]), low, high, at, total)
         if shrink != 1:
-            scale_rows(sums[row:].ctypes.data, sums.shape[1], shrink)
+            scale_rows(start_of(sums[row:]), sums.shape[1], shrink)
 
 
-@nogil
+@nogil_part
 def _add_from_pages(weights, places, offset, stride, keys, slot, page_size, sums):  # type: ignore[no-untyped-def]
     """``add_values`` of a block's float32 values where they lie, ``stride`` numbers apart in a page; the first is in
     ``slot``, counted from the first page on."""
@@ -252,11 +262,11 @@ def _add_from_pages(weights, places, offset, stride, keys, slot, page_size, sums
     while key < keys:
         count = min(page_size - (slot + key) % page_size, keys - key)
         at = places[key] + offset
-        add_values(rows, weights[0, key:].ctypes.data, at, stride, count, sums.ctypes.data, width)
+        add_values(rows, start_of(weights[0, key:]), at, stride, count, start_of(sums), width)
         key += count
 
 
-@nogil
+@nogil_part
 def _add_bias(scores, positions, bias, reach, head, group, row, block):  # type: ignore[no-untyped-def]
     """Add to scores the bias of the distances from their queries to their keys."""
     for one in range(scores.shape[0]):
@@ -283,7 +293,7 @@ def append(constants, task):  # type: ignore[no-untyped-def]
             _halves(place[1, 0], size)[:] = _halves(value + row * size, size)
 
 
-@nogil
+@nogil_part
 def _halves(address, size):  # type: ignore[no-untyped-def]
     """Memory of any kind, in pieces of two bytes."""
     return array_at(address, size // 2, np.int16)

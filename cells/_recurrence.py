@@ -17,7 +17,7 @@ import numpy as np
 
 from cellrt.cells._pointwise import add_units, gru_units, lstm_units
 from cellrt.cells._row_kernels import best_column
-from cellrt.definition.compiled_form import nogil, read_float, read_word, write_word
+from cellrt.definition.compiled_form import nogil, nogil_part, read_float, read_word, start_of, write_word
 from cellrt.products.packed import (
     CHUNK_ROWS,
     FLOAT_BYTES,
@@ -47,13 +47,13 @@ def all_below(address, size, limit):  # type: ignore[no-untyped-def]
     return True
 
 
-@nogil
+@nogil_part
 def _source_row(rows_of, row):  # type: ignore[no-untyped-def]
     """The row of the input halves that belongs to ``row``."""
     return read_word(rows_of, row) if rows_of != 0 else row
 
 
-@nogil
+@nogil_part
 def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyped-def]
     """Start the sums of a row: ``tile`` ``[groups, LANES]`` becomes ``given + bias``, of which the groups are a row
     apart.
@@ -74,7 +74,7 @@ def _fill(tile, groups, given, bias, row_bytes, lanes):  # type: ignore[no-untyp
         fetch(left + LANES * FLOAT_BYTES, LANES * FLOAT_BYTES)
 
 
-@nogil
+@nogil_part
 def _lstm_step(rows, gates, rows_of, weight, bias, h, c, h_out, c_out, units, tile):  # type: ignore[no-untyped-def]
     """One LSTM step of ``rows`` rows; row r takes its input half from row ``rows_of[r]`` of ``gates``."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 4 * LANES * FLOAT_BYTES
@@ -108,12 +108,12 @@ def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, unit
         h_next, c_next = h_out + start * units * FLOAT_BYTES, c_out + start * units * FLOAT_BYTES
         step_gates = gates if rows_of != 0 else gates + start * 4 * units * FLOAT_BYTES
         step_rows = rows_of + start * _INDEX_BYTES if rows_of != 0 else 0
-        _lstm_step(rows, step_gates, step_rows, weight, bias, h, c, h_next, c_next, units, scratch.ctypes.data)
+        _lstm_step(rows, step_gates, step_rows, weight, bias, h, c, h_next, c_next, units, start_of(scratch))
         h, c = h_next, c_next
         start += rows
 
 
-@nogil
+@nogil_part
 def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
     """From ``step`` on: the step behind the last one to project with it, and their rows."""
     last, rows = step, 0
@@ -130,16 +130,16 @@ def lstm_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, c,
     start, step = 0, 0
     while step < batch_sizes.size:
         last, rows = _steps_together(batch_sizes, step)
-        project(x + start * depth * FLOAT_BYTES, rows, depth, x_weight, x_bias, 4 * units, gates.ctypes.data)
+        project(x + start * depth * FLOAT_BYTES, rows, depth, x_weight, x_bias, 4 * units, start_of(gates))
         h_next, c_next = h_out + start * units * FLOAT_BYTES, c_out + start * units * FLOAT_BYTES
-        lstm_run(batch_sizes[step:last], gates.ctypes.data, 0, weight, bias, h, c, h_next, c_next, units)
+        lstm_run(batch_sizes[step:last], start_of(gates), 0, weight, bias, h, c, h_next, c_next, units)
         start += rows
         final = (start - batch_sizes[last - 1]) * units * FLOAT_BYTES
         h, c = h_out + final, c_out + final
         step = last
 
 
-@nogil
+@nogil_part
 def _gru_step(rows, gates, rows_of, weight, bias, h, h_out, units, tile):  # type: ignore[no-untyped-def]
     """One GRU step of ``rows`` rows; row r takes its input half from row ``rows_of[r]`` of ``gates``."""
     row_bytes, tile_bytes = units * FLOAT_BYTES, 3 * LANES * FLOAT_BYTES
@@ -178,7 +178,7 @@ def gru_run(batch_sizes, gates, rows_of, weight, bias, h, h_out, units):  # type
         h_next = h_out + start * units * FLOAT_BYTES
         step_gates = gates if rows_of != 0 else gates + start * 3 * units * FLOAT_BYTES
         step_rows = rows_of + start * _INDEX_BYTES if rows_of != 0 else 0
-        _gru_step(rows, step_gates, step_rows, weight, bias, h, h_next, units, scratch.ctypes.data)
+        _gru_step(rows, step_gates, step_rows, weight, bias, h, h_next, units, start_of(scratch))
         h = h_next
         start += rows
 
@@ -190,9 +190,9 @@ def gru_run_inputs(batch_sizes, x, depth, x_weight, x_bias, weight, bias, h, h_o
     start, step = 0, 0
     while step < batch_sizes.size:
         last, rows = _steps_together(batch_sizes, step)
-        project(x + start * depth * FLOAT_BYTES, rows, depth, x_weight, x_bias, 3 * units, gates.ctypes.data)
+        project(x + start * depth * FLOAT_BYTES, rows, depth, x_weight, x_bias, 3 * units, start_of(gates))
         h_next = h_out + start * units * FLOAT_BYTES
-        gru_run(batch_sizes[step:last], gates.ctypes.data, 0, weight, bias, h, h_next, units)
+        gru_run(batch_sizes[step:last], start_of(gates), 0, weight, bias, h, h_next, units)
         start += rows
         h = h_out + (start - batch_sizes[last - 1]) * units * FLOAT_BYTES
         step = last
@@ -208,9 +208,9 @@ def project_best(h, rows, units, out_weight, out_bias, tokens, token_out):  # ty
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
         states = h + first * units * FLOAT_BYTES
-        project(states, count, units, out_weight, out_bias, tokens, logits.ctypes.data)
+        project(states, count, units, out_weight, out_bias, tokens, start_of(logits))
         for row in range(count):
-            best = best_column(logits.ctypes.data + row * tokens * FLOAT_BYTES, tokens)
+            best = best_column(start_of(logits) + row * tokens * FLOAT_BYTES, tokens)
             write_word(token_out, first + row, best)
 
 
@@ -225,7 +225,7 @@ def lstm_decode(  # type: ignore[no-untyped-def]
     for rows in batch_sizes:
         h_next, c_next = h_out + start * units * FLOAT_BYTES, c_out + start * units * FLOAT_BYTES
         token_next = token_out + start * _INDEX_BYTES
-        _lstm_step(rows, table, token, weight, bias, h, c, h_next, c_next, units, scratch.ctypes.data)
+        _lstm_step(rows, table, token, weight, bias, h, c, h_next, c_next, units, start_of(scratch))
         project_best(h_next, rows, units, out_weight, out_bias, tokens, token_next)
         h, c, token = h_next, c_next, token_next
         start += rows
@@ -241,7 +241,7 @@ def gru_decode(  # type: ignore[no-untyped-def]
     start = 0
     for rows in batch_sizes:
         h_next, token_next = h_out + start * units * FLOAT_BYTES, token_out + start * _INDEX_BYTES
-        _gru_step(rows, table, token, weight, bias, h, h_next, units, scratch.ctypes.data)
+        _gru_step(rows, table, token, weight, bias, h, h_next, units, start_of(scratch))
         project_best(h_next, rows, units, out_weight, out_bias, tokens, token_next)
         h, token = h_next, token_next
         start += rows

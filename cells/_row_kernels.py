@@ -16,7 +16,7 @@ from numba import types
 from numba.core import cgutils
 from numba.extending import intrinsic
 
-from cellrt.definition.compiled_form import array_at, nogil
+from cellrt.definition.compiled_form import array_at, nogil, nogil_part, start_of
 from cellrt.products.packed import FLOAT_BYTES, copy
 from cellrt.products.vectors import LANES, VectorBuilder
 
@@ -117,13 +117,13 @@ def gate_rows(gate, up, rows, width, out):  # type: ignore[no-untyped-def]
             _gate(gate + place, up + place, out + place)
         if whole < width:
             place, left = at + whole * FLOAT_BYTES, width - whole
-            copy(tail[0].ctypes.data, gate + place, left)
-            copy(tail[1].ctypes.data, up + place, left)
-            _gate(tail[0].ctypes.data, tail[1].ctypes.data, tail[2].ctypes.data)
-            copy(out + place, tail[2].ctypes.data, left)
+            copy(start_of(tail[0]), gate + place, left)
+            copy(start_of(tail[1]), up + place, left)
+            _gate(start_of(tail[0]), start_of(tail[1]), start_of(tail[2]))
+            copy(out + place, start_of(tail[2]), left)
 
 
-@nogil
+@nogil_part
 def add_rows(x, part, rows, width):  # type: ignore[no-untyped-def]
     """Add ``part`` to ``x``, both ``[rows, width]``."""
     own, added = array_at(x, rows * width, np.float32), array_at(part, rows * width, np.float32)
@@ -139,7 +139,7 @@ def norm_rows(x, weight, rows, width, epsilon, out):  # type: ignore[no-untyped-
     for row in range(rows):
         own = array_at(x + row * width * FLOAT_BYTES, width, np.float32)
         made = array_at(out + row * width * FLOAT_BYTES, width, np.float32)
-        _add_squares(x + row * width * FLOAT_BYTES, whole, sums.ctypes.data)
+        _add_squares(x + row * width * FLOAT_BYTES, whole, start_of(sums))
         total = np.float32(0)
         for column in range(whole, width):
             total += own[column] * own[column]
@@ -181,7 +181,7 @@ def turn_rows(x, positions, rows, heads, half, turns, out):  # type: ignore[no-u
                 made[half + pair] = right * turn[pair] + left * turn[half + pair]
 
 
-@nogil
+@nogil_part
 def best_column(numbers, count):  # type: ignore[no-untyped-def]
     """The place of the first of the highest of ``count`` numbers; 0 if none is above minus infinity."""
     own, highest = array_at(numbers, count, np.float32), np.empty(LANES, np.float32)
@@ -191,7 +191,7 @@ def best_column(numbers, count):  # type: ignore[no-untyped-def]
         whole = start + (stop - start) // LANES * LANES
         highest[:] = -np.inf
         for column in range(start, whole, LANES):
-            raise_lanes(numbers + column * FLOAT_BYTES, highest.ctypes.data)
+            raise_lanes(numbers + column * FLOAT_BYTES, start_of(highest))
         for column in range(whole, stop):
             highest[0] = max(highest[0], own[column])
         if highest.max() > top:
@@ -211,7 +211,7 @@ def choose_likeliest(logits, rows, width, tokens, logprobs):  # type: ignore[no-
         own, best = array_at(at, width, np.float32), best_column(at, width)
         highest, sums = np.full(LANES, own[best], np.float32), np.zeros(LANES, np.float32)
         for column in range(0, whole, LANES):
-            _add_powers(at + column * FLOAT_BYTES, highest.ctypes.data, sums.ctypes.data)
+            _add_powers(at + column * FLOAT_BYTES, start_of(highest), start_of(sums))
         total = np.float64(0)
         for lane in range(LANES):
             total += sums[lane]

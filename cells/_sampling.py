@@ -14,7 +14,7 @@ import numpy as np
 
 from cellrt.cells._row_kernels import best_column, choose_likeliest
 from cellrt.cells._selection import drop_below, heaviest_with, highest_with, keep, keep_best, new_room, place_of, weigh
-from cellrt.definition.compiled_form import array_at, nogil
+from cellrt.definition.compiled_form import array_at, nogil, nogil_part
 from cellrt.products.packed import FLOAT_BYTES
 
 # The settings of a row, float64.
@@ -32,9 +32,9 @@ NUM_WORDS = 21
 _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
 
 
-@nogil
+@nogil_part
 def _mix(bits):  # type: ignore[no-untyped-def]
-    bits += _GOLDEN
+    bits = np.uint64(bits) + _GOLDEN  # it comes as a signed number, of the same bits
     bits = (bits ^ (bits >> np.uint64(30))) * _FIRST
     bits = (bits ^ (bits >> np.uint64(27))) * _SECOND
     return bits ^ (bits >> np.uint64(31))
@@ -47,13 +47,13 @@ def uniform_number(seed, step):  # type: ignore[no-untyped-def]
     return (np.float64(bits >> np.uint64(16)) + 0.5) / 2.0**48
 
 
-@nogil
+@nogil_part
 def whole(number, most):  # type: ignore[no-untyped-def]
     """A setting as an integer from 0 to ``most``."""
     return int(number) if 0 <= number < most else most if number >= most else 0
 
 
-@nogil
+@nogil_part
 def remember_tokens(tokens, rows, task):  # type: ignore[no-untyped-def]
     """Append the int64 tokens of all rows to their histories."""
     own, node = array_at(tokens, rows, np.int64), array_at(task[NODES], rows, np.int32)
@@ -77,7 +77,7 @@ def sample_rows(logits, count, width, rows, task):  # type: ignore[no-untyped-de
         _sample_row(logits + k * width * FLOAT_BYTES, width, place[k], task, room, changes)
 
 
-@nogil
+@nogil_part
 def _sample_row(logits, width, row, task, room, changes):  # type: ignore[no-untyped-def]
     own, setting = array_at(logits, width, np.float32), _setting_of(row, task)
     token, logprob = array_at(task[TOKEN] + 8 * row, 1, np.int64), array_at(task[LOGPROB] + 4 * row, 1, np.float32)
@@ -101,30 +101,30 @@ def _sample_row(logits, width, row, task, room, changes):  # type: ignore[no-unt
     _mark_stop(token[0], setting, row, task)
 
 
-@nogil
+@nogil_part
 def _setting_of(row, task):  # type: ignore[no-untyped-def]
     return array_at(task[SETTINGS] + 8 * NUM_SETTINGS * row, NUM_SETTINGS, np.float64)
 
 
-@nogil
+@nogil_part
 def read_step(row, task):  # type: ignore[no-untyped-def]
     """Which row of its request's chain or loop a row is."""
     return np.int64(array_at(task[STEPS] + 4 * row, 1, np.int32)[0])
 
 
-@nogil
+@nogil_part
 def _position_of(row, task):  # type: ignore[no-untyped-def]
     return np.int64(array_at(task[POSITIONS] + 4 * row, 1, np.int32)[0])
 
 
-@nogil
+@nogil_part
 def _stops_of(row, setting, task):  # type: ignore[no-untyped-def]
     """The stop tokens of a row, and the end tokens."""
     stops = array_at(task[STOPS] + 4 * task[MOST_STOPS] * row, task[MOST_STOPS], np.int32)
     return stops[: whole(setting[NUM_STOPS], task[MOST_STOPS])], array_at(task[ENDS], task[NUM_ENDS], np.int64)
 
 
-@nogil
+@nogil_part
 def _mark_stop(token, setting, row, task):  # type: ignore[no-untyped-def]
     stops, ends = _stops_of(row, setting, task)
     is_stop = False
@@ -136,7 +136,7 @@ def _mark_stop(token, setting, row, task):  # type: ignore[no-untyped-def]
     array_at(task[STOP] + row, 1, np.uint8)[0] = is_stop
 
 
-@nogil
+@nogil_part
 def _change(own, row, step, setting, task, changes):  # type: ignore[no-untyped-def]
     """Change logits as a row's request asks; returns how many changes there are to be taken back."""
     _, where, before = changes
@@ -161,7 +161,7 @@ def _change(own, row, step, setting, task, changes):  # type: ignore[no-untyped-
     return count
 
 
-@nogil
+@nogil_part
 def _penalise(own, count, row, step, setting, task, changes):  # type: ignore[no-untyped-def]
     """Change the logits of all tokens so far: divided for repetition, less for each time in the answer."""
     seen, where, before = changes
@@ -192,7 +192,7 @@ def _penalise(own, count, row, step, setting, task, changes):  # type: ignore[no
     return count
 
 
-@nogil
+@nogil_part
 def _draw(logits, own, setting, number, best, room):  # type: ignore[no-untyped-def]
     """The token where the running sum of weights passes ``number`` of their sum."""
     likeliest = best_column(logits, own.size)
@@ -220,7 +220,7 @@ def _draw(logits, own, setting, number, best, room):  # type: ignore[no-untyped-
     return places[place] if is_cut else place
 
 
-@nogil
+@nogil_part
 def _list_best(own, best, chance, count, row, task, room):  # type: ignore[no-untyped-def]
     """Write the likeliest tokens and their log-probabilities, the likeliest first, the lower of equals first; -1 and
     minus infinity behind them. ``chance`` is the log-probability of the best."""

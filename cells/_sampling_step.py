@@ -23,7 +23,9 @@ from cellrt.definition.compiled_form import (
     TaskFunction,
     array_at,
     nogil,
+    nogil_part,
     read_words,
+    start_of,
 )
 from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
 from cellrt.products.packed import project
@@ -34,7 +36,7 @@ HISTORY, STEPS, ASKED, OFFSETS, NODES, IS_READ, MADE = 5, 9, 10, 14, 15, 16, 17
 NUM_TENSORS = 22
 
 
-@nogil
+@nogil_part
 def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[no-untyped-def]
     """The last norm and the head of those rows ``x`` ``[rows, hidden]`` that are read, and ``sample_rows`` of them."""
     hidden = sizes[1]
@@ -42,9 +44,9 @@ def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[
     read, places = rows_read(x, rows, hidden, is_read)
     count = places.size
     normed, logits = np.empty(count * hidden, np.float32), np.empty(count * vocabulary, np.float32)
-    norm_rows(read.ctypes.data, norm, count, hidden, epsilon, normed.ctypes.data)
-    project(normed.ctypes.data, count, hidden, head, bias, vocabulary, logits.ctypes.data)
-    sample_rows(logits.ctypes.data, count, vocabulary, places.ctypes.data, task)
+    norm_rows(start_of(read), norm, count, hidden, epsilon, start_of(normed))
+    project(start_of(normed), count, hidden, head, bias, vocabulary, start_of(logits))
+    sample_rows(start_of(logits), count, vocabulary, start_of(places), task)
     return read.size + normed.size + logits.size + places.size  # what is used here is not freed before
 
 
@@ -57,11 +59,11 @@ def _run_step(step, task, layers, sizes, settings, epsilon, sampling):  # type: 
     if not run_stack(step, task, layers, sizes, settings, epsilon, x):
         return False
     remember_tokens(tokens, rows, sampling)
-    sample_read(model, sizes, epsilon, x.ctypes.data, rows, is_read, sampling)
+    sample_read(model, sizes, epsilon, start_of(x), rows, is_read, sampling)
     return x.size > 0
 
 
-@nogil
+@nogil_part
 def clear_outputs(rows, task):  # type: ignore[no-untyped-def]
     """Write what rows have that nobody reads."""
     array_at(task[words_at.TOKEN], rows, np.int64)[:] = 0

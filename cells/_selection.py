@@ -17,7 +17,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from cellrt.cells._row_kernels import LOG2_E, raise_lanes
-from cellrt.definition.compiled_form import array_at, nogil
+from cellrt.definition.compiled_form import array_at, nogil_part, start_of
 from cellrt.products.vectors import LANES, VectorBuilder
 
 BLOCK = 512
@@ -118,7 +118,7 @@ def _has_between(typing_context: Any, x: Any, least: Any, most: Any) -> Any:
     return types.boolean(types.intp, types.float32, types.float32), generate
 
 
-@nogil
+@nogil_part
 def new_room(width):  # type: ignore[no-untyped-def]
     """Scratch memory for rows of so many numbers: values, their weights and places, keys and what those weigh, sums,
     and some of the values and their weights.
@@ -130,7 +130,7 @@ def new_room(width):  # type: ignore[no-untyped-def]
     return numbers[0], numbers[1], numbers[2], whole[0], whole[1], sums, numbers[3], numbers[4]
 
 
-@nogil
+@nogil_part
 def weigh(values, count, highest, temperature, room):  # type: ignore[no-untyped-def]
     """The weights ``exp((value - highest) / temperature)``; writes the sum of each block, and returns that of all."""
     weights, sums = room[1], room[5]
@@ -139,12 +139,12 @@ def weigh(values, count, highest, temperature, room):  # type: ignore[no-untyped
     for start in range(0, count, BLOCK):
         size = min(BLOCK, count - start)
         whole = size // LANES * LANES
-        at = values[start:].ctypes.data, np.float32(highest), factor, weights[start:].ctypes.data
-        _weigh(at[0], at[1], at[2], at[3], whole, lanes.ctypes.data)
+        at = start_of(values[start:]), np.float32(highest), factor, start_of(weights[start:])
+        _weigh(at[0], at[1], at[2], at[3], whole, start_of(lanes))
         block = _sum_of(lanes)
         if whole < size:
             tail[0, : size - whole] = values[start + whole : start + size]
-            _weigh(tail[0].ctypes.data, at[1], at[2], tail[1].ctypes.data, LANES, lanes.ctypes.data)
+            _weigh(start_of(tail[0]), at[1], at[2], start_of(tail[1]), LANES, start_of(lanes))
             weights[start + whole : start + size] = tail[1, : size - whole]
             block += _sum_of(lanes)
         sums[start // BLOCK] = block
@@ -152,7 +152,7 @@ def weigh(values, count, highest, temperature, room):  # type: ignore[no-untyped
     return total
 
 
-@nogil
+@nogil_part
 def _sum_of(lanes):  # type: ignore[no-untyped-def]
     total = 0.0
     for lane in range(LANES):
@@ -160,7 +160,7 @@ def _sum_of(lanes):  # type: ignore[no-untyped-def]
     return total
 
 
-@nogil
+@nogil_part
 def keep(by, bound, count, values, places, room):  # type: ignore[no-untyped-def]
     """Keep of ``count`` numbers those of which ``by`` is as high as ``bound``; returns how many these are.
 
@@ -170,7 +170,7 @@ def keep(by, bound, count, values, places, room):  # type: ignore[no-untyped-def
     kept = 0
     for start in range(0, count, LANES):
         stop = min(start + LANES, count)
-        if stop - start == LANES and not _has_between(by[start:].ctypes.data, np.float32(bound), np.float32(np.nan)):
+        if stop - start == LANES and not _has_between(start_of(by[start:]), np.float32(bound), np.float32(np.nan)):
             continue
         for place in range(start, stop):
             if by[place] >= bound:
@@ -180,12 +180,12 @@ def keep(by, bound, count, values, places, room):  # type: ignore[no-untyped-def
     return kept
 
 
-@nogil
+@nogil_part
 def highest_with(values, weights, count, enough, room):  # type: ignore[no-untyped-def]
     """The highest bound that numbers reach which weigh enough together (``weights`` empty: one each); minus infinity if
     all together do not."""
     masses, keys, sums = room[2], room[4], room[5]
-    bits = array_at(values.ctypes.data, count, np.int32)
+    bits = array_at(start_of(values), count, np.int32)
     for place in range(count):
         keys[place] = bits[place] + (1 << 31) if bits[place] >= 0 else -1 - bits[place]  # rises with the number
         masses[place] = weights[place] if weights.size else 1
@@ -208,10 +208,10 @@ def highest_with(values, weights, count, enough, room):  # type: ignore[no-untyp
         count, bound = kept, bound | (digit << shift)
     found = np.empty(1, np.int32)
     found[0] = bound - (1 << 31) if bound >= 1 << 31 else -1 - bound
-    return array_at(found.ctypes.data, 1, np.float32)[0]
+    return array_at(start_of(found), 1, np.float32)[0]
 
 
-@nogil
+@nogil_part
 def keep_best(values, count, wanted, room):  # type: ignore[no-untyped-def]
     """Keep of whole rows the best ``wanted`` numbers and more, of which the highest of every ``LANES``th of a stretch
     are as high as the bound of so many of these; of few numbers all. Returns how many."""
@@ -222,12 +222,12 @@ def keep_best(values, count, wanted, room):  # type: ignore[no-untyped-def]
     found = np.full(stretches * LANES, -np.inf, np.float32)
     for stretch in range(stretches):
         for start in range(stretch * STRIDE, (stretch + 1) * STRIDE, LANES):
-            raise_lanes(values[start:].ctypes.data, found[stretch * LANES :].ctypes.data)
+            raise_lanes(start_of(values[start:]), start_of(found[stretch * LANES :]))
     bound = highest_with(found, found[:0], found.size, wanted, room)
     return keep(values, bound, count, values, places, room)
 
 
-@nogil
+@nogil_part
 def place_of(weights, count, target, room):  # type: ignore[no-untyped-def]
     """Where the running sum of weights passes a number: the last place that weighs anything if nowhere. ``sums`` of the
     room are those of the blocks."""
@@ -248,44 +248,44 @@ def place_of(weights, count, target, room):  # type: ignore[no-untyped-def]
     return last
 
 
-@nogil
+@nogil_part
 def _weight_of(weights, bound, count):  # type: ignore[no-untyped-def]
     """What those weigh together that weigh at least ``bound``."""
     lanes, total = np.empty(LANES, np.float32), 0.0
     for start in range(0, count, 4 * BLOCK):
         size = min(4 * BLOCK, count - start)
         whole = size // LANES * LANES
-        _add_reaching(weights[start:].ctypes.data, np.float32(bound), whole, lanes.ctypes.data)
+        _add_reaching(start_of(weights[start:]), np.float32(bound), whole, start_of(lanes))
         total += _sum_of(lanes)
         for place in range(start + whole, start + size):
             total += weights[place] if weights[place] >= bound else np.float32(0)
     return total
 
 
-@nogil
+@nogil_part
 def heaviest_with(values, count, least, enough, room):  # type: ignore[no-untyped-def]
     """The highest bound that values reach which weigh enough together, and of which each weighs more than ``least``;
     minus infinity if all together do not."""
     weights, some, their = room[1], room[6], room[7]
     bits, number = np.empty(1, np.int32), np.empty(1, np.float32)
     number[0] = min(least, 1.0)
-    low, high, above = array_at(number.ctypes.data, 1, np.int32)[0], 0x3F800001, 0.0  # the heaviest weighs 1
+    low, high, above = array_at(start_of(number), 1, np.int32)[0], 0x3F800001, 0.0  # the heaviest weighs 1
     for _ in range(HALVINGS):
         if count <= FEW or high - low < 2:
             break
         bits[0] = (low + high) // 2
-        total = _weight_of(weights, array_at(bits.ctypes.data, 1, np.float32)[0], count)
+        total = _weight_of(weights, array_at(start_of(bits), 1, np.float32)[0], count)
         if total >= enough:
             low = bits[0]
         else:
             high, above = bits[0], total
     bits[0] = low
-    least = array_at(bits.ctypes.data, 1, np.float32)[0]
+    least = array_at(start_of(bits), 1, np.float32)[0]
     bits[0] = high
-    most, found = array_at(bits.ctypes.data, 1, np.float32)[0], 0
+    most, found = array_at(start_of(bits), 1, np.float32)[0], 0
     for start in range(0, count, LANES):
         stop = min(start + LANES, count)
-        if stop - start == LANES and not _has_between(weights[start:].ctypes.data, least, most):
+        if stop - start == LANES and not _has_between(start_of(weights[start:]), least, most):
             continue
         for place in range(start, stop):  # without a branch that nobody can foresee
             some[found], their[found] = values[place], weights[place]
@@ -293,7 +293,7 @@ def heaviest_with(values, count, least, enough, room):  # type: ignore[no-untype
     return highest_with(some, their, found, enough - above, room)
 
 
-@nogil
+@nogil_part
 def drop_below(values, bound, least, count, room):  # type: ignore[no-untyped-def]
     """Set the weights to 0 that are below ``least``, and those of values below ``bound``; writes the sum of each block
     of the others, and returns that of all."""
@@ -303,8 +303,8 @@ def drop_below(values, bound, least, count, room):  # type: ignore[no-untyped-de
     for start in range(0, count, BLOCK):
         size = min(BLOCK, count - start)
         whole = size // LANES * LANES
-        at = values[start:].ctypes.data, weights[start:].ctypes.data
-        _drop(at[0], bound, at[1], least, whole, lanes.ctypes.data)
+        at = start_of(values[start:]), start_of(weights[start:])
+        _drop(at[0], bound, at[1], least, whole, start_of(lanes))
         block = _sum_of(lanes)
         for place in range(start + whole, start + size):
             if not (values[place] >= bound and weights[place] >= least):

@@ -18,7 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 from torch import Tensor
 
-from cellrt.definition.compiled_form import nogil, read_float, read_word
+from cellrt.definition.compiled_form import nogil, nogil_part, read_float, read_word, start_of
 from cellrt.products.packed import (
     CHUNK_ROWS,
     FLOAT_BYTES,
@@ -86,20 +86,20 @@ def _end_units(typing_context: Any, o: Any, c: Any, h: Any) -> Any:
     return types.void(*[types.intp] * 3), generate
 
 
-@nogil
+@nogil_part
 def _add(target, source, size):  # type: ignore[no-untyped-def]
     """Add ``size`` floats to those at ``target``."""
     for index in range(size):
         write(target, index, read_float(target, index) + read_float(source, index))
 
 
-@nogil
+@nogil_part
 def _padded(units):  # type: ignore[no-untyped-def]
     """Units of a gate in scratch: whole vector registers."""
     return (units + LANES - 1) // LANES * LANES
 
 
-@nogil
+@nogil_part
 def _begin(sums, units, c):  # type: ignore[no-untyped-def]
     """Start a row's state ``c`` (padded) from its gates i, o, u."""
     padded = _padded(units)
@@ -108,7 +108,7 @@ def _begin(sums, units, c):  # type: ignore[no-untyped-def]
         _begin_units(sums + shift, sums + 2 * padded * FLOAT_BYTES + shift, c + shift)
 
 
-@nogil
+@nogil_part
 def _add_child(f, child, units, c, spare):  # type: ignore[no-untyped-def]
     """Add what the gate ``f`` lets through of a child's state to a row's state ``c``; ``f`` and ``c`` are padded."""
     whole = units // LANES * LANES
@@ -121,7 +121,7 @@ def _add_child(f, child, units, c, spare):  # type: ignore[no-untyped-def]
         _add_child_units(f + shift, spare, c + shift)
 
 
-@nogil
+@nogil_part
 def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
     """Write a row's ``h_out`` and ``c_out`` from its gates and its finished state ``c`` (padded)."""
     o = sums + _padded(units) * FLOAT_BYTES
@@ -145,15 +145,15 @@ def leaf_step(rows, x, depth, weight, bias, h_out, c_out, units):  # type: ignor
     work = np.zeros(padded + LANES, np.float32)  # The state of a row, and a spare register.
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
-        project(x + first * depth * FLOAT_BYTES, count, depth, weight, bias, 3 * padded, scratch.ctypes.data)
+        project(x + first * depth * FLOAT_BYTES, count, depth, weight, bias, 3 * padded, start_of(scratch))
         for local in range(count):
-            sums, out = scratch.ctypes.data + local * sums_bytes, (first + local) * row_bytes
-            state = work.ctypes.data
+            sums, out = start_of(scratch) + local * sums_bytes, (first + local) * row_bytes
+            state = start_of(work)
             _begin(sums, units, state)
             _end(sums, units, state, state + padded * FLOAT_BYTES, h_out + out, c_out + out)
 
 
-@nogil
+@nogil_part
 def _add_inputs(count, x, depth, weight, bias, given, padded, groups, sums):  # type: ignore[no-untyped-def]
     """Add products of inputs ``x`` (gates i, o, u, f, through scratch ``given``) to the sums of ``groups`` gates."""
     project(x, count, depth, weight, bias, 4 * padded, given)
@@ -182,16 +182,16 @@ def nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_o
         count = min(CHUNK_ROWS, rows - first)
         for local in range(count):
             for child in range(children):
-                place = joined.ctypes.data + (local * width + child * units) * FLOAT_BYTES
+                place = start_of(joined) + (local * width + child * units) * FLOAT_BYTES
                 copy(place, states[child] + (first + local) * row_bytes, units)
-        project(joined.ctypes.data, count, width, weight, bias, groups * padded, scratch.ctypes.data)
+        project(start_of(joined), count, width, weight, bias, groups * padded, start_of(scratch))
         if x != 0:
             inputs = x + first * depth * FLOAT_BYTES
-            given_place = given.ctypes.data
-            _add_inputs(count, inputs, depth, x_weight, x_bias, given_place, padded, groups, scratch.ctypes.data)
+            given_place = start_of(given)
+            _add_inputs(count, inputs, depth, x_weight, x_bias, given_place, padded, groups, start_of(scratch))
         for local in range(count):
-            sums, row = scratch.ctypes.data + local * sums_bytes, (first + local) * row_bytes
-            state = work.ctypes.data
+            sums, row = start_of(scratch) + local * sums_bytes, (first + local) * row_bytes
+            state = start_of(work)
             spare = state + padded * FLOAT_BYTES
             _begin(sums, units, state)
             for child in range(children):
@@ -212,7 +212,7 @@ def are_offsets(offsets, others, rows, total):  # type: ignore[no-untyped-def]
     return before == total
 
 
-@nogil
+@nogil_part
 def _add_children(first, count, offsets, h, c, weight, sums, states, units, forget, zeros, spare):  # type: ignore[no-untyped-def]
     """Add to the ``states`` of ``count`` rows, from row ``first``, what the forget gates let through of their children.
 
@@ -253,23 +253,23 @@ def child_sum_step(  # type: ignore[no-untyped-def]
         count = min(CHUNK_ROWS, rows - first)
         if token == 0:
             inputs = x + first * depth * FLOAT_BYTES
-            project(inputs, count, depth, x_weight, x_bias, 4 * padded, gates.ctypes.data)
+            project(inputs, count, depth, x_weight, x_bias, 4 * padded, start_of(gates))
         else:
             for local in range(count):
                 source = table + read_word(token, first + local) * 4 * gate_bytes
-                copy(gates.ctypes.data + local * 4 * gate_bytes, source, 4 * padded)
+                copy(start_of(gates) + local * 4 * gate_bytes, source, 4 * padded)
         total[:] = 0
         for local in range(count):
             for child in range(read_word(offsets, first + local), read_word(offsets, first + local + 1)):
-                _add(total.ctypes.data + local * row_bytes, h + child * row_bytes, units)
+                _add(start_of(total) + local * row_bytes, h + child * row_bytes, units)
         if read_word(offsets, first + count) > read_word(offsets, first):
-            project(total.ctypes.data, count, units, weight, zeros, 3 * padded, sums.ctypes.data)
+            project(start_of(total), count, units, weight, zeros, 3 * padded, start_of(sums))
         else:  # All are leaves.
             sums[:] = 0
         for local in range(count):
-            place = gates.ctypes.data + local * 4 * gate_bytes
-            _add(place, sums.ctypes.data + local * 3 * gate_bytes, 3 * padded)
-            _begin(place, units, states.ctypes.data + local * gate_bytes)
+            place = start_of(gates) + local * 4 * gate_bytes
+            _add(place, start_of(sums) + local * 3 * gate_bytes, 3 * padded)
+            _begin(place, units, start_of(states) + local * gate_bytes)
         _add_children(
             first,
             count,
@@ -277,14 +277,14 @@ def child_sum_step(  # type: ignore[no-untyped-def]
             h,
             c,
             f_weight,
-            gates.ctypes.data,
-            states.ctypes.data,
+            start_of(gates),
+            start_of(states),
             units,
-            forget.ctypes.data,
+            start_of(forget),
             zeros,
-            work.ctypes.data,
+            start_of(work),
         )
         for local in range(count):
-            place, state = gates.ctypes.data + local * 4 * gate_bytes, states.ctypes.data + local * gate_bytes
+            place, state = start_of(gates) + local * 4 * gate_bytes, start_of(states) + local * gate_bytes
             out = (first + local) * row_bytes
-            _end(place, units, state, work.ctypes.data, h_out + out, c_out + out)
+            _end(place, units, state, start_of(work), h_out + out, c_out + out)

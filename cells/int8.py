@@ -19,7 +19,7 @@ from torch.nn.functional import linear
 from cellrt import DefinitionError
 from cellrt.cells._weights import is_fusable
 from cellrt.cells.attention import Linear
-from cellrt.definition.compiled_form import array_at, nogil
+from cellrt.definition.compiled_form import array_at, nogil, start_of
 from cellrt.products.packed import CHUNK_ROWS, FLOAT_BYTES, copy, multiply_four, write
 from cellrt.products.vectors import LANES
 
@@ -45,7 +45,7 @@ def project_int8(x, rows, depth, values, scales, bias, columns, out):  # type: i
         used = min(WIDTH, columns - column)
         for first in range(0, rows, CHUNK_ROWS):
             count = min(CHUNK_ROWS, rows - first)
-            tile = scratch.ctypes.data
+            tile = start_of(scratch)
             for row in range(count):
                 begin = tile + row * WIDTH * FLOAT_BYTES
                 if bias:

@@ -9,13 +9,13 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-IN_MAKE_TEST = 10
+IN_MAKE_TEST = 6
 IN_MAKE_SLOW = 300
 PLENTY = 30
 
 
 def examples(count: int) -> int:
-    """In ``make test`` a third of ``count``, where each example costs much; in ``make slow`` ten times as many."""
+    """In ``make test`` a fifth of ``count``, where each example costs much; in ``make slow`` ten times as many."""
     return max(1, count * settings().max_examples // PLENTY)
 
 

@@ -6,6 +6,7 @@ And one dialect in docstrings: code stands between double backticks.
 from __future__ import annotations
 
 import ast
+import functools
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -46,6 +47,7 @@ def num_logic_lines(source: str) -> int:
     return len(lines)
 
 
+@functools.cache
 def too_long() -> dict[str, int]:
     """Files and functions above their limits, with their lines. The body of a kernel may be as long as it is."""
     found = {}

@@ -70,7 +70,11 @@ def c_function(function: Function, signature: Any) -> CFunc:
 
 def _njit(function: Function, **options: bool) -> Any:
     """Compiles a function once for all kinds of integers, where Numba would for each that a caller has."""
-    dispatcher: Any = _kept(function, error_model="numpy", no_cfunc_wrapper=True, **options)
+    return _widening(_kept(function, error_model="numpy", no_cfunc_wrapper=True, **options))
+
+
+def _widening(dispatcher: Any) -> Any:
+    """Has compiled code call a function with int64 numbers alone, whatever integers it has."""
     if not numba.config.DISABLE_JIT:
         resolve = dispatcher.get_call_template
         dispatcher.get_call_template = lambda args, kws: resolve([_widen(arg) for arg in args], kws)
@@ -106,7 +110,13 @@ def short_entry(function: Function) -> Any:
 
 def nogil(function: Function) -> Any:
     """For compiled code outside the core, which may make arrays and gives up the interpreter lock."""
-    return _kept(function, nogil=True)
+    return _widening(_kept(function, nogil=True))
+
+
+def nogil_part(function: Function) -> Any:
+    """As ``nogil``, for functions that only compiled code calls."""
+    options = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
+    return _widening(_kept(function, is_part=True, **options))
 
 
 def allocating(function: Function) -> Any:

@@ -23,8 +23,8 @@ from numba import carray
 from numpy.typing import NDArray
 from torch import nn
 
-from cellrt.core.jit import c_function, nogil
-from cellrt.core.memory import as_pointer, read_float, read_int, read_word, read_words, write_word
+from cellrt.core.jit import c_function, nogil, nogil_part
+from cellrt.core.memory import as_pointer, read_float, read_int, read_word, read_words, start_of, write_word
 from cellrt.definition.attention_operator import APPEND, ATTEND
 from cellrt.definition.form_inputs import check_inputs
 from cellrt.definition.snapshot import is_settled
@@ -54,11 +54,13 @@ __all__ = [
     "is_settled",
     "is_traced",
     "nogil",
+    "nogil_part",
     "port_address",
     "read_float",
     "read_int",
     "read_word",
     "read_words",
+    "start_of",
     "write_word",
 ]
 
@@ -175,19 +177,19 @@ class CompiledForm(NamedTuple):
         return call, outputs
 
 
-@nogil
+@nogil_part
 def array_at(address, shape, dtype):  # type: ignore[no-untyped-def]
     """For task functions: the array of this shape and NumPy dtype at an address."""
     return carray(as_pointer(address), shape, dtype)
 
 
-@nogil
+@nogil_part
 def port_address(task, port):  # type: ignore[no-untyped-def]
     """For task functions: where an input lies, or, after all inputs, an output."""
     return read_word(task, FIRST_INPUT + port)
 
 
-@nogil
+@nogil_part
 def batch_sizes(task):  # type: ignore[no-untyped-def]
     """For task functions: the number of rows of each step, int64 ``[steps]``."""
     return carray(as_pointer(read_word(task, BATCH_SIZES)), read_word(task, STEPS), np.int64)

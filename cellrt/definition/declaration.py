@@ -98,8 +98,10 @@ def check_sizes(
     batch_sizes: Iterable[int] | None = None,
     max_batch_rows: int | None = None,
     has_spans: bool = False,
+    longest: int = 0,
 ) -> BatchSizes:
-    """The batch sizes of a cell, where the most rows are by default the largest of those it supports."""
+    """The batch sizes of a cell, where the most rows are by default the largest of those it supports, and no fewer than
+    its longest node has."""
     try:
         sizes = tuple(batch_sizes or ())
     except TypeError:
@@ -125,7 +127,7 @@ def check_sizes(
         raise DefinitionError(
             f"cell {name!r}: min_batch={min_batch} is more than the {largest} rows that a task has at most"
         )
-    largest_rows = max(largest, DEFAULT_MAX_BATCH) if has_spans else largest
+    largest_rows = max(largest, DEFAULT_MAX_BATCH, min(longest, LARGEST_BATCH)) if has_spans else largest
     return BatchSizes(largest, min_batch, sizes, largest_rows if max_batch_rows is None else max_batch_rows)
 
 

@@ -28,9 +28,11 @@ from cellrt.definition.declaration import (
 from cellrt.definition.file import read_cell
 from cellrt.definition.identity import identity_of
 from cellrt.definition.snapshot import HOOKS, take_snapshot
+from cellrt.definition.spec import RowSpec
 from cellrt.definition.trial import Trial, try_steps
 from cellrt.definition.uncompiled import LEFT_OUT, has_compiled, original_of
 from cellrt.errors import DefinitionError
+from cellrt.numbers import as_integer
 
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 """Parameters that may be given by keyword."""
@@ -74,7 +76,9 @@ def cell(
         min_batch: fewest rows of a further task while others of the same type are submitted.
         batch_sizes: the supported numbers of rows; a task is padded to the next. Default: any up to ``max_batch``.
         max_batch_rows: of a cell with pages or spans, whose nodes may have many rows: the most rows of a task, and
-            ``max_batch`` is then the most nodes. Default: 512, or ``max_batch`` if that is more.
+            ``max_batch`` is then the most nodes. Default: 512, ``max_batch`` if that is more, or
+            where a task takes sequences whole as many as the longest has, which the module says in an attribute
+            ``longest_span``.
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.
@@ -89,7 +93,8 @@ def cell(
         raise DefinitionError(f"cell {name!r}: expected a torch module or a function, got {kind_of(module)}")
     specs = check_inputs(name, inputs)
     has_spans = any(spec.has_nodes for spec in specs.values())
-    sizes = check_sizes(name, max_batch, min_batch, batch_sizes, max_batch_rows, has_spans)
+    longest = _longest_whole(module, specs)
+    sizes = check_sizes(name, max_batch, min_batch, batch_sizes, max_batch_rows, has_spans, longest)
     check_priority(name, priority)
     check_row_wise(name, row_wise)
     by_name = _takes_names(name, module, list(specs))
@@ -112,6 +117,12 @@ def load_cell(folder: str | Path) -> Cell:
     Raises DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
     """
     return Cell(*read_cell(folder))
+
+
+def _longest_whole(module: object, specs: Mapping[str, RowSpec]) -> int:
+    """Return how many rows a node has at most that a task takes whole, of a module that says so; else 0."""
+    longest = as_integer(getattr(module, "longest_span", 0)) or 0
+    return longest if any(spec.span == "whole" for spec in specs.values()) else 0
 
 
 def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bool:

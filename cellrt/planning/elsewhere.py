@@ -1,13 +1,15 @@
 """Whether every process makes the same cells of a model: another process makes it too, and both are compared.
 
-    python -c "from cellrt.planning.elsewhere import main; main()" SOURCE
+    python -c "from cellrt.planning.elsewhere import main; main()" LIFELINE SOURCE
 
-prints the names and identities of a model's cells. A server has at least two processes that make each model.
+prints the names and identities of a model's cells, unless the other end of its lifeline goes first. A server has at
+least two processes that make each model.
 """
 
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
 from collections.abc import Sequence
@@ -20,7 +22,7 @@ from cellrt.engine.registry import Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process.source import ModelSource
-from cellrt.worker.python_process import environment, python
+from cellrt.worker.python_process import PythonProcess, end_with
 
 COMMAND = "from cellrt.planning.elsewhere import main; main()"
 WAIT_S = 600.0
@@ -43,15 +45,19 @@ def cells_of(unfolder: Unfolder) -> list[Made]:
 
 def cells_elsewhere(source: str) -> list[Made]:
     """The cells that a new process makes of a model. Raises DefinitionError if it cannot."""
-    command = python(COMMAND, (source,))
+    other = PythonProcess(COMMAND, (source,), is_heard=True)
     try:
-        ended = subprocess.run(command, capture_output=True, text=True, env=environment(), timeout=WAIT_S, check=True)
-        return [Made(*each) for each in json.loads(ended.stdout.splitlines()[-1])]
+        told, complaints = other.process.communicate(timeout=WAIT_S)
+        if other.process.returncode:
+            raise ValueError(f"it ended with status {other.process.returncode}")
+        return [Made(*each) for each in json.loads(told.splitlines()[-1])]
     except subprocess.TimeoutExpired:
         raise DefinitionError(f"model {source!r}: another process did not make it within {WAIT_S:g} s") from None
-    except (subprocess.CalledProcessError, ValueError, IndexError) as error:
-        said = getattr(error, "stderr", None) or str(error)
+    except (ValueError, IndexError) as error:
+        said = complaints.decode(errors="replace").strip() or str(error)
         raise DefinitionError(f"model {source!r}: another process cannot make it: {said[-1000:]}") from None
+    finally:
+        other.end(0.0)
 
 
 def changing(here: Sequence[Made], elsewhere: Sequence[Made]) -> list[str]:
@@ -62,4 +68,6 @@ def changing(here: Sequence[Made], elsewhere: Sequence[Made]) -> list[str]:
 
 def main() -> None:
     """The other process."""
-    print(json.dumps(cells_of(ModelSource(sys.argv[1]).load())))
+    lifeline, source = sys.argv[1:]
+    end_with(socket.socket(fileno=int(lifeline)))
+    print(json.dumps(cells_of(ModelSource(source).load())))

@@ -27,7 +27,7 @@ from numba.extending import intrinsic
 from torch import Tensor
 
 from cellrt.core.jit import c_function, nogil
-from cellrt.core.memory import read_float
+from cellrt.core.memory import read_float, start_of
 from cellrt.products.tile import HALF_GROUPS, lines_of_row, multiply_rows, rows_of_tile
 from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
 
@@ -228,7 +228,7 @@ def project_strided(x, stride, rows, depth, weight, bias, columns, out):  # type
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
         for column in range(0, columns, width):
-            tile = scratch.ctypes.data  # Taken anew each time: Numba frees an array behind its last use.
+            tile = start_of(scratch)  # Taken anew each time: Numba frees an array behind its last use.
             used = min(width, columns - column)
             for row in range(count):
                 begin = tile + row * width * FLOAT_BYTES

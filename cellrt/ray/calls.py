@@ -45,6 +45,7 @@ class Call(NamedTuple):
         """Model and id of the session that it is in, in one text; empty if it is in none.
 
         This says which replica is asked. What is not understood here is in none: the replica says what is wrong.
+        Raise RecursionError if the body is nested deeper than Python reads: nobody knows its session then.
         """
         if not self.is_inference:
             return ""
@@ -57,7 +58,7 @@ class Call(NamedTuple):
         body = self.body[: int(size)] if size.isdigit() else self.body
         try:
             return _decoder.decode(body)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        except (msgspec.DecodeError, UnicodeDecodeError):
             return _Peek()
 
 

@@ -24,6 +24,7 @@ from cellrt.ray.calls import Answer, Call, key_of
 from cellrt.ray.front_app import front_app, read_call
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answer_of, of_death
+from cellrt.serve.app import let_recurse
 from cellrt.serve.door import told
 from cellrt.serve.guard import Gate
 from cellrt.serve.http import error_response, json_response
@@ -42,6 +43,7 @@ class Front:
 
     def __init__(self, settings: Settings, replicas: Any) -> None:
         self._limits = settings.limits
+        let_recurse(self._limits.max_depth)
         self.gate = Gate(Keys(settings.api_keys), settings.allowed_origins)
         self._replicas = replicas
         self._directory = kept_directory(serve.get_replica_context().app_name)
@@ -49,7 +51,7 @@ class Front:
     async def answer(self, request: Request) -> Response:
         """Answers a request."""
         try:
-            call = await read_call(request, self._limits.max_body_bytes)
+            call = await read_call(request, self._limits)
             if call.is_stream:
                 return await self._stream(call)
             answer = await self._ask(call)

@@ -16,8 +16,10 @@ from starlette.websockets import WebSocket
 from cellrt.errors import RequestError
 from cellrt.ray.calls import Call
 from cellrt.serve.content_encoding import Decompressed
+from cellrt.serve.forms import TOO_DEEP
 from cellrt.serve.guard import Gate, no_websocket, refuse
 from cellrt.serve.http import read_body
+from cellrt.serve.settings import Limits
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
@@ -67,11 +69,15 @@ def front_app(front: Callable[[], Answering]) -> Starlette:
     return Starlette(routes=routes, middleware=[Middleware(Decompressed)])
 
 
-async def read_call(request: Request, max_body_bytes: int) -> Call:
+async def read_call(request: Request, limits: Limits) -> Call:
     """A request as it goes to a replica. Raises RequestTooLargeError, RequestError."""
-    body = await read_body(request, max_body_bytes)
+    body = await read_body(request, limits.max_body_bytes)
     scope, headers = request.scope, tuple(request.headers.raw)
     call = Call(scope["method"], scope["path"], scope["query_string"], headers, body, uuid.uuid4().hex)
     if call.changes_models:
         raise RequestError("models of an application of Ray Serve change when it is deployed anew: serve.run")
+    try:
+        _ = call.session
+    except RecursionError:  # it is no replica's: without its session it would run in none, or twice
+        raise RequestError(TOO_DEEP.format(limits.max_depth)) from None
     return call

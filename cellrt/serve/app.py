@@ -44,7 +44,7 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
     ``wrap``: what stands between the guard and the doors.
     """
     backend = door.backend
-    _let_recurse(backend.settings.limits.max_depth)
+    let_recurse(backend.settings.limits.max_depth)
 
     @asynccontextmanager
     async def connected(_: Starlette) -> AsyncIterator[None]:
@@ -65,7 +65,7 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
     return Guard(wrap(Decompressed(Shortcut(app, often))), gate, door.measures)
 
 
-def _let_recurse(depth: int) -> None:
+def let_recurse(depth: int) -> None:
     """Have Python allow what reads a request as deep, and unfolds it, to call itself as often, in the whole process."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_BESIDE + CALLS_A_LEVEL * depth))
 

@@ -58,6 +58,7 @@ class PythonProcess:
         command: what it runs.
         words: behind the socket.
         fds: descriptors that it has, too.
+        is_heard: whether what it says comes through pipes: its ``process`` has them.
 
     Attributes:
         lifeline: the other end of the socket.
@@ -65,17 +66,22 @@ class PythonProcess:
     Raises DefinitionError within ``importing``.
     """
 
-    def __init__(self, command: str, words: Iterable[object] = (), fds: Sequence[int] = ()) -> None:
+    def __init__(
+        self, command: str, words: Iterable[object] = (), fds: Sequence[int] = (), *, is_heard: bool = False
+    ) -> None:
         if IS_IMPORTING.get():
             raise DefinitionError(NO_GUARD)
         self.lifeline, theirs = socket.socketpair()
         _LIFELINES.add(self.lifeline)
+        pipe = subprocess.PIPE if is_heard else None
         with theirs:
             fd = theirs.fileno()
             self.process = subprocess.Popen(
                 python(command, map(str, (fd, *words))),
                 pass_fds=[fd, *fds],
                 stdin=subprocess.DEVNULL,
+                stdout=pipe,
+                stderr=pipe,
                 env=environment(),
             )
 

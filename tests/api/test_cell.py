@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from cellrt.definition.cell import Cell
 from cellrt.definition.computation import takes_order
 from cellrt.definition.define import cell
-from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows, token
+from cellrt.definition.spec import RaggedRows, RowSpec, Spans, ragged, rows, span, token
 from cellrt.errors import CellError, DefinitionError
 from tests.api.models import INTEGER, SIZE, Recurrent, child_sum, linear_of
 
@@ -154,6 +154,22 @@ def test_limits_and_names() -> None:
     assert cell(nn.Linear(3, 3), {"input": (3,)}).max_batch == 512
     assert cell(nn.Linear(3, 3), {"input": (3,)}, max_batch=8, batch_sizes=[1, 8]).max_batch == 8
     assert "mine" in repr(made) and "float32[3]" in repr(made)
+
+
+@pytest.mark.parametrize(("longest", "expected"), [(None, 512), (100, 512), (1024, 1024), (1 << 20, 65_536)])
+@pytest.mark.parametrize("whole", [True, False])
+def test_a_task_has_the_longest_sequence_that_its_cell_takes_whole(
+    longest: int | None, expected: int, whole: bool
+) -> None:
+    class Centre(nn.Module):
+        longest_span = longest
+
+        def forward(self, x: Tensor, spans: Spans) -> Tensor:
+            return x - spans.positions[:, None]
+
+    inputs = {"x": (SIZE,), "spans": span(whole=whole)}
+    assert cell(Centre(), inputs).max_batch_rows == (expected if whole else 512)
+    assert cell(Centre(), inputs, max_batch_rows=7).max_batch_rows == 7
 
 
 def test_a_cell_for_certain_numbers_of_rows() -> None:

@@ -24,7 +24,7 @@ from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import Reason
 from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
-from cellrt.definition.compiled_form import DONE
+from cellrt.definition.compiled_form import DONE, CompiledForm
 from cellrt.graph.reference import run_one_by_one
 from cellrt.worker.cpu.executor import Executor
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
@@ -100,6 +100,12 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> LibraryStore:
     return made
 
 
+@pytest.fixture(scope="module")
+def form(store: LibraryStore) -> CompiledForm:
+    """The decoder's, whose weights are always the same."""
+    return compile_cell(decoder(0), store)
+
+
 @pytest.fixture
 def cache(store: LibraryStore, monkeypatch: pytest.MonkeyPatch) -> None:
     """Has engines find the decoder's library."""
@@ -116,17 +122,16 @@ def refuse_modules(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     "counts", [[3], [1], [0], [2, 0, 5], [0, 0, 0], [1, 0], [0, 1, 0, 0], [4] * 64, [k % 5 for k in range(33)]]
 )
-def test_a_form_gives_what_its_module_gives(store: LibraryStore, counts: list[int]) -> None:
+def test_a_form_gives_what_its_module_gives(form: CompiledForm, counts: list[int]) -> None:
     made = decoder(0)
     inputs = inputs_of(made, counts)
-    outputs = compile_cell(made, store).run(len(counts), inputs)
+    outputs = form.run(len(counts), inputs)
     assert outputs is not None
     assert_same(outputs, dict(zip(made.outputs, made.run(*inputs.values()))))
 
 
-def test_calls_from_several_threads_leave_no_memory_behind(store: LibraryStore) -> None:
+def test_calls_from_several_threads_leave_no_memory_behind(form: CompiledForm) -> None:
     made = decoder(0)
-    form = compile_cell(made, store)
     failures: list[str] = []
 
     def call(seed: int) -> None:

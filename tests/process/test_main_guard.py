@@ -94,10 +94,14 @@ AT_THE_START = (
     "Started('@cellrt-test-loading', {{'workers': 1}}, [({!r}, {{}})]).wait()"
 )
 
+BY_A_CHECK = "from cellrt.planning.elsewhere import cells_elsewhere\ncells_elsewhere({!r})"
 
-@pytest.mark.parametrize("program", [BY_A_CLIENT, AT_THE_START], ids=["by a client", "at the start"])
+
+@pytest.mark.parametrize(
+    "program", [BY_A_CLIENT, AT_THE_START, BY_A_CHECK], ids=["by a client", "at the start", "by a check"]
+)
 @pytest.mark.slow
-def test_an_engines_process_that_loads_a_model_ends_with_whoever_started_it(tmp_path: Path, program: str) -> None:
+def test_a_process_that_loads_a_model_ends_with_whoever_started_it(tmp_path: Path, program: str) -> None:
     model, loading = tmp_path / "slow.py", tmp_path / "loading"
     model.write_text(LOADING)
     starter = subprocess.Popen(
@@ -110,4 +114,4 @@ def test_an_engines_process_that_loads_a_model_ends_with_whoever_started_it(tmp_
     finally:
         os.kill(starter.pid, signal.SIGKILL)
         starter.wait()
-    until(lambda: not is_running(int(loading.read_text())), "the engine's process ends", 20)
+    until(lambda: not is_running(int(loading.read_text())), "the other process ends", 20)

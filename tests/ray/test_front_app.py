@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import gzip
 import json
+import sys
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import httpx
@@ -18,11 +19,14 @@ from starlette.websockets import WebSocket
 
 from cellrt.errors import CellrtError
 from cellrt.ray.front_app import front_app, read_call
+from cellrt.serve.app import let_recurse
 from cellrt.serve.guard import DENIAL, Gate
 from cellrt.serve.http import error_response
 from cellrt.serve.keys import Keys
+from cellrt.serve.settings import MOST_DEPTH, Limits
 
-MOST_BYTES = 1000
+MOST_BYTES = 10_000
+LIMITS = Limits(max_body_bytes=MOST_BYTES, max_depth=MOST_DEPTH)
 KEY = "a key"
 BODY = json.dumps({"request": 1, "session": "a", "stream": True}).encode()
 
@@ -34,7 +38,7 @@ class Telling:
 
     async def answer(self, request: Request) -> Response:
         try:
-            call = await read_call(request, MOST_BYTES)
+            call = await read_call(request, LIMITS)
         except CellrtError as error:
             return await error_response(request, error)
         encodings = [name for name, _ in call.headers if name == b"content-encoding"]
@@ -58,6 +62,28 @@ async def post(body: bytes, encoding: str) -> httpx.Response:
 async def test_the_session_of_a_compressed_request_is_seen(encoding: str, encode: Callable[[bytes], bytes]) -> None:
     answer = await post(encode(BODY), encoding)
     assert answer.json() == ["m/a", True, BODY.decode(), 0]
+
+
+@pytest.fixture
+def deep() -> Iterator[None]:
+    """Python as a front has it, which reads what is as deep as its limit says."""
+    before = sys.getrecursionlimit()
+    let_recurse(MOST_DEPTH)
+    yield
+    sys.setrecursionlimit(before)
+
+
+@pytest.mark.usefixtures("deep")
+async def test_the_session_of_a_request_as_deep_as_the_limit_is_seen() -> None:
+    body = f'{{"request": {"[" * MOST_DEPTH + "]" * MOST_DEPTH}, "session": "a", "stream": true}}'
+    assert (await post(body.encode(), "")).json()[:2] == ["m/a", True]
+
+
+@pytest.mark.usefixtures("deep")
+async def test_what_is_too_deep_to_see_its_session_goes_to_no_replica(depth: int = 4500) -> None:
+    answer = await post(f'{{"request": {"[" * depth + "]" * depth}, "session": "a"}}'.encode(), "")
+    assert answer.status_code == 400
+    assert answer.json()["error"] == f"the request is nested more than {MOST_DEPTH} deep (max_depth)"
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ from cellrt.definition.compiled_form import (
     TaskFunction,
     array_at,
     batch_sizes,
-    nogil,
+    nogil_part,
     port_address,
     read_word,
 )
@@ -37,7 +37,7 @@ AT, COUNT, OFFSETS, PLACE = range(4)
 INT64 = 4  # torch's number of the dtype
 
 
-@nogil
+@nogil_part
 def new_tensor(constants, at, dims, sizes, strides, dtype, handle):  # type: ignore[no-untyped-def]
     """Writes to ``handle`` that of a new tensor over memory of the CPU; whether that failed."""
     word, none, index = np.int64(0), np.int32(0), np.int32(-1)
@@ -45,7 +45,7 @@ def new_tensor(constants, at, dims, sizes, strides, dtype, handle):  # type: ign
     return call_status(read_word(constants, CREATE), given) != 0
 
 
-@nogil
+@nogil_part
 def _call(constants, places, rows):  # type: ignore[no-untyped-def]
     """Runs the library on what lies at ``places``; whether that failed."""
     num_weights, num_inputs = read_word(constants, WEIGHTS), read_word(constants, INPUTS)
@@ -85,7 +85,7 @@ def _call(constants, places, rows):  # type: ignore[no-untyped-def]
     return has_failed
 
 
-@nogil
+@nogil_part
 def _find(constants, task, step, before, first, rows, places, offsets):  # type: ignore[no-untyped-def]
     """Fills in where the rows of a step lie, which begins at position ``first`` and the step before at ``before``.
 
@@ -115,7 +115,7 @@ def _find(constants, task, step, before, first, rows, places, offsets):  # type:
     return is_enough
 
 
-@nogil
+@nogil_part
 def _call_with_more(constants, places, rows):  # type: ignore[no-untyped-def]
     """As ``_call``, with a row more, a copy of the first, which has two values of zeros of each ragged input."""
     num_inputs, num_ports, num_bytes = read_word(constants, INPUTS), places.shape[0], 0
@@ -142,7 +142,7 @@ def _call_with_more(constants, places, rows):  # type: ignore[no-untyped-def]
     return has_failed or memory.size != num_bytes  # which keeps the memory until here
 
 
-@nogil
+@nogil_part
 def _have_equal_values(constants, places):  # type: ignore[no-untyped-def]
     """Whether all ragged inputs have the same number of values, if they must."""
     found = -1
