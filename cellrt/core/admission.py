@@ -6,29 +6,23 @@ from cellrt.core import page_list
 from cellrt.core.buddy_allocator import LINKS, NODES, PLACES, SUBGRAPHS, VALUES, allocate_block, free_block
 from cellrt.core.copying import copy_row
 from cellrt.core.event_log import log_event
-from cellrt.core.jit import compiled
+from cellrt.core.jit import OpenTemplate, compiled
 from cellrt.core.moves import DEAD, DONE, FREE, LEFT, LIVE, move_request
 from cellrt.core.pages import begin_pages, end_pages
 from cellrt.core.queue import enqueue, rows_in_flight
 from cellrt.core.record_ends import give_places, give_records
 from cellrt.core.record_layout import most_steps
 from cellrt.core.records import begin_record
+from cellrt.core.row_types import Matrix, Rows
 from cellrt.core.rows import can_reserve, give_row, take_row
 from cellrt.core.session_state import WORDS, begin_states, end_states
-from cellrt.core.tables import (
-    ADMITTED,
-    BORROWED,
-    ENDED,
-    EXTERNAL,
-    HOST,
-    NEVER,
-    NO_ROW,
-    NUM_PERMANENT,
-)
+from cellrt.core.tables import ADMITTED, BORROWED, ENDED, EXTERNAL, HOST, NEVER, NO_ROW, NUM_PERMANENT, Request, Tables
 
 
 @compiled
-def _allocate(t, request, num_nodes, num_values, num_links, num_subgraphs, num_places):
+def _allocate(
+    t: Tables, request: Request, num_nodes: int, num_values: int, num_links: int, num_subgraphs: int, num_places: int
+) -> bool:
     """Allocates the five blocks of a request, or none of them."""
     nodes = allocate_block(t.blocks, NODES, num_nodes)
     values = allocate_block(t.blocks, VALUES, num_values)
@@ -55,7 +49,7 @@ def _allocate(t, request, num_nodes, num_values, num_links, num_subgraphs, num_p
 
 
 @compiled
-def _free_blocks(t, request):
+def _free_blocks(t: Tables, request: Request) -> None:
     """Gives back the five blocks of a request."""
     free_block(t.blocks, NODES, int(request.first_node), int(request.num_nodes))
     free_block(t.blocks, VALUES, int(request.first_value), int(request.num_values))
@@ -65,7 +59,7 @@ def _free_blocks(t, request):
 
 
 @compiled
-def _copy_graph(t, request_id, template):
+def _copy_graph(t: Tables, request_id: int, template: OpenTemplate) -> None:
     """Copies a template's rows to the request's blocks, turning ids of rows into absolute ones."""
     request = t.requests[request_id]
     for k in range(template.nodes.size):
@@ -94,7 +88,7 @@ def _copy_graph(t, request_id, template):
 
 
 @compiled
-def _take_externals(t, request, template, rows, at):
+def _take_externals(t: Tables, request: Request, template: OpenTemplate, rows: Rows[int], at: int) -> None:
     """Gives the request's own tensors host rows, if anybody reads them; writes them to ``rows`` from ``at`` on, -1 for
     the others."""
     for k in range(template.externals.shape[0]):
@@ -119,7 +113,7 @@ def _take_externals(t, request, template, rows, at):
 
 
 @compiled
-def _kind_at(t, request, place):
+def _kind_at(t: Tables, request: Request, place: int) -> int:
     """The kind of the rows of the list that begins at a place."""
     first = 0
     for k in range(request.num_lists):
@@ -130,7 +124,19 @@ def _kind_at(t, request, place):
 
 
 @compiled
-def admit(t, template, sequence, priority, client, deadlines_ns, number, streamed, session, rows, at):
+def admit(
+    t: Tables,
+    template: OpenTemplate,
+    sequence: int,
+    priority: int,
+    client: int,
+    deadlines_ns: Matrix,
+    number: int,
+    streamed: int,
+    session: int,
+    rows: Rows[int],
+    at: int,
+) -> int:
     """Appends a request; returns its id, -1 if tables or arenas have no room for it now, or -2 if they never have, as
     what its session kept and what the request adds come to more pages than a worker has.
 
@@ -203,16 +209,16 @@ def admit(t, template, sequence, priority, client, deadlines_ns, number, streame
 
 
 @compiled
-def num_rows(template):
+def num_rows(template: OpenTemplate) -> int:
     """How many rows ``admit`` writes for a request."""
     count = template.states.shape[0] + 1
     for each in range(template.externals.shape[0]):
         count += template.externals[each, 0]
-    return count
+    return int(count)
 
 
 @compiled
-def _set_lengths(template, lengths, k):
+def _set_lengths(template: OpenTemplate, lengths: Matrix, k: int) -> None:
     """Makes a template that of a request with these lengths."""
     for j in range(template.patches.shape[0]):
         word = template.patches[j, 1]
@@ -222,7 +228,19 @@ def _set_lengths(template, lengths, k):
 
 
 @compiled
-def admit_many(t, template, lengths, sequences, priority, client, deadlines_ns, streamed, sessions, rows, ids):
+def admit_many(
+    t: Tables,
+    template: OpenTemplate,
+    lengths: Matrix,
+    sequences: Rows[int],
+    priority: int,
+    client: int,
+    deadlines_ns: Matrix,
+    streamed: int,
+    sessions: Rows[int],
+    rows: Rows[int],
+    ids: Rows[int],
+) -> int:
     """Admits requests of one template in order, as far as there is room; returns how many, with their ids in ``ids``.
 
     ``lengths`` are those of each, or one row for all. ``rows`` gets what ``admit`` writes for each, one behind the
@@ -241,7 +259,7 @@ def admit_many(t, template, lengths, sequences, priority, client, deadlines_ns, 
 
 
 @compiled
-def release(t, request_id):
+def release(t: Tables, request_id: int) -> None:
     """Gives back everything an ended request holds. Nothing of it may be in flight."""
     request = t.requests[request_id]
     is_whole = request.num_states == 0 or request.state != DEAD
@@ -268,7 +286,7 @@ def release(t, request_id):
 
 
 @compiled
-def finish_many(t, request_ids, started_ns):
+def finish_many(t: Tables, request_ids: Rows[int], started_ns: Rows[int]) -> int:
     """Releases requests that are done; ``started_ns`` gets when the first task of each was submitted.
 
     Returns how many are not released yet, as tasks of them that went ahead are in flight.
@@ -286,7 +304,7 @@ def finish_many(t, request_ids, started_ns):
 
 
 @compiled
-def copy_results(t, request_ids, positions, arena, values):
+def copy_results(t: Tables, request_ids: Rows[int], positions: Rows[int], arena: Matrix, values: Matrix) -> None:
     """Copies the results of complete requests at these positions, of which none was stopped before, from byte rows of
     the host's arena to ``values``, request by request."""
     at = 0

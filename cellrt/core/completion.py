@@ -20,7 +20,7 @@ from cellrt.core.queue import dequeue, note_served, pin, refresh, rows_in_flight
 from cellrt.core.record_ends import end_inputs, end_record, read_late
 from cellrt.core.record_layout import NO_STOP, body_of, nth_tap, output_of, record_of
 from cellrt.core.records import count_done, first_tap, give_late_rows, note_steps, wake_done
-from cellrt.core.row_types import Rows
+from cellrt.core.row_types import Matrix, Rows
 from cellrt.core.rows import give_row
 from cellrt.core.step_times import measure_step
 from cellrt.core.tables import (
@@ -52,7 +52,7 @@ NOTICE_STEPS = 4
 
 
 @compiled
-def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Rows[int], count: int) -> int:
+def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: int) -> int:
     """Takes a finished task out: releases what waited for it. Adds notices behind the ``count`` there are.
 
     Returns how many there are then. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the
@@ -92,7 +92,7 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Rows[int], count
 
 
 @compiled
-def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Rows[int], count: int) -> int:
+def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Matrix, count: int) -> int:
     """Takes in how any other row went; returns the number of notices."""
     settings, ints = t.settings[0], t.ints
     id, length = ints[base + ints[base + layout.H_NODES] + row], ints[base + ints[base + layout.H_LENGTHS] + row]
@@ -178,7 +178,7 @@ def _count_off(t: Tables, node_id: int) -> None:
 
 
 @compiled
-def tell(notices: Rows[int], count: int, request_id: int, what: int) -> int:
+def tell(notices: Matrix, count: int, request_id: int, what: int) -> int:
     """Adds a notice; returns how many there are then."""
     notices[count, 0], notices[count, 1] = request_id, what
     return count + 1

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from cellrt.core.jit import compiled, nogil, short_allocating
 from cellrt.core.memory import WORD_BYTES, copy_bytes, read_word, write_word
-from cellrt.core.row_types import Rows
+from cellrt.core.row_types import Matrix, Rows
 from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 
 LARGE_BYTES = 1 << 18
 
 
 @compiled
-def copy_row(target: Rows[int], k: int, source: Rows[int], j: int) -> None:
+def copy_row(target: Matrix, k: int, source: Matrix, j: int) -> None:
     """``target[k] = source[j]``, for byte rows ``[n, bytes]``; the source may be flat."""
     size = target.shape[1]
     to, given = target.ctypes.data + k * size, source.ctypes.data + j * size
@@ -26,7 +26,7 @@ def copy_row(target: Rows[int], k: int, source: Rows[int], j: int) -> None:
 
 
 @short_allocating
-def put_columns(arena: Rows[int], rows: Rows[int], first: int, count: int, values: Rows[int]) -> None:
+def put_columns(arena: Matrix, rows: Matrix, first: int, count: int, values: Rows[int]) -> None:
     """``arena[rows[k, first + j]] = values[k * count + j]``, for byte rows; negative rows are skipped."""
     at = 0
     for k in range(rows.shape[0]):
@@ -37,14 +37,14 @@ def put_columns(arena: Rows[int], rows: Rows[int], first: int, count: int, value
 
 
 @short_allocating
-def get_rows(arena: Rows[int], rows: Rows[int], values: Rows[int]) -> None:
+def get_rows(arena: Matrix, rows: Rows[int], values: Matrix) -> None:
     """``values[k] = arena[rows[k]]`` for byte rows ``[n, bytes]``."""
     for k in range(rows.size):
         copy_row(values, k, arena, rows[k])
 
 
 @short_allocating
-def get_rows_of(arena: Rows[int], handles: Rows[int], location: int, own: int, values: Rows[int]) -> None:
+def get_rows_of(arena: Matrix, handles: Rows[int], location: int, own: int, values: Matrix) -> None:
     """``values[k]`` gets the row of ``handles[k]`` where that is at ``location``. Permanent rows are at ``own``."""
     for k in range(handles.size):
         at = own if handles[k] < NUM_PERMANENT else handles[k] >> LOCATION_SHIFT
@@ -53,25 +53,25 @@ def get_rows_of(arena: Rows[int], handles: Rows[int], location: int, own: int, v
 
 
 @short_allocating
-def move_rows(arena: Rows[int], rows: Rows[int], values: Rows[int], positions: Rows[int]) -> None:
+def move_rows(arena: Matrix, rows: Rows[int], values: Matrix, positions: Rows[int]) -> None:
     """``arena[rows[k]] = values[positions[k]]`` for byte rows."""
     for k in range(rows.size):
         copy_row(arena, rows[k], values, positions[k])
 
 
 @nogil
-def get_rows_nogil(arena: Rows[int], rows: Rows[int], values: Rows[int]) -> None:
+def get_rows_nogil(arena: Matrix, rows: Rows[int], values: Matrix) -> None:
     """``get_rows``. A function of its own: Numba keeps one compiled form of each on disk, with the lock or without."""
     get_rows(arena, rows, values)
 
 
 @nogil
-def get_rows_of_nogil(arena: Rows[int], handles: Rows[int], location: int, own: int, values: Rows[int]) -> None:
+def get_rows_of_nogil(arena: Matrix, handles: Rows[int], location: int, own: int, values: Matrix) -> None:
     """``get_rows_of``."""
     get_rows_of(arena, handles, location, own, values)
 
 
 @nogil
-def move_rows_nogil(arena: Rows[int], rows: Rows[int], values: Rows[int], positions: Rows[int]) -> None:
+def move_rows_nogil(arena: Matrix, rows: Rows[int], values: Matrix, positions: Rows[int]) -> None:
     """``move_rows``."""
     move_rows(arena, rows, values, positions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cellrt.core import admission, completion, lost_worker, schedule, session_state, suspension
 from cellrt.core.jit import entry, open_tables, open_template, short_entry
+from cellrt.core.row_types import Matrix, Rows
 
 _admit, _num_rows, _admit_many = admission.admit, admission.num_rows, admission.admit_many
 _finish_many, _copy_results = admission.finish_many, admission.copy_results
@@ -14,7 +15,19 @@ _starvation, _suspend = suspension.starvation, suspension.suspend
 
 
 @short_entry
-def admit_many(at, template_at, lengths, sequences, priority, client, deadlines_ns, streamed, sessions, host_rows, ids):
+def admit_many(
+    at: Rows[int],
+    template_at: Rows[int],
+    lengths: Matrix,
+    sequences: Rows[int],
+    priority: int,
+    client: int,
+    deadlines_ns: Matrix,
+    streamed: int,
+    sessions: Rows[int],
+    host_rows: Rows[int],
+    ids: Rows[int],
+) -> int:
     """See ``admission.admit_many``; ``template_at`` is ``Template.at``."""
     t, template = open_tables(at), open_template(template_at)
     how = priority, client, deadlines_ns, streamed, sessions
@@ -22,7 +35,18 @@ def admit_many(at, template_at, lengths, sequences, priority, client, deadlines_
 
 
 @short_entry
-def admit_each(at, templates_at, sequences, priority, client, deadlines_ns, streamed, sessions, host_rows, ids):
+def admit_each(
+    at: Rows[int],
+    templates_at: Rows[int],
+    sequences: Rows[int],
+    priority: int,
+    client: int,
+    deadlines_ns: Matrix,
+    streamed: int,
+    sessions: Rows[int],
+    host_rows: Rows[int],
+    ids: Rows[int],
+) -> int:
     """See ``admission.admit``; ``templates_at`` has ``Template.at`` of each request.
 
     Returns how many were admitted, in order, with their ids in ``ids`` and their rows one behind the other.
@@ -39,60 +63,60 @@ def admit_each(at, templates_at, sequences, priority, client, deadlines_ns, stre
 
 
 @short_entry
-def result_rows(at, request_ids, positions, rows):
+def result_rows(at: Rows[int], request_ids: Rows[int], positions: Rows[int], rows: Rows[int]) -> None:
     """See ``completion.result_rows``."""
     _result_rows(open_tables(at), request_ids, positions, rows)
 
 
 @short_entry
-def drop_states(at, session, row):
+def drop_states(at: Rows[int], session: int, row: int) -> None:
     """See ``session_state.drop_states``."""
     _drop_states(open_tables(at), session, row)
 
 
 @short_entry
-def finish_many(at, request_ids, started_ns):
+def finish_many(at: Rows[int], request_ids: Rows[int], started_ns: Rows[int]) -> int:
     """See ``admission.finish_many``."""
     return _finish_many(open_tables(at), request_ids, started_ns)
 
 
 @short_entry
-def copy_results(at, request_ids, positions, arena, values):
+def copy_results(at: Rows[int], request_ids: Rows[int], positions: Rows[int], arena: Matrix, values: Matrix) -> None:
     """See ``admission.copy_results``."""
     _copy_results(open_tables(at), request_ids, positions, arena, values)
 
 
 @short_entry
-def schedule_tasks(at, worker, task_ids):
+def schedule_tasks(at: Rows[int], worker: int, task_ids: Rows[int]) -> int:
     """See ``schedule.schedule``."""
     return _schedule(open_tables(at), worker, task_ids)
 
 
 @short_entry
-def starvation(at, worker):
+def starvation(at: Rows[int], worker: int) -> int:
     """See ``suspension.starvation``."""
     return _starvation(open_tables(at), worker)
 
 
 @short_entry
-def suspend(at, worker):
+def suspend(at: Rows[int], worker: int) -> bool:
     """See ``suspension.suspend``."""
     return _suspend(open_tables(at), worker)
 
 
 @short_entry
-def complete(at, task_id, elapsed_ns, notices):
+def complete(at: Rows[int], task_id: int, elapsed_ns: int, notices: Matrix) -> int:
     """See ``completion.complete``."""
     return _complete(open_tables(at), task_id, elapsed_ns, notices, 0)
 
 
 @short_entry
-def cancel(at, request_id):
+def cancel(at: Rows[int], request_id: int) -> bool:
     """See ``completion.cancel``."""
     return _cancel(open_tables(at), request_id)
 
 
 @entry
-def lose_worker(at, worker, notices):
+def lose_worker(at: Rows[int], worker: int, notices: Matrix) -> int:
     """See ``lost_worker.lose_worker``."""
     return _lose_worker(open_tables(at), worker, notices)

@@ -9,12 +9,12 @@ from cellrt.core.jit import compiled
 from cellrt.core.moves import LIVE
 from cellrt.core.queue import rows_in_flight
 from cellrt.core.record_layout import output_of
-from cellrt.core.row_types import Rows
+from cellrt.core.row_types import Matrix
 from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, Request, Tables
 
 
 @compiled
-def lose_worker(t: Tables, worker: int, notices: Rows[int]) -> int:
+def lose_worker(t: Tables, worker: int, notices: Matrix) -> int:
     """Kills every request that has a task or a row at a lost worker; returns the number of notices.
 
     ``notices`` [3 * live requests, 2] must have room.

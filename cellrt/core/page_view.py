@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cellrt.core import page_list, tables
+from cellrt.core.page_list import page_list_at
 from cellrt.core.tables import Tables
 
 
@@ -50,7 +51,6 @@ def request_pages(t: Tables, request: int) -> dict[int, list[int]]:
     """The handles of the pages that a live request has of its session's growing states, by their slots."""
     row, found = t.requests[request], dict[int, list[int]]()
     for k in range(int(row["num_page_lists"])):
-        words = t.links[int(row["page_lists"]) + page_list.WORDS * k :][: page_list.WORDS]
-        handles = t.places[words[page_list.PLACE] :][: words[page_list.HELD]]
-        found[int(words[page_list.SLOT])] = handles.tolist()
+        listed = page_list_at(t.links, int(row["page_lists"]) + page_list.WORDS * k)
+        found[int(listed.slot)] = t.places[listed.place :][: listed.held].tolist()
     return found

@@ -19,10 +19,10 @@ copies in that order before it launches anything else.
 
 from __future__ import annotations
 
-from cellrt.core import page_list
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import OpenTemplate, compiled
 from cellrt.core.moves import DEAD, LIVE
+from cellrt.core.page_list import PageList, page_list_at, page_list_of
 from cellrt.core.queue import refresh
 from cellrt.core.recomputation import free_again, rows_again
 from cellrt.core.record_layout import input_of, record_of
@@ -61,48 +61,48 @@ def begin_pages(t: Tables, request: Request, session: int, template: OpenTemplat
 
     Returns 1; 0 if there is no room for them now, NEVER_FITS if there never is, with nothing changed.
     """
-    links, count = t.links, template.pages.shape[0]
+    count = template.pages.shape[0]
     request.home = request.pages_away = 0
     for k in range(count):
-        at, slot = request.page_lists + page_list.WORDS * k, template.pages[k, 3]
+        listed, slot = page_list_of(t, request, k), template.pages[k, 3]
         length = t.slots[session * MAX_STATES + slot].length if session >= 0 and slot >= 0 else 0
         page_size = template.pages[k, 1]
-        links[at + page_list.KIND], links[at + page_list.PAGE_SIZE] = template.pages[k, 0], page_size
-        links[at + page_list.BASE] = links[at + page_list.ROWS] = length
-        links[at + page_list.CAPACITY] = pages_of(length + template.pages[k, 2], page_size)
-        links[at + page_list.SLOT] = slot if session >= 0 else -1
-        links[at + page_list.HELD] = links[at + page_list.IS_BROKEN] = links[at + page_list.NUM_AGAIN] = 0
+        listed.kind, listed.page_size = template.pages[k, 0], page_size
+        listed.before = listed.rows = length
+        listed.capacity = pages_of(length + template.pages[k, 2], page_size)
+        listed.slot = slot if session >= 0 else -1
+        listed.held = listed.is_broken = listed.num_again = 0
     if not fits_in_a_task(t, request, template):
         return NEVER_FITS
     for k in range(count):
-        room = _room_for(t, request, count, links[request.page_lists + page_list.WORDS * k + page_list.KIND], session)
+        room = _room_for(t, request, count, page_list_of(t, request, k).kind, session)
         if room != 1:
             return room
     for k in range(count):
-        at = request.page_lists + page_list.WORDS * k
-        links[at + page_list.PLACE] = allocate_block(t.blocks, PLACES, links[at + page_list.CAPACITY])
-        if links[at + page_list.PLACE] < 0:
+        listed = page_list_of(t, request, k)
+        listed.place = allocate_block(t.blocks, PLACES, listed.capacity)
+        if listed.place < 0:
             for j in range(k):
-                _free_block_of(t, request.page_lists + page_list.WORDS * j)
+                _free_block_of(t, page_list_of(t, request, j))
             return 0
     for k in range(count):
-        _fill(t, request, session, request.page_lists + page_list.WORDS * k)
+        _fill(t, request, session, page_list_of(t, request, k))
     return 1
 
 
 @compiled
 def _room_for(t: Tables, request: Request, count: int, kind: int, session: int) -> int:
     """Whether all lists of one kind fit: as ``begin_pages`` says."""
-    links, wanted, here, saved = t.links, 0, 0, 0
+    wanted = here = saved = 0
     for k in range(count):
-        at = request.page_lists + page_list.WORDS * k
-        if links[at + page_list.KIND] == kind:
-            wanted += links[at + page_list.CAPACITY]
-            if links[at + page_list.SLOT] >= 0:
-                slot = t.slots[session * MAX_STATES + links[at + page_list.SLOT]]
+        listed = page_list_of(t, request, k)
+        if listed.kind == kind:
+            wanted += listed.capacity
+            if listed.slot >= 0:
+                slot = t.slots[session * MAX_STATES + listed.slot]
                 here += slot.pages
                 if slot.row == BRING:
-                    saved += pages_of(slot.length, links[at + page_list.PAGE_SIZE])
+                    saved += pages_of(slot.length, listed.page_size)
     table = t.kinds[kind]
     if wanted > table.worker_rows:
         return NEVER_FITS
@@ -111,24 +111,24 @@ def _room_for(t: Tables, request: Request, count: int, kind: int, session: int) 
 
 
 @compiled
-def _fill(t: Tables, request: Request, session: int, at: int) -> None:
+def _fill(t: Tables, request: Request, session: int, listed: PageList) -> None:
     """Reserves for a list, and gives it the pages of its session; or, where their contents come with the request, as
     many at the host."""
-    links, place = t.links, t.links[at + page_list.PLACE]
-    kind = links[at + page_list.KIND]
-    t.kinds[kind].reserved_worker += links[at + page_list.CAPACITY]
-    for k in range(links[at + page_list.CAPACITY]):
+    place = listed.place
+    kind = listed.kind
+    t.kinds[kind].reserved_worker += listed.capacity
+    for k in range(listed.capacity):
         t.places[place + k] = NO_ROW
-    if links[at + page_list.SLOT] < 0:
+    if listed.slot < 0:
         return
-    slot = t.slots[session * MAX_STATES + links[at + page_list.SLOT]]
+    slot = t.slots[session * MAX_STATES + listed.slot]
     if slot.row == BRING:
-        links[at + page_list.HELD] = pages_of(slot.length, links[at + page_list.PAGE_SIZE])
-        request.pages_away += links[at + page_list.HELD]
-        for k in range(links[at + page_list.HELD]):
+        listed.held = pages_of(slot.length, listed.page_size)
+        request.pages_away += listed.held
+        for k in range(listed.held):
             t.places[place + k] = take_row(t, HOST, kind)
     else:
-        links[at + page_list.HELD] = slot.pages
+        listed.held = slot.pages
         for k in range(slot.pages):
             t.places[place + k] = t.places[slot.place + k]
             request.home = max(request.home, t.places[place + k] >> LOCATION_SHIFT)
@@ -147,37 +147,37 @@ def _leave_slot(t: Tables, slot: Slot) -> None:
 
 
 @compiled
-def _free_block_of(t: Tables, at: int) -> None:
-    free_block(t.blocks, PLACES, int(t.links[at + page_list.PLACE]), int(t.links[at + page_list.CAPACITY]))
+def _free_block_of(t: Tables, listed: PageList) -> None:
+    free_block(t.blocks, PLACES, int(listed.place), int(listed.capacity))
 
 
 @compiled
 def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
     """Gives back an ended request's pages, or leaves them to its session: all rows of one that is done; else as many of
     each as the step has that all of them have reached, those from before the request alone unless ``is_whole``."""
-    links, common = t.links, 1 << 30
+    common = 1 << 30
     for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        if links[at + page_list.SLOT] >= 0:
-            common = min(common, links[at + page_list.ROWS] - links[at + page_list.BASE])
+        listed = page_list_of(t, request, k)
+        if listed.slot >= 0:
+            common = min(common, listed.rows - listed.before)
     for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        slot_id, rows = links[at + page_list.SLOT], 0
+        listed = page_list_of(t, request, k)
+        slot_id, rows = listed.slot, 0
         if slot_id >= 0:
-            rows = links[at + page_list.BASE] + (common if is_whole else 0)
+            rows = listed.before + (common if is_whole else 0)
             if request.state != DEAD:
-                rows = links[at + page_list.ROWS]
-        pages = pages_of(rows, links[at + page_list.PAGE_SIZE])
-        for page in range(pages, links[at + page_list.HELD]):
-            give_row(t, t.places[links[at + page_list.PLACE] + page], links[at + page_list.KIND])
-        t.kinds[links[at + page_list.KIND]].reserved_worker -= links[at + page_list.CAPACITY] - pages
+                rows = listed.rows
+        pages = pages_of(rows, listed.page_size)
+        for page in range(pages, listed.held):
+            give_row(t, t.places[listed.place + page], listed.kind)
+        t.kinds[listed.kind].reserved_worker -= listed.capacity - pages
         if pages > 0:
             slot = t.slots[request.session * MAX_STATES + slot_id]
-            slot.place, slot.capacity = links[at + page_list.PLACE], links[at + page_list.CAPACITY]
-            slot.pages, slot.length, slot.page_size = pages, rows, links[at + page_list.PAGE_SIZE]
-            slot.kind = links[at + page_list.KIND]
+            slot.place, slot.capacity = listed.place, listed.capacity
+            slot.pages, slot.length, slot.page_size = pages, rows, listed.page_size
+            slot.kind = listed.kind
         else:
-            _free_block_of(t, at)
+            _free_block_of(t, listed)
     if request.num_page_lists > 0:
         free_again(t, request)
         if t.settings[0].next_home == request.sequence:
@@ -213,7 +213,7 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
 
     Returns for how many of these there are pages.
     """
-    links, cell_type, request = t.links, t.types[subgraph.cell_type], t.requests[subgraph.request]
+    cell_type, request = t.types[subgraph.cell_type], t.requests[subgraph.request]
     settings, has_pages = t.settings[0], request.pages_away > 0
     if request.num_page_lists == 0:
         return count
@@ -235,12 +235,12 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
         info, read = t.ports[cell_type.first_port + port], input_of(t, subgraph, port)
         if info.page_size == 0:
             continue
-        at = read.at
+        listed = page_list_at(t.links, read.at)
         if info.appends:
-            first = links[at + page_list.BASE] + read.start + record_of(t, subgraph).position
-            _extend(t, at, worker, first + count, is_here or has_pages)
-            count = max(0, min(count, links[at + page_list.HELD] * info.page_size - first))
-        has_pages = has_pages or links[at + page_list.HELD] > 0
+            first = listed.before + read.start + record_of(t, subgraph).position
+            _extend(t, listed, worker, first + count, is_here or has_pages)
+            count = max(0, min(count, listed.held * info.page_size - first))
+        has_pages = has_pages or listed.held > 0
     if has_pages and settings.next_home == request.sequence:
         settings.next_home = NEVER
     if has_pages and request.home == 0:
@@ -253,11 +253,11 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
 def _can_take_all(t: Tables, request: Request, worker: int) -> bool:
     """Whether all pages that a request may come to are at a worker, or could be."""
     for k in range(request.num_page_lists):
-        kind, wanted = t.links[request.page_lists + page_list.WORDS * k + page_list.KIND], 0
+        kind, wanted = page_list_of(t, request, k).kind, 0
         for other in range(request.num_page_lists):
-            at = request.page_lists + page_list.WORDS * other
-            if t.links[at + page_list.KIND] == kind:
-                wanted += t.links[at + page_list.CAPACITY] - t.links[at + page_list.HELD] + num_away(t, at)
+            listed = page_list_of(t, request, other)
+            if listed.kind == kind:
+                wanted += listed.capacity - listed.held + num_away(t, listed)
         if wanted > t.arenas[worker * MAX_KINDS + kind].num_free:
             return False
     return True
@@ -267,11 +267,11 @@ def _can_take_all(t: Tables, request: Request, worker: int) -> bool:
 def _take_all(t: Tables, request: Request, worker: int) -> None:
     """Takes all pages that a request may come to."""
     for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        while t.links[at + page_list.HELD] < t.links[at + page_list.CAPACITY]:
-            place = t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]
-            t.places[place] = take_row(t, worker, t.links[at + page_list.KIND])
-            t.links[at + page_list.HELD] += 1
+        listed = page_list_of(t, request, k)
+        while listed.held < listed.capacity:
+            place = listed.place + listed.held
+            t.places[place] = take_row(t, worker, listed.kind)
+            listed.held += 1
 
 
 @compiled
@@ -290,14 +290,14 @@ def _can_bring(t: Tables, request: Request, worker: int, rows: int) -> bool:
         return False
     kept = _num_before(t, request) if request.home > 0 else 0
     for k in range(request.num_page_lists):
-        kind, away = t.links[request.page_lists + page_list.WORDS * k + page_list.KIND], 0
+        kind, away = page_list_of(t, request, k).kind, 0
         for other in range(request.num_page_lists):
-            at = request.page_lists + page_list.WORDS * other
-            if t.links[at + page_list.KIND] == kind:
+            listed = page_list_of(t, request, other)
+            if listed.kind == kind:
                 if other < k:
                     away = 0  # looked at already
                     break
-                away += max(pages_of(rows, t.links[at + page_list.PAGE_SIZE]), num_away(t, at))
+                away += max(pages_of(rows, listed.page_size), num_away(t, listed))
         arena = t.arenas[worker * MAX_KINDS + kind]
         if away > 0 and not (_has_spare(arena, away) if request.home == 0 else away + kept <= arena.num_free):
             return False
@@ -320,18 +320,18 @@ def _num_before(t: Tables, request: Request) -> int:
 def _bring(t: Tables, request: Request, worker: int) -> None:
     """Moves all pages of a request that are at the host to a worker."""
     for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        for page in range(t.links[at + page_list.HELD]):
-            if t.places[t.links[at + page_list.PLACE] + page] >> LOCATION_SHIFT == HOST:
-                move_page(t, t.links[at + page_list.PLACE] + page, worker, t.links[at + page_list.KIND])
+        listed = page_list_of(t, request, k)
+        for page in range(listed.held):
+            if t.places[listed.place + page] >> LOCATION_SHIFT == HOST:
+                move_page(t, listed.place + page, worker, listed.kind)
     request.pages_away = 0
 
 
 @compiled
-def num_away(t: Tables, at: int) -> int:
+def num_away(t: Tables, listed: PageList) -> int:
     """Pages of a list that are at the host."""
     away = 0
-    for k in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+    for k in range(listed.place, listed.place + listed.held):
         away += 1 if t.places[k] >> LOCATION_SHIFT == HOST else 0
     return away
 
@@ -354,27 +354,27 @@ def move_page(t: Tables, place: int, location: int, kind: int) -> None:
 
 
 @compiled
-def _extend(t: Tables, at: int, worker: int, rows: int, is_here: bool) -> None:
+def _extend(t: Tables, listed: PageList, worker: int, rows: int, is_here: bool) -> None:
     """Takes pages for so many rows, as far as there are any; of a request's first while a tenth of the arena stays."""
-    links, kind = t.links, t.links[at + page_list.KIND]
-    wanted = min(pages_of(rows, links[at + page_list.PAGE_SIZE]), links[at + page_list.CAPACITY])
+    kind = listed.kind
+    wanted = min(pages_of(rows, listed.page_size), listed.capacity)
     arena = t.arenas[worker * MAX_KINDS + kind]
-    if not is_here and wanted > links[at + page_list.HELD] and not _has_spare(arena, 1):
+    if not is_here and wanted > listed.held and not _has_spare(arena, 1):
         return
-    while links[at + page_list.HELD] < wanted and arena.num_free > 0:
-        t.places[links[at + page_list.PLACE] + links[at + page_list.HELD]] = take_row(t, worker, kind)
-        links[at + page_list.HELD] += 1
+    while listed.held < wanted and arena.num_free > 0:
+        t.places[listed.place + listed.held] = take_row(t, worker, kind)
+        listed.held += 1
 
 
 @compiled
 def note_appended(t: Tables, subgraph: Subgraph, steps: int) -> None:
     """Takes in that steps of a chain or loop are done, of which each appended a row."""
-    links, cell_type = t.links, t.types[subgraph.cell_type]
+    cell_type = t.types[subgraph.cell_type]
     for port in range(cell_type.num_inputs):
         if t.ports[cell_type.first_port + port].appends:
-            at = input_of(t, subgraph, port).at
-            if not links[at + page_list.IS_BROKEN]:
-                links[at + page_list.ROWS] += steps
+            listed = page_list_at(t.links, input_of(t, subgraph, port).at)
+            if not listed.is_broken:
+                listed.rows += steps
 
 
 @compiled
@@ -382,4 +382,4 @@ def break_pages(t: Tables, request: Request) -> None:
     """Has nothing count any more that is appended for a request of which a row has failed: who reads that row may be on
     the way already."""
     for k in range(request.num_page_lists):
-        t.links[request.page_lists + page_list.WORDS * k + page_list.IS_BROKEN] = 1
+        page_list_of(t, request, k).is_broken = 1

@@ -12,10 +12,10 @@ each input that is carried is a result of every step. Of all other requests page
 
 from __future__ import annotations
 
-from cellrt.core import page_list
 from cellrt.core.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.jit import compiled
 from cellrt.core.moves import QUEUED
+from cellrt.core.page_list import PageList, page_list_of
 from cellrt.core.record_layout import CARRY, LEADS, Input, Record, input_of, record_of
 from cellrt.core.rows import give_row
 from cellrt.core.settings import SUSPENSIONS
@@ -78,7 +78,7 @@ def is_cheaper(t: Tables, request: Request, loop: Subgraph) -> bool:
         return settings.suspension == RECOMPUTE
     pages, rows, most = 0, _rows_so_far(t, loop), t.types[loop.cell_type].max_rows
     for k in range(request.num_page_lists):
-        pages += t.links[request.page_lists + page_list.WORDS * k + page_list.HELD]
+        pages += page_list_of(t, request, k).held
     tasks_ns = step_time(t, loop.cell_type, min(rows, most)) * ((rows + most - 1) // most)
     return tasks_ns < float(settings.page_ns) * 2 * pages
 
@@ -93,17 +93,17 @@ def _rows_so_far(t: Tables, loop: Subgraph) -> int:
 def begin_anew(t: Tables, request: Request, loop: Subgraph) -> bool:
     """Has a loop begin anew and read again what it has read; False, with nothing changed, if there is no room for the
     places of that."""
-    links, record = t.links, record_of(t, loop)
-    first, length = request.page_lists, record.end
+    record, first = record_of(t, loop), page_list_of(t, request, 0)
+    length = record.end
     carried = 0
     for port in range(t.types[loop.cell_type].num_inputs):
         carried += 1 if _is_carried(input_of(t, loop, port)) else 0
-    if carried > 0 and links[first + page_list.NUM_AGAIN] == 0:
+    if carried > 0 and first.num_again == 0:
         place = allocate_block(t.blocks, PLACES, carried * length)
         if place < 0:
             return False
-        links[first + page_list.AGAIN], links[first + page_list.NUM_AGAIN] = place, carried * length
-    place = links[first + page_list.AGAIN]
+        first.again, first.num_again = place, carried * length
+    place = first.again
     for port in range(t.types[loop.cell_type].num_inputs):
         read = input_of(t, loop, port)
         if _is_carried(read):
@@ -131,17 +131,16 @@ def rows_again(t: Tables, subgraph: Subgraph) -> int:
 
 
 @compiled
-def drop_list(t: Tables, at: int) -> None:
+def drop_list(t: Tables, listed: PageList) -> None:
     """Gives back the pages of a list."""
-    links = t.links
-    for place in range(links[at + page_list.PLACE], links[at + page_list.PLACE] + links[at + page_list.HELD]):
-        give_row(t, t.places[place], links[at + page_list.KIND])
-    links[at + page_list.HELD] = links[at + page_list.ROWS] = 0
+    for place in range(listed.place, listed.place + listed.held):
+        give_row(t, t.places[place], listed.kind)
+    listed.held = listed.rows = 0
 
 
 @compiled
 def free_again(t: Tables, request: Request) -> None:
     """Gives back the places of what a request's loop has read again."""
-    at = request.page_lists
-    if t.links[at + page_list.NUM_AGAIN] > 0:
-        free_block(t.blocks, PLACES, int(t.links[at + page_list.AGAIN]), int(t.links[at + page_list.NUM_AGAIN]))
+    listed = page_list_of(t, request, 0)
+    if listed.num_again > 0:
+        free_block(t.blocks, PLACES, int(listed.again), int(listed.num_again))

@@ -6,9 +6,9 @@ and pages reach: so one task holds pieces of long inputs and single steps of man
 
 from __future__ import annotations
 
-from cellrt.core import page_list
 from cellrt.core import task_layout as layout
 from cellrt.core.jit import OpenTemplate, compiled
+from cellrt.core.page_list import page_list_at, page_list_of
 from cellrt.core.record_layout import input_at, input_of, input_position, record_of
 from cellrt.core.tables import ROW_MASK, CellType, Request, Subgraph, Tables, Task
 
@@ -50,7 +50,7 @@ def write_span_input(t: Tables, base: int, port: int, end: int) -> None:
 @compiled
 def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
     """Writes the pages of a growing state of each span, and how many rows it has; returns the new end."""
-    ints, links = t.ints, t.links
+    ints = t.ints
     nodes_at, count, spans_at = base + ints[base + layout.H_NODES], ints[base + layout.H_NUM_SPANS], 0
     spans_at = base + ints[base + layout.H_SPANS]
     appends = t.ports[t.types[task.cell_type].first_port + port].appends
@@ -59,8 +59,8 @@ def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
     ints[end] = 0
     for span in range(count):
         subgraph = t.subgraphs[~ints[nodes_at + ints[spans_at + span]]]
-        state, start = input_of(t, subgraph, port).at, input_of(t, subgraph, port).start
-        length = links[state + page_list.ROWS] if start < 0 else links[state + page_list.BASE] + start
+        state, start = page_list_at(t.links, input_of(t, subgraph, port).at), input_of(t, subgraph, port).start
+        length = state.rows if start < 0 else state.before + start
         if appends:
             length += record_of(t, subgraph).position
             ints[starts_at + span] = length
@@ -68,8 +68,8 @@ def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
         else:
             ints[starts_at + span] = 0
         ints[lengths_at + span] = length
-        for page in range((length + links[state + page_list.PAGE_SIZE] - 1) // links[state + page_list.PAGE_SIZE]):
-            ints[at] = t.places[links[state + page_list.PLACE] + page] & ROW_MASK
+        for page in range((length + state.page_size - 1) // state.page_size):
+            ints[at] = t.places[state.place + page] & ROW_MASK
             at += 1
         ints[end + span + 1] = at - rows_at
     to = base + layout.HEADER + port * layout.INPUT
@@ -96,8 +96,7 @@ def fits_in_a_task(t: Tables, request: Request, template: OpenTemplate) -> bool:
             for port in range(cell_type.num_inputs):
                 if t.ports[cell_type.first_port + port].page_size > 0:
                     number = input_at(template.links, input_position(subgraph.record, port)).at
-                    at = request.page_lists + page_list.WORDS * number
-                    wanted += PER_LIST + t.links[at + page_list.CAPACITY]
+                    wanted += PER_LIST + page_list_of(t, request, number).capacity
             if wanted > task_room(t, cell_type):
                 return False
     return True
@@ -116,5 +115,4 @@ def page_ints(t: Tables, cell_type: CellType, subgraph: Subgraph) -> int:
 @compiled
 def _capacity(t: Tables, subgraph: Subgraph, port: int) -> int:
     """Most pages of a growing state."""
-    state = input_of(t, subgraph, port).at
-    return t.links[state + page_list.CAPACITY]
+    return page_list_at(t.links, input_of(t, subgraph, port).at).capacity

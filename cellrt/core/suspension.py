@@ -5,9 +5,9 @@ Its pages are copied to the host, or dropped and computed again (``recomputation
 
 from __future__ import annotations
 
-from cellrt.core import page_list
 from cellrt.core.jit import compiled
 from cellrt.core.moves import LIVE
+from cellrt.core.page_list import page_list_of
 from cellrt.core.pages import feed_all, follow_home, move_page, num_away
 from cellrt.core.queue import num_ready, rows_in_flight
 from cellrt.core.recomputation import begin_anew, drop_list, is_cheaper, loop_of_pages
@@ -73,9 +73,9 @@ def suspend(t: Tables, worker: int) -> bool:
         _drop(t, request)
         return True
     for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        kind = t.links[at + page_list.KIND]
-        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+        listed = page_list_of(t, request, k)
+        kind = listed.kind
+        for place in range(listed.place, listed.place + listed.held):
             is_room = t.arenas[HOST * MAX_KINDS + kind].num_free > 0 and settings.num_copies < MAX_COPIES
             if t.places[place] >> LOCATION_SHIFT != HOST and is_room:
                 move_page(t, place, HOST, kind)
@@ -112,7 +112,7 @@ def _num_holders(t: Tables, worker: int) -> int:
 def _drop(t: Tables, request: Request) -> None:
     """Gives back all pages of a request, whose loop begins anew."""
     for k in range(request.num_page_lists):
-        drop_list(t, request.page_lists + page_list.WORDS * k)
+        drop_list(t, page_list_of(t, request, k))
     request.home = request.pages_away = 0
     follow_home(t, request)
     feed_all(t)
@@ -122,10 +122,10 @@ def _drop(t: Tables, request: Request) -> None:
 def _can_lend(t: Tables, request: Request, kinds: int) -> bool:
     """Whether a page of a request that is at a worker, of one of these kinds, has room at the host."""
     for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        kind = t.links[at + page_list.KIND]
+        listed = page_list_of(t, request, k)
+        kind = listed.kind
         has_room = t.arenas[HOST * MAX_KINDS + kind].num_free > 0
-        if has_room and kinds >> kind & 1 and num_away(t, at) < t.links[at + page_list.HELD]:
+        if has_room and kinds >> kind & 1 and num_away(t, listed) < listed.held:
             return True
     return False
 
@@ -144,8 +144,8 @@ def _others_starve(t: Tables, sequence: int) -> bool:
 def _home_of(t: Tables, request: Request) -> int:
     """The worker where pages of a request are, or 0."""
     for k in range(request.num_page_lists):
-        at = request.page_lists + page_list.WORDS * k
-        for place in range(t.links[at + page_list.PLACE], t.links[at + page_list.PLACE] + t.links[at + page_list.HELD]):
+        listed = page_list_of(t, request, k)
+        for place in range(listed.place, listed.place + listed.held):
             if t.places[place] >> LOCATION_SHIFT != HOST:
                 return t.places[place] >> LOCATION_SHIFT
     return 0

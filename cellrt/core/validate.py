@@ -10,10 +10,10 @@ from collections import Counter
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cellrt.core import buddy_allocator, page_list
 from cellrt.core.moves import DEAD, FREE, LEFT, LIVE, QUEUED, REQUEST, SUBGRAPH, word_of
+from cellrt.core.page_list import PageList, page_list_at
 from cellrt.core.tables import (
     BORROWED,
     BRING,
@@ -67,19 +67,19 @@ def _blocks(t: Tables) -> list[str]:
     return rules
 
 
-def _page_lists(t: Tables, request: int) -> list[NDArray[np.int32]]:
-    """The words of each page list of a live request."""
+def _page_lists(t: Tables, request: int) -> list[PageList]:
+    """Each page list of a live request."""
     row = t.requests[request]
     first = int(row["page_lists"])
     ends = range(first, first + page_list.WORDS * int(row["num_page_lists"]), page_list.WORDS)
-    return [t.links[at : at + page_list.WORDS] for at in ends]
+    return [page_list_at(t.links, at) for at in ends]
 
 
 def _page_blocks(t: Tables) -> list[tuple[int, int]]:
     """(first place, places) of each block of pages, and of what is read again, of requests and of sessions."""
-    lists = [words for request in _live(t) for words in _page_lists(t, request)]
-    blocks = [(int(words[page_list.PLACE]), int(words[page_list.CAPACITY])) for words in lists]
-    blocks += [(int(words[page_list.AGAIN]), int(words[page_list.NUM_AGAIN])) for words in lists]
+    lists = [listed for request in _live(t) for listed in _page_lists(t, request)]
+    blocks = [(int(listed.place), int(listed.capacity)) for listed in lists]
+    blocks += [(int(listed.again), int(listed.num_again)) for listed in lists]
     blocks += [(int(slot["place"]), int(slot["capacity"])) for slot in t.slots[t.slots["capacity"] > 0]]
     return [block for block in blocks if block[1]]
 
@@ -180,10 +180,9 @@ def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
         for k in range(int(row["first_subgraph"]), int(row["first_subgraph"]) + int(row["num_subgraphs"])):
             for handle, kind in state_rows(t, k):
                 held.setdefault((handle >> LOCATION_SHIFT, kind), []).append(handle)
-        for words in _page_lists(t, request):
-            first, kind = int(words[page_list.PLACE]), int(words[page_list.KIND])
-            for handle in t.places[first : first + int(words[page_list.HELD])].tolist():
-                held.setdefault((handle >> LOCATION_SHIFT, kind), []).append(handle)
+        for listed in _page_lists(t, request):
+            for handle in t.places[listed.place : listed.place + listed.held].tolist():
+                held.setdefault((handle >> LOCATION_SHIFT, int(listed.kind)), []).append(handle)
     for slot in t.slots[t.slots["row"] >= NUM_PERMANENT]:
         held.setdefault((int(slot["row"]) >> LOCATION_SHIFT, int(slot["kind"])), []).append(int(slot["row"]))
     for slot in t.slots[t.slots["pages"] > 0]:
@@ -220,9 +219,8 @@ def _pages(t: Tables) -> list[str]:
     rules = []
     for request in _live(t):
         locations: list[int] = []
-        for words in _page_lists(t, request):
-            first = int(words[page_list.PLACE])
-            locations += (t.places[first : first + int(words[page_list.HELD])] >> LOCATION_SHIFT).tolist()
+        for listed in _page_lists(t, request):
+            locations += (t.places[listed.place : listed.place + listed.held] >> LOCATION_SHIFT).tolist()
         away, home = int(t.requests["pages_away"][request]), int(t.requests["home"][request])
         if locations and locations.count(HOST) != away:
             rules.append(f"request {request}: {away} pages counted at the host, {locations.count(HOST)} are")
@@ -243,8 +241,8 @@ def _reservations(t: Tables) -> list[str]:
         end = int(row["first_link"]) + int(row["num_links"])
         needs = t.links[int(row["needs"]) : end].reshape(-1, 2)
         reserved[: len(needs)] += needs
-        for words in _page_lists(t, request):
-            reserved[words[page_list.KIND], 0] += words[page_list.CAPACITY]
+        for listed in _page_lists(t, request):
+            reserved[listed.kind, 0] += listed.capacity
     for slot in t.slots[t.slots["row"] >= NUM_PERMANENT]:
         reserved[int(slot["kind"]), int(int(slot["row"]) >> LOCATION_SHIFT == HOST)] += 1
     for slot in t.slots[t.slots["pages"] > 0]:

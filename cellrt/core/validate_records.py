@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core import page_list
 from cellrt.core.moves import LIVE, QUEUED
+from cellrt.core.page_list import page_list_at
 from cellrt.core.record_layout import BODY_WORDS, SAME, STEP, body_at, inputs_of, outputs_of, record_at
 from cellrt.core.tables import CHAIN, LOOP, MEMBER, Request, Subgraph, Tables
 
@@ -139,13 +139,13 @@ def page_rules(t: Tables, request: Request) -> list[str]:
         for port, read in enumerate(inputs_of(t, subgraph)):
             if not t.ports["appends"][int(cell_type["first_port"]) + port]:
                 continue
-            state = t.links[read.at :][: page_list.WORDS]
-            sent = int(state[page_list.BASE] + read.start + record.position)
+            state = page_list_at(t.links, read.at)
+            sent = int(state.before + read.start + record.position)
             done[int(read.at)] = done.get(int(read.at), 0) + int(record.done)
-            if record.position and sent > state[page_list.HELD] * state[page_list.PAGE_SIZE]:
-                rules.append(f"{sent} rows were sent, {state[page_list.HELD]} pages are held")
+            if record.position and sent > state.held * state.page_size:
+                rules.append(f"{sent} rows were sent, {state.held} pages are held")
     for at, count in done.items():
-        state = t.links[at : at + page_list.WORDS]
-        if not state[page_list.IS_BROKEN] and state[page_list.ROWS] - state[page_list.BASE] != count:
-            rules.append(f"{state[page_list.ROWS] - state[page_list.BASE]} rows are counted of {count} that are done")
+        state = page_list_at(t.links, at)
+        if not state.is_broken and state.rows - state.before != count:
+            rules.append(f"{state.rows - state.before} rows are counted of {count} that are done")
     return rules

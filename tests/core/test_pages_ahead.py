@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core import page_list
 from cellrt.core import task_layout as layout
 from cellrt.core.completion import NOTICE_DONE, NOTICE_RELEASED
 from cellrt.core.moves import LEFT
+from cellrt.core.page_list import page_list_at
 from cellrt.core.record_layout import Body, body_at, outputs_of, record_at
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
@@ -191,10 +191,10 @@ def damages() -> dict[str, tuple[type[Talk], Callable[[Talkers, NDArray[np.int32
         state.first_row = state.second_row
 
     def count_a_row_too_many(machine: Talkers, links: NDArray[np.int32]) -> None:
-        links[int(machine.processor.tables.requests["page_lists"][0]) + page_list.ROWS] += 1
+        page_list_at(links, int(machine.processor.tables.requests["page_lists"][0])).rows += 1
 
     def lose_pages(machine: Talkers, links: NDArray[np.int32]) -> None:
-        links[int(machine.processor.tables.requests["page_lists"][0]) + page_list.HELD] = 1
+        page_list_at(links, int(machine.processor.tables.requests["page_lists"][0])).held = 1
 
     def miscount_sent(machine: Talkers, links: NDArray[np.int32]) -> None:
         last_body(machine).to_send += 1
