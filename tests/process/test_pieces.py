@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from cellrt.engine.due import ANY_TIME
 from cellrt.engine.places import QueueLimit
 from cellrt.errors import CellrtError, InternalError, OverloadError, RequestError, SessionError
 from cellrt.process.client import Client, connect
@@ -30,7 +31,7 @@ def asked_together(client: Client, asked: list[Asked]) -> list[Any]:
     async def ask() -> None:
         pieces = Pieces(client)
         for place, (session, request) in enumerate(asked):
-            pieces.submit(session, request, None, 1, note(place))
+            pieces.submit(session, request, ANY_TIME, 1, note(place))
         await asyncio.sleep(0)
 
     asyncio.run(ask())
