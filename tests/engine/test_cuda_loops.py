@@ -206,9 +206,12 @@ def test_what_a_row_that_stopped_would_read_is_not_looked_at():
         return failures[-1]
 
     executor.collect = note
-    assert [future.result(WAIT_S)["last"].item() for future in engine.submit_many("walk", [1, 4])] == [7, 7]
-    assert engine.drain(WAIT_S)
-    assert len(failures) > 6 and not any(failures)
+    for tasks in range(6, 61, 6):  # a slow host may learn of each stop before it sends the next task
+        assert [future.result(WAIT_S)["last"].item() for future in engine.submit_many("walk", [1, 4])] == [7, 7]
+        assert engine.drain(WAIT_S)
+        if len(failures) > tasks:
+            break
+    assert len(failures) > tasks and not any(failures)
     close_and_check(engine)
 
 
