@@ -19,7 +19,6 @@ from cellrt.core.record_layout import (
     STEP,
     input_at,
     output_at,
-    output_of,
     record_of,
 )
 from cellrt.core.records import bring_state, input_row, send_steps, state_row
@@ -31,6 +30,7 @@ def write_steps(t: Tables, task: Task, base: int, end: int) -> None:
     """Writes all inputs and outputs from ``end`` on, and sends the rows."""
     ints, rows, cell_type = t.ints, task.rows, t.types[task.cell_type]
     num_inputs, num_outputs = cell_type.num_inputs, cell_type.num_outputs
+    output_words = OUTPUT_WORDS + cell_type.ahead
     nodes_at, outputs_at = base + ints[base + layout.H_NODES], end + num_inputs * rows
     task.reads_late, task.is_sent = 0, 1
     for output in range(num_outputs):
@@ -39,7 +39,7 @@ def write_steps(t: Tables, task: Task, base: int, end: int) -> None:
         subgraph_id = ~ints[nodes_at + row]
         subgraph = t.subgraphs[subgraph_id]
         record = record_of(t, subgraph)
-        _write_inputs(t, subgraph, num_inputs, record.position, end + row, rows)
+        _write_inputs(t, subgraph, num_inputs, output_words, record.position, end + row, rows)
         if record.position < record.plain:
             _hand_on(t, task, subgraph, row, base, num_inputs, num_outputs)
             note_sent(t, task, subgraph)
@@ -69,16 +69,19 @@ def _add_store(t: Tables, base: int, to: int, row: int, handle: int) -> None:
 
 
 @inlined
-def _write_inputs(t: Tables, subgraph: Subgraph, num_inputs: int, position: int, at: int, rows: int) -> None:
+def _write_inputs(
+    t: Tables, subgraph: Subgraph, num_inputs: int, output_words: int, position: int, at: int, rows: int
+) -> None:
     """Writes what a chain's next step reads, ``rows`` ints apart: a place that has the row, or the complement of its
     handle."""
     to = subgraph.record + RECORD_WORDS
+    first_output = to + INPUT_WORDS * num_inputs
     for port in range(num_inputs):
         read = input_at(t.links, to)
         if read.mode == STEP:
             t.ints[at] = read.at + read.stride * position
         elif read.mode == CARRY and position > 0:
-            t.ints[at] = ~output_of(t, subgraph, read.source).row
+            t.ints[at] = ~output_at(t.links, first_output + output_words * read.source).row
         else:
             t.ints[at] = ~input_row(t, subgraph, port, 0)
         at, to = at + rows, to + INPUT_WORDS
