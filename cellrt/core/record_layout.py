@@ -74,12 +74,12 @@ class Record(Row):
     keeps: i4  # 1 if a session keeps its state after every complete step: no step is sent before the last is complete
     num_sources: i4  # inputs that follow another chain step by step
     lead: i4  # of a loop of one cell: steps at its begin that only read
+    unseen: i4  # of a loop of one cell: steps that only read: ``lead``, or once its pages were dropped all done before
     # What every step looks at lies beside the inputs: no more cache lines than that are touched.
     end: i4  # steps that may be sent: all of a chain or loop, but of a member those that its body has begun
     plain: i4  # of a chain: so many first steps only hand on its state; nobody looks at them or waits for them
     position: i4  # steps that are sent
     done: i4  # steps that are complete
-    unseen: i4  # of a loop of one cell: steps that only read: ``lead``, or once its pages were dropped all done before
 
 
 class Input(Row):
