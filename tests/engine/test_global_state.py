@@ -279,6 +279,7 @@ def differences(before: Mapping[str, object], after: Mapping[str, object]) -> di
 def test_all_is_left_as_it_was(name):
     act = ACTS.get(name, definition_of_one_that_draws)
     act()  # what is imported and compiled at first
+    gc.unfreeze()  # what another test had frozen may go in between
     before = state()
     act()
     assert not differences(before, state())
