@@ -45,7 +45,7 @@ def make_processor(num_workers: int, num_requests: int) -> Any:
 
 def chains(batch: int) -> tuple[Any, list[Any], int, bool]:
     """Chains of one layer, four times as many as a task has."""
-    from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+    from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 
     port, count = name_of("Port"), max(256, 4 * batch)
     processor = make_processor(1, count)
@@ -57,7 +57,7 @@ def chains(batch: int) -> tuple[Any, list[Any], int, bool]:
 
 def two_layers(batch: int) -> tuple[Any, list[Any], int, bool]:
     """Chains of two layers, of which the second follows the first."""
-    from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+    from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 
     port, count = name_of("Port"), 1_024
     processor = make_processor(2, count)
@@ -71,7 +71,7 @@ def two_layers(batch: int) -> tuple[Any, list[Any], int, bool]:
 def trees(batch: int) -> tuple[Any, list[Any], int, bool]:
     """Trees of leaves and inner nodes."""
     from benchmarks.trees import parse_like_trees
-    from cellrt.core.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
+    from cellrt.core.templates.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 
     port, count = name_of("Port"), 1_024
     processor = make_processor(1, count)

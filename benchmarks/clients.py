@@ -25,7 +25,7 @@ from benchmarks.client_models import LONG, LONG_REQUEST, SHORT_REQUEST, chain
 from benchmarks.options import Options
 from benchmarks.record import Recorder, percentiles
 from benchmarks.wake import round_trips
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 
 PARTS = ("task", "bulk", "open", "freeze", "wake", "soak")
 MODEL = "benchmarks.client_models:chain"

@@ -35,8 +35,8 @@ from torch import Tensor, nn
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.stub_cuda import StubCuda
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.task_layout import H_IS_LOOP, H_NOTES, H_NUM_SPANS, H_ROWS, H_STEPS
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.state.task_layout import H_IS_LOOP, H_NOTES, H_NUM_SPANS, H_ROWS, H_STEPS
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows, SpannedRows, reads_ragged, reads_spans
 from cellrt.definition.spans import PagedRows

@@ -45,12 +45,12 @@ from benchmarks.timing import medians_us
 from benchmarks.workloads import poisson_arrivals
 from cellrt import Engine
 from cellrt.cells.transformer_stack import StackSizes, TransformerStack, sentence_encoder
-from cellrt.core.policies import POLICIES
-from cellrt.core.policy import Policy
-from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import NOTHING, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.scheduling.policies import POLICIES
+from cellrt.core.scheduling.policy import Policy
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import Limits, SchedulerSettings
+from cellrt.core.templates.program import NOTHING, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.definition.modes import torch_threads
 from cellrt.errors import CellrtError
 from cellrt.unfolders.attention import embed
@@ -138,7 +138,7 @@ def draw_work(rate: float, seconds: float, variance: float, batch_s: float, seed
 
 
 def in_order(policy: str, waiting: Sequence[int], work: Work, lengths: Sequence[int]) -> list[int]:
-    """What waits, in a policy's order; ``DAS`` as ``cellrt.core.policies.das`` has it, of one row of all places."""
+    """What waits, in a policy's order; ``DAS`` as in ``core/scheduling/policies.py``, of one row of all places."""
     if policy == "first come":
         return list(waiting)
     if policy == "earliest deadline":

@@ -38,7 +38,7 @@ from benchmarks.gpu_serving import measure_serving
 from benchmarks.gpu_timing import time_calls, time_captured, wake
 from benchmarks.options import Options, find_treebank
 from benchmarks.record import Recorder
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.engine import Engine

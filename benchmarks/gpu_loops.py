@@ -21,7 +21,7 @@ from benchmarks.record import Recorder
 from cellrt.cells.attention_decoder import AttentionLSTMDecoder
 from cellrt.cells.decoder import EmbeddingLSTMDecoder, SamplingDecoder
 from cellrt.cells.output import NEVER, Sample
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.engine import Engine

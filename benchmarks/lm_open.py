@@ -26,7 +26,7 @@ from benchmarks.record import Recorder
 from benchmarks.workloads import Seconds, open_loop, poisson_arrivals
 from cellrt.cells.language_models import language_model
 from cellrt.cells.llama import Llama
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.unfolders.completion import complete
 
 PROMPTS, ANSWERS = (8, 128), (1, 32)

@@ -21,7 +21,7 @@ from torch import Tensor
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from cellrt import LoopBody, Output, State
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import grows, rows

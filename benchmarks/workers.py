@@ -24,7 +24,7 @@ from benchmarks.client_load import Busy
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.worker_models import SERVED, Served
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 
 PARTS = ("task", "load")
 THREADS, PROCESSES = "threads", "processes"

@@ -9,8 +9,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from cellrt.core.policy import Policy
-    from cellrt.core.settings import Limits, SchedulerSettings
+    from cellrt.core.scheduling.policy import Policy
+    from cellrt.core.state.settings import Limits, SchedulerSettings
     from cellrt.definition.cell import Cell
     from cellrt.definition.define import cell, load_cell
     from cellrt.definition.spans import PagedRows, Spans

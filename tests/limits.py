@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cellrt.core.settings import Limits
+from cellrt.core.state.settings import Limits
 
 SMALL = Limits(
     max_requests=64,

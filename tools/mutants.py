@@ -37,7 +37,7 @@ def _parts(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
 
 def main(session: str, count: int) -> None:
     """Leaves at most ``count`` mutants of a session that was just begun, the same ones at every call."""
-    silent = {str(path): lines_that_decide_nothing(path) for path in sorted(Path("cellrt/core").glob("*.py"))}
+    silent = {str(path): lines_that_decide_nothing(path) for path in sorted(Path("cellrt/core").rglob("*.py"))}
     with use_db(session, WorkDB.Mode.open) as db:
         items = [
             item

@@ -27,11 +27,21 @@ class Step(NamedTuple):
 STEPS = (
     Step(0, "submit", "the model is looked up, a future made", ("engine/engine.py",)),
     Step(0, "unfold", "your function writes the cell graph", ("graph/unfolder.py", "graph/recorder.py")),
-    Step(0, "compile", "cut into subgraphs, or found in a cache", ("core/template.py", "core/partition.py")),
-    Step(1, "admit", "its rows are reserved, or it waits", ("core/admission.py", "core/rows.py")),
-    Step(1, "schedule", "a cell type is chosen, a task is formed", ("core/schedule.py", "core/batching.py")),
+    Step(
+        0,
+        "compile",
+        "cut into subgraphs, or found in a cache",
+        ("core/templates/template.py", "core/templates/partition.py"),
+    ),
+    Step(1, "admit", "its rows are reserved, or it waits", ("core/requests/admission.py", "core/state/rows.py")),
+    Step(
+        1,
+        "schedule",
+        "a cell type is chosen, a task is formed",
+        ("core/scheduling/schedule.py", "core/scheduling/batching.py"),
+    ),
     Step(2, "run", "rows are read, the cell runs, rows are put", ("worker/cpu/worker.py", "worker/cpu/run_task.py")),
-    Step(1, "complete", "what waited for these rows is released", ("core/completion.py",)),
+    Step(1, "complete", "what waited for these rows is released", ("core/completion/completion.py",)),
     Step(1, "reply", "after the last cell: results read, future set", ("engine/manager.py", "engine/future.py")),
 )
 

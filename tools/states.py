@@ -10,7 +10,7 @@ from __future__ import annotations
 from functools import partial
 from pathlib import Path
 
-from cellrt.core.moves import MACHINES, StateMachine
+from cellrt.core.state.moves import MACHINES, StateMachine
 from tools import svg
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -21,12 +21,12 @@ LANE, MARGIN, TOP, PITCH, CHARACTER = 126, 24, 56, 38, 6.2
 INTRODUCTION = """\
 # States and moves
 
-<!-- Made by `python -m tools.states` from cellrt/core/moves.py: change that. -->
+<!-- Made by `python -m tools.states` from cellrt/core/state/moves.py: change that. -->
 
 Requests, subgraphs and sessions are in one state at a time, and go from one to another only as these tables say. All of
-them are in `cellrt/core/moves.py`; every write of a state goes through it. A move that is not there is an error of the
-engine's own: the compiled core counts it and the validator tells of it, the engine raises `InternalError` with the
-story of the request.
+them are in `cellrt/core/state/moves.py`; every write of a state goes through it. A move that is not there is an error
+of the engine's own: the compiled core counts it and the validator tells of it, the engine raises `InternalError` with
+the story of the request.
 
 In the pictures each state is a lane, and each arrow a legal move with what brings it about.
 """

@@ -244,8 +244,8 @@ def simulate(
     """Tell without serving anything which latency a load would have, or how many workers it needs: the real scheduler
     with workers that are simulated, whose steps take what cellrt tune measured."""
     with failing_well():
-        from cellrt.core.policies import POLICIES
-        from cellrt.core.policy import policy_of
+        from cellrt.core.scheduling.policies import POLICIES
+        from cellrt.core.scheduling.policy import policy_of
         from cellrt.engine.arena_sizes import ArenaBytes
         from cellrt.planning.profile import read_profile
         from cellrt.planning.simulation import Plant, fewest_workers, poisson_times

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cellrt.core.buddy_allocator import make_blocks
-from cellrt.core.policy import CompiledPolicy, Policy
-from cellrt.core.settings import SUSPENSIONS, Limits, SchedulerSettings
-from cellrt.core.tables import NEVER, Tables, make_tables
+from cellrt.core.scheduling.policy import CompiledPolicy, Policy
+from cellrt.core.state.buddy_allocator import make_blocks
+from cellrt.core.state.settings import SUSPENSIONS, Limits, SchedulerSettings
+from cellrt.core.state.tables import NEVER, Tables, make_tables
 
 COPIED = (
     "max_tasks_to_submit",

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from cellrt.core import admission, completion, lost_worker, schedule, session_state, suspension
-from cellrt.core.jit import entry, open_tables, open_template, short_entry
-from cellrt.core.row_types import Matrix, Rows
+from cellrt.core.completion import completion, lost_worker
+from cellrt.core.pages import suspension
+from cellrt.core.requests import admission, session_state
+from cellrt.core.scheduling import schedule
+from cellrt.core.state.pointers import open_tables, open_template
+from cellrt.native.jit import entry, short_entry
+from cellrt.native.row_types import Matrix, Rows
 
 _admit, _num_rows, _admit_many = admission.admit, admission.num_rows, admission.admit_many
 _finish_many, _copy_results = admission.finish_many, admission.copy_results

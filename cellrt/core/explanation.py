@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from cellrt.core.moves import SubgraphState
 from cellrt.core.processor import Processor
-from cellrt.core.record_layout import record_at
-from cellrt.core.tables import CHAIN, GRAPH, LOOP, NUM_PRIORITIES, Tables
+from cellrt.core.state.moves import SubgraphState
+from cellrt.core.state.record_layout import record_at
+from cellrt.core.state.tables import CHAIN, GRAPH, LOOP, NUM_PRIORITIES, Tables
 
 Namer = Callable[[int], str]
 """Returns the name of a cell type, by its id."""

@@ -13,8 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import tables
-from cellrt.core.clock import Clock
+from cellrt.core.completion.notices import Notices
 from cellrt.core.empty import empty_tables
 from cellrt.core.entries import (
     admit_each,
@@ -30,18 +29,20 @@ from cellrt.core.entries import (
     starvation,
     suspend,
 )
-from cellrt.core.growth import TaskBuffers, with_more_rows
-from cellrt.core.jit import address_of
-from cellrt.core.moves import LEFT
-from cellrt.core.notices import Notices
-from cellrt.core.policy import CompiledPolicy, Policy
-from cellrt.core.ports import Port
-from cellrt.core.room import why_too_large
-from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, addresses_of, compile_template
-from cellrt.core.tables import NEVER, Tables
-from cellrt.core.task_layout import FLAGS, HEADER, INPUT, OUTPUT, TaskView
+from cellrt.core.requests.room import why_too_large
+from cellrt.core.scheduling.policy import CompiledPolicy, Policy
+from cellrt.core.state import tables
+from cellrt.core.state.clock import Clock
+from cellrt.core.state.growth import TaskBuffers, with_more_rows
+from cellrt.core.state.moves import LEFT
+from cellrt.core.state.pointers import address_of
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import Limits, SchedulerSettings
+from cellrt.core.state.tables import NEVER, Tables
+from cellrt.core.state.task_layout import FLAGS, HEADER, INPUT, OUTPUT, TaskView
+from cellrt.core.templates.sized_template import KnownTemplates, Room, SizedTemplate, addresses_of, compile_template
 from cellrt.errors import DefinitionError, RequestTooLargeError
+from cellrt.native.row_types import new_table
 
 NO_SESSIONS, NO_DEADLINES = np.empty(0, np.int32), np.empty((0, 2), np.int64)
 NO_NOTICES = Notices(np.zeros((0, 2), np.int32))
@@ -174,7 +175,7 @@ class Processor:
         type_id = self._free_types[-1] if self._free_types else self.num_types
         if type_id >= tables.MAX_TYPES:
             raise DefinitionError(f"more than {tables.MAX_TYPES} cell types in one engine")
-        ports = tables.new_table(self._grown.ports + len(inputs) + len(outputs), tables.PORT)
+        ports = new_table(self._grown.ports + len(inputs) + len(outputs), tables.PORT)
         ports[: self._grown.ports] = self.tables.ports[: self._grown.ports]
         for k, port in enumerate([*inputs, *outputs]):
             ports[self._grown.ports + k] = port

@@ -22,14 +22,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.completion import NOTICE_DONE
-from cellrt.core.page_view import note_copies, take_copies
+from cellrt.core.completion.completion import NOTICE_DONE
+from cellrt.core.pages.page_view import note_copies, take_copies
+from cellrt.core.pages.suspension import STUCK
 from cellrt.core.processor import Processor
-from cellrt.core.record_layout import loop_limits, record_at
-from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.suspension import STUCK
-from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER, NEVER
-from cellrt.core.task_layout import IN_OFFSETS, TaskView
+from cellrt.core.state.record_layout import loop_limits, record_at
+from cellrt.core.state.tables import LOOP, MAX_KINDS, MEMBER, NEVER
+from cellrt.core.state.task_layout import IN_OFFSETS, TaskView
+from cellrt.core.templates.sized_template import SizedTemplate
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
 Cost = Callable[[int, int, int], float]

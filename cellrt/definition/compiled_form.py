@@ -23,8 +23,6 @@ from numba import carray
 from numpy.typing import NDArray
 from torch import nn
 
-from cellrt.core.jit import c_function, nogil, nogil_part
-from cellrt.core.memory import as_pointer, read_float, read_int, read_word, read_words, start_of, write_word
 from cellrt.definition.attention_operator import APPEND, ATTEND
 from cellrt.definition.form_inputs import check_inputs
 from cellrt.definition.snapshot import is_settled
@@ -32,6 +30,8 @@ from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.definition.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
 from cellrt.definition.traced_pages import KERNELS, TracedPages, attend_span, is_traced
 from cellrt.errors import DefinitionError
+from cellrt.native.jit import c_function, nogil, nogil_part
+from cellrt.native.memory import as_pointer, read_float, read_int, read_word, read_words, start_of, write_word
 
 __all__ = [
     "APPEND",

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled
-from cellrt.core.memory import copy_bytes, read_float, write_word
-from cellrt.core.row_types import Matrix, Rows
-from cellrt.core.tables import LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.tables import LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.native.jit import compiled
+from cellrt.native.memory import copy_bytes, read_float, write_word
+from cellrt.native.row_types import Matrix, Rows
 
 DONE = 0
 REFUSED = -1

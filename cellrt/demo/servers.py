@@ -16,7 +16,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch.nn.utils.rnn import pad_sequence
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.demo.g2p import MAX_STEPS, START, STOP, Modules, letter_ids, make_g2p
 from cellrt.engine.engine import Engine
 from cellrt.view.timeline import Timeline

@@ -9,8 +9,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
-from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import HOST, NEVER
+from cellrt.core.state.tables import HOST, NEVER
+from cellrt.core.templates.sized_template import SizedTemplate
 from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Plan
 from cellrt.engine.sessions import Sessions

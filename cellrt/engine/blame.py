@@ -10,8 +10,8 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from cellrt.core.record_layout import CARRY, LAST, inputs_of, record_at
-from cellrt.core.tables import HOST, LOCATION_SHIFT, LOOP, MEMBER, ROW_MASK, Tables
+from cellrt.core.state.record_layout import CARRY, LAST, inputs_of, record_at
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, LOOP, MEMBER, ROW_MASK, Tables
 from cellrt.definition.cell import Cell
 from cellrt.definition.lookup import read_refused
 from cellrt.errors import CellError, CellrtError, RequestError

@@ -10,10 +10,10 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, TypeVar
 
-from cellrt.core.policies import POLICIES
-from cellrt.core.policy import Policy, policy_of
 from cellrt.core.processor import Processor
-from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.scheduling.policies import POLICIES
+from cellrt.core.scheduling.policy import Policy, policy_of
+from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
 from cellrt.engine.compilation import warm_up_told
 from cellrt.engine.compiling import CellCompiler, CompileMode

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from cellrt.core.explanation import Namer
 from cellrt.core.explanation import explain as explain_parts
-from cellrt.core.moves import LIVE_REQUEST, LiveState
 from cellrt.core.processor import Processor
+from cellrt.core.state.moves import LIVE_REQUEST, LiveState
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.records import Arrival
 from cellrt.engine.turns import Turns

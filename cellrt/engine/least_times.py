@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from cellrt.core.processor import Processor
-from cellrt.core.sized_template import SizedTemplate
+from cellrt.core.templates.sized_template import SizedTemplate
 
 HOST_NS = 500_000
 """A task takes no longer than that beside its steps."""

@@ -8,9 +8,9 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
+from cellrt.core.checks.validate import broken_rules
 from cellrt.core.processor import Processor
-from cellrt.core.task_layout import TaskView
-from cellrt.core.validate import broken_rules
+from cellrt.core.state.task_layout import TaskView
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.crew import Crew
 from cellrt.engine.places import Places, QueueLimit, Room, Size

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cellrt.core import page_list
 from cellrt.core.processor import Processor
-from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import MAX_STATES
-from cellrt.core.template import ALL_KINDS, pages_wanted
+from cellrt.core.state import page_list
+from cellrt.core.state.tables import MAX_STATES
+from cellrt.core.templates.sized_template import SizedTemplate
+from cellrt.core.templates.template import ALL_KINDS, pages_wanted
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.arena_sizes import HOST_TIMES, MAX_ARENA_PAGES, MAX_ARENA_ROWS
 

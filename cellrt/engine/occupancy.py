@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from cellrt.core.processor import Processor
-from cellrt.core.tables import LOCATION_SHIFT, MAX_KINDS, MAX_STATES, NUM_PERMANENT, NUM_PRIORITIES
+from cellrt.core.state.tables import LOCATION_SHIFT, MAX_KINDS, MAX_STATES, NUM_PERMANENT, NUM_PRIORITIES
 from cellrt.definition.spec import RowSpec
 
 UNITS = ("rows", "pages", "bytes")

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
-from cellrt.core.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
-from cellrt.core.sized_template import Template
+from cellrt.core.state.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
+from cellrt.core.templates.sized_template import Template
 from cellrt.engine.brought import Brought, Externals
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Outcomes, SingleOutcomes
@@ -274,7 +274,7 @@ class Bulk:
         return self.sequence + number
 
     def move(self, numbers: Iterable[int], to: LiveState) -> None:
-        """Requests go to another state. Raises InternalError if a move is not legal (``core/moves.py``)."""
+        """Requests go to another state. Raises InternalError if a move is not legal (``core/state/moves.py``)."""
         states, legal = self.states, _MAY_COME_FROM[to]
         if self.size == 1 and states[0] in legal:  # as most are
             states[0] = to
@@ -387,6 +387,6 @@ class SessionRecord:
         return f"session {self.key!r} of model {self.model.name!r}"
 
     def move(self, to: SessionState) -> None:
-        """Goes to another state. Raises InternalError if the move is not legal (``core/moves.py``)."""
+        """Goes to another state. Raises InternalError if the move is not legal (``core/state/moves.py``)."""
         check_move(SESSION, self.state, to, self)
         self.state = to

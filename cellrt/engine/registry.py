@@ -11,9 +11,9 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.sized_template import SizedTemplate, Template
+from cellrt.core.state.ports import Port
+from cellrt.core.templates.sized_template import SizedTemplate, Template
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
@@ -34,7 +34,7 @@ class Plan:
     """What runs for requests of one graph; shared by them.
 
     Attributes:
-        program: what they recorded (``core/program.py``).
+        program: what they recorded (``core/templates/program.py``).
         template, results, states: what they have in common.
         readers: of their results; graphs whose results lie alike, whatever their lengths, have the same.
         answered_with: plans that have the same object may be answered together: the graphs differ in lengths alone.

@@ -7,9 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.event_log import read_events
 from cellrt.core.processor import Processor
-from cellrt.core.tables import HOST
+from cellrt.core.state.event_log import read_events
+from cellrt.core.state.tables import HOST
 from cellrt.engine.future import Result
 from cellrt.engine.futures import Ends, finish_all
 from cellrt.engine.mailbox import WakingAtTheEnd

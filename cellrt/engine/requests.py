@@ -2,7 +2,7 @@
 
 Requests come in bulks, and as far as they can they go on together: those of one template are admitted in one call, and
 those that a task completes leave together. Belongs to the holder of the turn. The legal states and moves are those of
-``core/moves.py``.
+``core/state/moves.py``.
 """
 
 from __future__ import annotations
@@ -11,12 +11,12 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cellrt.core.completion import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
-from cellrt.core.moves import LIVE, LiveState
-from cellrt.core.notices import Notices
+from cellrt.core.completion.completion import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
+from cellrt.core.completion.notices import Notices
 from cellrt.core.processor import Processor
-from cellrt.core.room import has_rows
-from cellrt.core.tables import HOST
+from cellrt.core.requests.room import has_rows
+from cellrt.core.state.moves import LIVE, LiveState
+from cellrt.core.state.tables import HOST
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
 from cellrt.engine.records import ALONE, Arrival, Asked, Bulk, SessionRecord

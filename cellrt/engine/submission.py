@@ -10,7 +10,7 @@ from contextlib import suppress
 from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
-from cellrt.core.tables import NUM_PRIORITIES
+from cellrt.core.state.tables import NUM_PRIORITIES
 from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
@@ -42,7 +42,7 @@ class Submission:
     Args:
         manager: takes requests in.
         models: those that take requests, by name; changed under the gate.
-        admit_by: in which order requests are admitted (``core/policy.py``).
+        admit_by: in which order requests are admitted (``core/scheduling/policy.py``).
     """
 
     def __init__(self, manager: Manager, models: Mapping[str, Model], admit_by: str) -> None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections import deque
 
-from cellrt.core.event_log import read_events
-from cellrt.core.tables import ADMITTED, Tables, Task
+from cellrt.core.state.event_log import read_events
+from cellrt.core.state.tables import ADMITTED, Tables, Task
 from cellrt.engine.records import Bulk
 from cellrt.view.spans import RequestSpan, TaskSpan
 from cellrt.view.timeline import Timeline

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from functools import lru_cache
 
-from cellrt.core.program import CARRY, LIST
+from cellrt.core.templates.program import CARRY, LIST
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 
 Word = tuple[int, int, int]
-"""(mode, a, b) of an input, as ``core/dags.py`` reads it."""
+"""(mode, a, b) of an input, as ``core/templates/dags.py`` reads it."""
 
 
 @lru_cache(maxsize=256)

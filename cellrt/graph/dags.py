@@ -7,9 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.dags import FOR_EACH_SOURCE, PICK, dag_program, is_dag, why_no_dag
-from cellrt.core.program import CARRY, FIXED, LIST, STEP
-from cellrt.core.trees import count_leaves, tree_program, why_no_tree
+from cellrt.core.templates.dags import FOR_EACH_SOURCE, PICK, dag_program, is_dag, why_no_dag
+from cellrt.core.templates.program import CARRY, FIXED, LIST, STEP
+from cellrt.core.templates.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
@@ -93,7 +93,7 @@ def _words(
     num_sources: int,
     picked: list[int],
 ) -> NDArray[np.int32]:
-    """For each input of a cell at many nodes (mode, a, b), as ``core/dags.py`` reads them.
+    """For each input of a cell at many nodes (mode, a, b), as ``core/templates/dags.py`` reads them.
 
     Args:
         maker: the cell whose outputs the nodes read; None for leaves.

@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from cellrt.core.program import CARRY, EACH, FIXED, LAST, LEADS, LIST, NEXT, OP_EXTERNAL, RANGE, STEP, operations
+from cellrt.core.templates.program import (
+    CARRY,
+    EACH,
+    FIXED,
+    LAST,
+    LEADS,
+    LIST,
+    NEXT,
+    OP_EXTERNAL,
+    RANGE,
+    STEP,
+    operations,
+)
 
 AS_GIVEN = frozenset((FIXED, STEP, EACH, LIST, RANGE))
 """Modes of inputs whose sources are all named; others read what was computed, if not at the first step."""
@@ -22,7 +34,7 @@ def are_given(
     """Whether all that a graph's nodes of a cell type read as certain inputs came with the request.
 
     Args:
-        program: of ``core/program.py``.
+        program: of ``core/templates/program.py``.
         ports: of each cell type, by number, how many inputs and outputs it has.
         cell_type, places: whose inputs, and which, by their places.
         is_first: of loops, whether their first step is meant, and not the steps after.

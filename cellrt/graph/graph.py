@@ -13,7 +13,7 @@ from typing import Literal, overload
 import numpy as np
 import torch
 
-from cellrt.core.program import CARRY, FIXED, NOTHING, OP_CHAIN, OP_CONSTANT, OP_NODE
+from cellrt.core.templates.program import CARRY, FIXED, NOTHING, OP_CHAIN, OP_CONSTANT, OP_NODE
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError

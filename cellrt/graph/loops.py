@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import NamedTuple
 
-from cellrt.core.program import CARRY, FIXED, LAST, LEADS, NEXT, NOTHING, OP_LOOP, OP_MEMBER, SAME
+from cellrt.core.templates.program import CARRY, FIXED, LAST, LEADS, NEXT, NOTHING, OP_LOOP, OP_MEMBER, SAME
 from cellrt.definition.cell import CURRENT_GRAPH, Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError

@@ -10,7 +10,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cellrt.core.program import (
+from cellrt.core.templates.program import (
     EACH,
     EMITTED,
     FIXED,

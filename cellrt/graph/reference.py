@@ -1,8 +1,8 @@
 """The truth to compare with: a request's cell graph run node by node, with plain torch and one row at a time.
 
 It shares the recording of the graph with the runtime (``graph.py``) and nothing after it: no scheduler, no arena, no
-batch. The recorded program (``core/program.py`` lists its operations) is interpreted in order, which is a topological
-order because an unfolder can only name outputs that are there already.
+batch. The recorded program (its operations are in ``core/templates/program.py``) is interpreted in order, which is a
+topological order because an unfolder can only name outputs that are there already.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from cellrt.core.program import (
+from cellrt.core.templates.program import (
     CARRY,
     EMITTED,
     LAST,

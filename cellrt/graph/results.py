@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from cellrt.core.program import OP_RESULT, OP_RESULT_LAST, OP_RESULT_STEPS
+from cellrt.core.templates.program import OP_RESULT, OP_RESULT_LAST, OP_RESULT_STEPS
 from cellrt.graph.symbols import LoopSteps, Output, Steps
 
 RESULTS = (Output, Steps, LoopSteps)
@@ -46,7 +46,7 @@ class Recorded(NamedTuple):
     """What an unfolder recorded for one request."""
 
     program: bytes
-    """The int32 words of ``core/program.py``."""
+    """The int32 words of ``core/templates/program.py``."""
     externals: list[tuple[int, NDArray[Any]]]
     """(kind, rows ``[n, *shape]`` as ``arena.as_bits``) of the request's own tensors, in order of their values."""
     results: tuple[ResultLayout, ...]

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.copying import LARGE_BYTES
+from cellrt.core.state.copying import LARGE_BYTES
 from cellrt.definition.bits import NUMPY_DTYPES, as_bits
 from cellrt.definition.spec import RowSpec, conversion, describe
 from cellrt.errors import RequestError

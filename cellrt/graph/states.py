@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from array import array
 
-from cellrt.core.program import OP_KEEP, OP_STATE
-from cellrt.core.tables import MAX_STATES
+from cellrt.core.state.tables import MAX_STATES
+from cellrt.core.templates.program import OP_KEEP, OP_STATE
 from cellrt.errors import RequestError
 from cellrt.graph.results import StateLayout
 

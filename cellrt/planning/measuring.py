@@ -8,7 +8,7 @@ from contextlib import suppress
 
 import torch
 
-from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.examples import random_inputs, random_nodes

@@ -26,8 +26,8 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 from torch import Tensor
 
-from cellrt.core.jit import c_function, nogil
-from cellrt.core.memory import read_float, start_of
+from cellrt.native.jit import c_function, nogil
+from cellrt.native.memory import read_float, start_of
 from cellrt.products.tile import HALF_GROUPS, lines_of_row, multiply_rows, rows_of_tile
 from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
 

@@ -10,8 +10,8 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from cellrt.core.partition import partition
-from cellrt.core.program import (
+from cellrt.core.templates.partition import partition
+from cellrt.core.templates.program import (
     CARRY,
     EMITTED,
     LEADS,
@@ -111,7 +111,7 @@ class CellGraph:
     """The cell graph of a recorded program. ``num_subgraphs`` counts what the scheduler is handed.
 
     Args:
-        program: the words of ``core/program.py``.
+        program: the words of ``core/templates/program.py``.
         cells: by type.
     """
 

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.copying import (
+from cellrt.core.state.copying import (
     LARGE_BYTES,
     get_rows,
     get_rows_nogil,
@@ -18,7 +18,7 @@ from cellrt.core.copying import (
     move_rows_nogil,
     put_columns,
 )
-from cellrt.core.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.definition.spec import RowSpec
 

@@ -10,8 +10,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from cellrt.core.settings import Limits
-from cellrt.core.tables import num_flags
+from cellrt.core.state.settings import Limits
+from cellrt.core.state.tables import num_flags
 from cellrt.errors import DefinitionError
 from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells

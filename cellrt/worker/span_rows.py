@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled, short_entry
-from cellrt.core.memory import read_int, start_of
-from cellrt.core.row_types import Rows
+from cellrt.core.state import task_layout as layout
+from cellrt.native.jit import compiled, short_entry
+from cellrt.native.memory import read_int, start_of
+from cellrt.native.row_types import Rows
 
 
 @compiled

@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell, load_cell
 from cellrt.definition.spec import RaggedRows, ragged, rows

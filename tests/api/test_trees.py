@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cellrt
-from cellrt.core.trees import tree_program
+from cellrt.core.templates.trees import tree_program
 from cellrt.engine.engine import Engine
 from tests.api.models import SIZE, child_sum, embedded, leaf, model, pair, recurrent, serve
 

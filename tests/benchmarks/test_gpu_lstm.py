@@ -13,7 +13,7 @@ from benchmarks import gpu, gpu_kernels
 from benchmarks.gpu_cells import FusedLSTM
 from benchmarks.gpu_kernels import COSTS, Floors, measure_kernels
 from benchmarks.record import Recorder
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.kernels.tuning_cases import OPERATIONS
 
 TINY = gpu.Size(8, 3, 2, 1)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from cellrt import cells
 from cellrt.cells._fused import choose_rows, chosen_precision
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows, RunSizes, is_reading_outputs
 from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows

@@ -17,9 +17,9 @@ import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from cellrt.core import kept_code
-from cellrt.core.parts import bitcode_of
 from cellrt.definition.compiled_form import TaskFunction
+from cellrt.native import kept_code
+from cellrt.native.parts import bitcode_of
 from cellrt.products.packed import _multiply_four, multiply_three
 from cellrt.worker.cpu.warm_up import warm_up
 from tests.cells.every_cell import CASES, WITH_FORM, subject_of

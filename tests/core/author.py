@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 from dataclasses import dataclass, field
 
-from cellrt.core.program import (
+from cellrt.core.templates.program import (
     CARRY,
     EACH,
     FIXED,

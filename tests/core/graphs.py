@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.policy import Policy
-from cellrt.core.ports import Port
+from cellrt.core.checks.validate import broken_rules
 from cellrt.core.processor import Processor
-from cellrt.core.program import (
+from cellrt.core.scheduling.policy import Policy
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import Limits, SchedulerSettings
+from cellrt.core.templates.program import (
     CARRY,
     FIXED,
     LIST,
@@ -20,9 +22,7 @@ from cellrt.core.program import (
     OP_RESULT_LAST,
     STEP,
 )
-from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.validate import broken_rules
+from cellrt.core.templates.sized_template import SizedTemplate
 from tests.limits import SMALL
 
 ONE_BY_ONE = SchedulerSettings(max_tasks_to_submit=1, runs=False)

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import (
+from cellrt.core.state.ports import Port
+from cellrt.core.templates.program import (
     CARRY,
     EACH,
     EMITTED,

@@ -8,17 +8,17 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.policy import Policy
-from cellrt.core.ports import Port
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Processor
-from cellrt.core.room import has_rows
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NEVER, NUM_PERMANENT, ROW_MASK
-from cellrt.core.task_layout import TaskView
-from cellrt.core.validate import broken_rules
+from cellrt.core.requests.room import has_rows
+from cellrt.core.scheduling.policy import Policy
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NEVER, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state.task_layout import TaskView
+from cellrt.core.templates.sized_template import SizedTemplate
 from tests.core.author import CELLS, Cell, Graph, stops
 from tests.limits import SMALL
 

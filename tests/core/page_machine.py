@@ -12,12 +12,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core import page_view
-from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.ports import Port
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
+from cellrt.core.pages import page_view
+from cellrt.core.pages.suspension import STUCK
 from cellrt.core.processor import Processor
-from cellrt.core.program import (
+from cellrt.core.requests.room import has_rows
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state.task_layout import TaskView
+from cellrt.core.templates.program import (
     CARRY,
     OP_CHAIN,
     OP_EXTERNAL,
@@ -28,12 +34,6 @@ from cellrt.core.program import (
     PAGED,
     STEP,
 )
-from cellrt.core.room import has_rows
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.suspension import STUCK
-from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
-from cellrt.core.task_layout import TaskView
-from cellrt.core.validate import broken_rules
 from tests.core.author import PRIME
 from tests.limits import SMALL
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from hypothesis import strategies as st
 
-from cellrt.core.policies import POLICIES
-from cellrt.core.policy import Policy
+from cellrt.core.scheduling.policies import POLICIES
+from cellrt.core.scheduling.policy import Policy
 
 
 def latest(waiting, asked):

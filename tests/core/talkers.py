@@ -12,14 +12,17 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core import page_view
-from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.notices import Notices
-from cellrt.core.policy import Policy
-from cellrt.core.ports import Port
+from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
+from cellrt.core.completion.notices import Notices
+from cellrt.core.pages import page_view
 from cellrt.core.processor import Processor
-from cellrt.core.program import (
+from cellrt.core.scheduling.policy import Policy
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import Limits, SchedulerSettings
+from cellrt.core.state.tables import HOST, ROW_MASK
+from cellrt.core.state.task_layout import TaskView
+from cellrt.core.templates.program import (
     LAST,
     LEADS,
     NEXT,
@@ -34,9 +37,6 @@ from cellrt.core.program import (
     SAME,
     STEP,
 )
-from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.tables import HOST, ROW_MASK
-from cellrt.core.task_layout import TaskView
 from tests.core.author import PRIME
 from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, PageMachine, read
 from tests.limits import SMALL

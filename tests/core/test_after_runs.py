@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
 from cellrt.core.processor import Processor
-from cellrt.core.program import CARRY, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, STEP
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.templates.program import CARRY, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, STEP
 from tests.core.graphs import add_step, add_tree, admit, chain, leaves, make_processor, run
 
 STEP_S, SHORT_S = 1e-4, 5e-5

@@ -15,8 +15,8 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.validate import broken_rules
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.state.settings import SchedulerSettings
 from tests.core.graphs import add_step, add_tree, chain, leaves, make_processor, tree, two_chains
 from tests.effort import examples
 

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core import buddy_allocator
-from cellrt.core.buddy_allocator import allocate_block, free_block, make_blocks, num_free_rows, num_rows
-from cellrt.core.tables import GRANULE
+from cellrt.core.state import buddy_allocator
+from cellrt.core.state.buddy_allocator import allocate_block, free_block, make_blocks, num_free_rows, num_rows
+from cellrt.core.state.tables import GRANULE
 
 SIZES = st.one_of(st.integers(0, 3 * GRANULE), st.integers(0, 40 * GRANULE))
 STEPS = st.lists(st.tuples(st.booleans(), SIZES, st.integers(0, 10**6)), max_size=120)

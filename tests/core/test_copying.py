@@ -5,7 +5,7 @@ from __future__ import annotations
 import numba
 import pytest
 
-from cellrt.core import copying
+from cellrt.core.state import copying
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="about what is compiled")
 

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core.policies import POLICIES, das
-from cellrt.core.policy import Policy
-from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import NOTHING, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-from cellrt.core.settings import Limits
+from cellrt.core.scheduling.policies import POLICIES, das
+from cellrt.core.scheduling.policy import Policy
 from cellrt.core.simulate import Arrival, simulate
-from cellrt.core.tables import NEVER
-from cellrt.core.task_layout import H_SPANS, TaskView
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import Limits
+from cellrt.core.state.tables import NEVER
+from cellrt.core.state.task_layout import H_SPANS, TaskView
+from cellrt.core.templates.program import NOTHING, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.errors import DefinitionError
 from tests.core.graphs import ONE_BY_ONE, add_step, chain, make_processor
 from tests.effort import examples

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, Simulation, simulate
+from cellrt.core.state.settings import SchedulerSettings
 from tests.core.graphs import add_step, add_tree, chain, make_processor, tree
 
 BATCH = 4

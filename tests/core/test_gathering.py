@@ -6,9 +6,9 @@ from dataclasses import replace
 
 import pytest
 
+from cellrt.core.checks.validate import broken_rules
 from cellrt.core.processor import Processor
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.validate import broken_rules
+from cellrt.core.state.settings import SchedulerSettings
 from tests.core.graphs import add_tree, admit, leaves, make_processor
 
 STEP_NS = 100_000

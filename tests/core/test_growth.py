@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_DONE
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
-from cellrt.core.record_layout import loop_limits
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.tables import HOST, MAX_KINDS, NUM_PERMANENT
-from cellrt.core.validate import broken_rules
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.record_layout import loop_limits
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.state.tables import HOST, MAX_KINDS, NUM_PERMANENT
 from tests.core.graphs import ONE_BY_ONE, add_step, chain, loop, make_processor
 
 LARGE = 4096

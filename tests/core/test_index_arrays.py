@@ -5,10 +5,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cellrt.core import task_layout as layout
-from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import (
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.ports import Port
+from cellrt.core.state.tables import HOST
+from cellrt.core.state.task_layout import TaskView
+from cellrt.core.templates.program import (
     CARRY,
     EMITTED,
     FIXED,
@@ -24,8 +26,6 @@ from cellrt.core.program import (
     OP_RESULT_STEPS,
     STEP,
 )
-from cellrt.core.tables import HOST
-from cellrt.core.task_layout import TaskView
 from tests.core.graphs import add_step, add_tree, admit, make_processor
 
 

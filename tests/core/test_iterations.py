@@ -13,12 +13,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.policies import POLICIES
+from cellrt.core.checks.validate import broken_rules
 from cellrt.core.processor import Processor
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.scheduling.policies import POLICIES
 from cellrt.core.simulate import Arrival, Simulation, simulate
-from cellrt.core.task_layout import TaskView
-from cellrt.core.validate import broken_rules
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.state.task_layout import TaskView
 from tests.core.graphs import make_processor
 from tests.core.page_machine import PAGE_SIZE, numbers
 from tests.core.talkers import Talk, Talkers

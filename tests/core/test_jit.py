@@ -24,7 +24,7 @@ def test_numba_is_of_a_minor_version_that_was_tested():
     bound = next(Requirement(each) for each in dependencies if Requirement(each).name == "numba").specifier
     assert any(each.operator == "<" for each in bound), "numba has no upper bound in pyproject.toml"
     assert bound.contains(numba.__version__), (
-        f"numba {numba.__version__} is installed; cellrt/core/jit.py reaches into Numba (how arrays are built of "
+        f"numba {numba.__version__} is installed; cellrt/native/jit.py reaches into Numba (how arrays are built of "
         f"addresses, how arguments choose a compiled form, when its cache on disk is stale) and was tested with numba "
         f"{bound}. Run tests/core with this version; if they pass, widen the bound in pyproject.toml, which is the "
         "list of the versions that were tested"
@@ -32,7 +32,7 @@ def test_numba_is_of_a_minor_version_that_was_tested():
 
 
 SOURCE = """
-from cellrt.core.jit import compiled, entry
+from cellrt.native.jit import compiled, entry
 from callee_NAME import added
 
 

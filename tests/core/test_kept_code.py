@@ -17,14 +17,14 @@ import numpy as np
 import pytest
 from numba.core.bytecode import FunctionIdentity
 
-from cellrt.core import jit, kept_code
+from cellrt.native import jit, kept_code
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
 
 FACTORY = f"""
 import math
 import numpy as np
-from cellrt.core.jit import nogil
+from cellrt.native.jit import nogil
 
 
 def product(factor):
@@ -86,7 +86,7 @@ def load(folder: Path, source: str, name: str = "kept_module") -> ModuleType:
     return module
 
 
-ONE = "from cellrt.core.jit import nogil\n\n\n@nogil\ndef run(x):\n    return x + 1\n"
+ONE = "from cellrt.native.jit import nogil\n\n\n@nogil\ndef run(x):\n    return x + 1\n"
 
 
 def hits(function: Any) -> int:
@@ -138,7 +138,8 @@ def test_what_another_version_kept_is_not_read(tmp_path: Path, monkeypatch: pyte
 
 def test_what_numbas_own_cache_kept_is_not_read(tmp_path: Path):
     plain = load(
-        tmp_path, ONE.replace("cellrt.core.jit import nogil", "numba import njit").replace("nogil", "njit(cache=True)")
+        tmp_path,
+        ONE.replace("cellrt.native.jit import nogil", "numba import njit").replace("nogil", "njit(cache=True)"),
     )
     assert plain.run(1) == 2 and list(tmp_path.rglob("*.nbc"))
     ours = load(tmp_path, ONE)
@@ -157,7 +158,7 @@ def test_code_of_another_key_under_a_files_name_is_not_read(tmp_path: Path):
 
 
 def test_one_function_with_other_options_is_kept_apart(tmp_path: Path):
-    source = ONE + "\n\nfrom cellrt.core.jit import short_entry\n\nkeeps_lock = short_entry(run.py_func)\n"
+    source = ONE + "\n\nfrom cellrt.native.jit import short_entry\n\nkeeps_lock = short_entry(run.py_func)\n"
     for number in range(2):
         module = load(tmp_path, source)
         assert (module.run(1), module.keeps_lock(1)) == (2, 2)
@@ -166,7 +167,7 @@ def test_one_function_with_other_options_is_kept_apart(tmp_path: Path):
 
 
 HELD = """
-from cellrt.core.jit import nogil
+from cellrt.native.jit import nogil
 
 
 def make(held):
@@ -233,13 +234,14 @@ def test_numba_is_left_as_it_was():
 
 def test_what_is_typed_at_a_prompt_is_compiled_and_not_kept():
     names: dict[str, Any] = {}
-    exec("from cellrt.core.jit import nogil\n@nogil\ndef run(x):\n    return x + 1", names)
+    exec("from cellrt.native.jit import nogil\n@nogil\ndef run(x):\n    return x + 1", names)
     assert names["run"](1) == 2
 
 
 def no_place(folder: Path) -> dict[str, str]:
-    """An environment in which nothing can be kept of a folder's modules, not even by root."""
-    (folder / "__pycache__").write_text("no folder")
+    """An environment in which nothing can be kept of the modules in and below a folder, not even by root."""
+    for each in [folder, *filter(Path.is_dir, folder.rglob("*"))]:
+        (each / "__pycache__").write_text("no folder")
     left = {key: value for key, value in os.environ.items() if key not in ("NUMBA_CACHE_DIR", "XDG_CACHE_HOME")}
     return {**left, "HOME": "/dev/null", "PYTHONDONTWRITEBYTECODE": "1"}
 
@@ -259,10 +261,11 @@ def test_without_a_place_it_goes_on_in_memory_with_one_warning_that_says_what_to
 def test_the_core_is_imported_where_nothing_can_be_written(tmp_path: Path):
     home = Path(kept_code.__file__).parents[1]
     ignored = shutil.ignore_patterns("__pycache__")
-    shutil.copytree(home / "core", tmp_path / "cellrt" / "core", ignore=ignored)
+    for name in ("core", "native"):
+        shutil.copytree(home / name, tmp_path / "cellrt" / name, ignore=ignored)
     for name in ("__init__.py", "errors.py"):
         shutil.copy(home / name, tmp_path / "cellrt" / name)
-    environment = {**no_place(tmp_path / "cellrt" / "core"), "PYTHONPATH": str(tmp_path)}
+    environment = {**no_place(tmp_path / "cellrt"), "PYTHONPATH": str(tmp_path)}
     program = "from cellrt.core import entries; print(entries.__file__)"
     done = subprocess.run(
         [sys.executable, "-c", program], capture_output=True, text=True, timeout=100, env=environment, cwd=tmp_path

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core import page_view
-from cellrt.core.completion import NOTICE_DONE
-from cellrt.core.program import OP_CHAIN, OP_EXTERNAL, OP_KEEP, OP_PAGES, OP_RESULT, OP_STATE, PAGED, STEP
+from cellrt.core.completion.completion import NOTICE_DONE
+from cellrt.core.pages import page_view
+from cellrt.core.templates.program import OP_CHAIN, OP_EXTERNAL, OP_KEEP, OP_PAGES, OP_RESULT, OP_STATE, PAGED, STEP
 from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, READ, Paged, PageMachine, numbers, read
 
 

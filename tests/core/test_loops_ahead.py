@@ -11,18 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.moves import LEFT
-from cellrt.core.ports import Port
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Processor
-from cellrt.core.program import CARRY, FIXED, LIST, OP_EXTERNAL, OP_LOOP, OP_NODE, OP_RESULT
-from cellrt.core.record_layout import loop_limits
-from cellrt.core.settings import SchedulerSettings
 from cellrt.core.simulate import Arrival, simulate
-from cellrt.core.tables import MAX_KINDS, ROW_MASK
-from cellrt.core.task_layout import TaskView
-from cellrt.core.validate import broken_rules
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.moves import LEFT
+from cellrt.core.state.ports import Port
+from cellrt.core.state.record_layout import loop_limits
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.state.tables import MAX_KINDS, ROW_MASK
+from cellrt.core.state.task_layout import TaskView
+from cellrt.core.templates.program import CARRY, FIXED, LIST, OP_EXTERNAL, OP_LOOP, OP_NODE, OP_RESULT
 from tests.core.author import CELLS, Author
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, loop, make_processor
 from tests.core.machine import Machine, Request

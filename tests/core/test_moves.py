@@ -7,7 +7,7 @@ import itertools
 import networkx as nx
 import pytest
 
-from cellrt.core.moves import MACHINES, StateMachine, check_move, word_of
+from cellrt.core.state.moves import MACHINES, StateMachine, check_move, word_of
 from cellrt.errors import InternalError
 
 

@@ -8,12 +8,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cellrt.core import page_view
-from cellrt.core.completion import NOTICE_DONE
-from cellrt.core.ports import Port
+from cellrt.core.completion.completion import NOTICE_DONE
+from cellrt.core.pages import page_view
 from cellrt.core.processor import Processor
-from cellrt.core.program import FIXED, OP_EXTERNAL, OP_LOOP, OP_PAGES, OP_RESULT_LAST, PAGED
-from cellrt.core.tables import HOST, MAX_KINDS, ROW_MASK
+from cellrt.core.state.ports import Port
+from cellrt.core.state.tables import HOST, MAX_KINDS, ROW_MASK
+from cellrt.core.templates.program import FIXED, OP_EXTERNAL, OP_LOOP, OP_PAGES, OP_RESULT_LAST, PAGED
 from cellrt.errors import RequestTooLargeError
 from tests.core.graphs import ONE_BY_ONE, admit
 from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, Paged, PageMachine, numbers, play

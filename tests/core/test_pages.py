@@ -8,11 +8,14 @@ import numpy as np
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core import page_view
-from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.ports import Port
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
+from cellrt.core.pages import page_view
+from cellrt.core.pages.suspension import STARVED, STUCK
 from cellrt.core.processor import Processor
-from cellrt.core.program import (
+from cellrt.core.requests.session_state import sessions_at
+from cellrt.core.state.ports import Port
+from cellrt.core.templates.program import (
     CARRY,
     OP_CHAIN,
     OP_EXTERNAL,
@@ -23,9 +26,6 @@ from cellrt.core.program import (
     PAGED,
     STEP,
 )
-from cellrt.core.session_state import sessions_at
-from cellrt.core.suspension import STARVED, STUCK
-from cellrt.core.validate import broken_rules
 from tests.core.graphs import ONE_BY_ONE, admit
 from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, PASS, READ, WRITE, Paged, PageMachine, numbers, play
 from tests.effort import examples

@@ -13,15 +13,15 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_DONE, NOTICE_RELEASED
-from cellrt.core.moves import LEFT
-from cellrt.core.page_list import page_list_at
-from cellrt.core.record_layout import Body, body_at, outputs_of, record_at
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_RELEASED
 from cellrt.core.simulate import Arrival, simulate
-from cellrt.core.tables import LOOP, MAX_KINDS, MEMBER
-from cellrt.core.task_layout import TaskView
-from cellrt.core.validate import broken_rules
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.moves import LEFT
+from cellrt.core.state.page_list import page_list_at
+from cellrt.core.state.record_layout import Body, body_at, outputs_of, record_at
+from cellrt.core.state.tables import LOOP, MAX_KINDS, MEMBER
+from cellrt.core.state.task_layout import TaskView
 from tests.core.page_machine import PAGES, numbers
 from tests.core.policies import ANY_POLICY
 from tests.core.talkers import AHEAD, Layers, Stage, Talk, Talkers, is_whole, turns_of

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core.partition import partition
-from cellrt.core.program import CARRY, FIXED, OP_CHAIN, OP_RESULT
-from cellrt.core.tables import MAX_TYPES
+from cellrt.core.state.tables import MAX_TYPES
+from cellrt.core.templates.partition import partition
+from cellrt.core.templates.program import CARRY, FIXED, OP_CHAIN, OP_RESULT
 from tests.core.graphs import compile_small, leaves
 
 

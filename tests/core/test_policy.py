@@ -8,13 +8,13 @@ import numba
 import numpy as np
 import pytest
 
-from cellrt.core.completion import NOTICE_DONE
-from cellrt.core.policies import POLICIES
-from cellrt.core.policy import Policy, policy_of
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
-from cellrt.core.settings import POLICY_NAMES
-from cellrt.core.tables import NEVER
-from cellrt.core.validate import broken_rules
+from cellrt.core.scheduling.policies import POLICIES
+from cellrt.core.scheduling.policy import Policy, policy_of
+from cellrt.core.state.settings import POLICY_NAMES
+from cellrt.core.state.tables import NEVER
 from cellrt.errors import DefinitionError
 from tests.core.graphs import ONE_BY_ONE, add_step, add_tree, chain, leaves, loop, make_processor, two_chains
 from tests.core.policies import AGAINST_ALL, BROKEN, latest

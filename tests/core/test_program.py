@@ -8,7 +8,7 @@ import numba
 import numpy as np
 import pytest
 
-from cellrt.core.program import (
+from cellrt.core.templates.program import (
     CARRY,
     EACH,
     EMITTED,

@@ -7,8 +7,8 @@ import random
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.tables import NEVER
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.state.tables import NEVER
 from tests.core.author import CELLS, Author
 from tests.core.machine import Machine, Request
 from tests.core.policies import ANY_POLICY

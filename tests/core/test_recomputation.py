@@ -11,11 +11,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_DONE
-from cellrt.core.page_view import note_copies, take_copies
-from cellrt.core.ports import Port
-from cellrt.core.program import (
+from cellrt.core.completion.completion import NOTICE_DONE
+from cellrt.core.pages.page_view import note_copies, take_copies
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.ports import Port
+from cellrt.core.state.record_layout import Record, record_at
+from cellrt.core.state.settings import Limits, SchedulerSettings
+from cellrt.core.state.task_layout import TaskView
+from cellrt.core.templates.program import (
     LEADS,
     NEXT,
     OP_CHAIN,
@@ -28,9 +31,6 @@ from cellrt.core.program import (
     PAGED,
     STEP,
 )
-from cellrt.core.record_layout import Record, record_at
-from cellrt.core.settings import Limits, SchedulerSettings
-from cellrt.core.task_layout import TaskView
 from cellrt.errors import DefinitionError
 from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, numbers
 from tests.core.talkers import AHEAD, EMBED, SPEAK, Layers, Stage, Talk, Talkers, is_whole

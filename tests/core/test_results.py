@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from cellrt.core.program import (
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.templates.program import (
     CARRY,
     FIXED,
     OP_CHAIN,
@@ -16,7 +17,6 @@ from cellrt.core.program import (
     OP_RESULT_STEPS,
     STEP,
 )
-from cellrt.core.settings import SchedulerSettings
 from tests.core.author import CELLS, Graph
 from tests.core.graphs import add_step, make_processor
 from tests.core.machine import Machine, Request

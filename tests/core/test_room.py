@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import (
+from cellrt.core.state.ports import Port
+from cellrt.core.state.task_layout import TaskView
+from cellrt.core.templates.program import (
     CARRY,
     FIXED,
     LIST,
@@ -25,8 +26,7 @@ from cellrt.core.program import (
     PAGED,
     STEP,
 )
-from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.task_layout import TaskView
+from cellrt.core.templates.sized_template import SizedTemplate
 from cellrt.errors import RequestTooLargeError
 from tests.core.graphs import add_step, add_tree, admit, chain, make_processor
 from tests.limits import SMALL

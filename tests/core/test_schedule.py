@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
-from cellrt.core.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.policies import POLICIES
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Processor
-from cellrt.core.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.validate import broken_rules
+from cellrt.core.scheduling.policies import POLICIES
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.templates.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 from tests.core.graphs import (
     ONE_BY_ONE,
     add_step,

@@ -8,13 +8,24 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core.completion import NOTICE_FAILED
-from cellrt.core.ports import Port
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.completion import NOTICE_FAILED
 from cellrt.core.processor import Processor
-from cellrt.core.program import CARRY, EACH, FIXED, LIST, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, RANGE, STEP
-from cellrt.core.record_layout import outputs_of, record_at
-from cellrt.core.tables import MAX_KINDS, NUM_PRIORITIES
-from cellrt.core.validate import broken_rules
+from cellrt.core.state.ports import Port
+from cellrt.core.state.record_layout import outputs_of, record_at
+from cellrt.core.state.tables import MAX_KINDS, NUM_PRIORITIES
+from cellrt.core.templates.program import (
+    CARRY,
+    EACH,
+    FIXED,
+    LIST,
+    OP_CHAIN,
+    OP_EXTERNAL,
+    OP_NODE,
+    OP_RESULT,
+    RANGE,
+    STEP,
+)
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, add_tree, admit, chain, make_processor, run
 
 LOWER, UPPER = 0, 1

@@ -10,7 +10,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.program import (
+from cellrt.core.requests.session_state import sessions_at
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.core.templates.program import (
     CARRY,
     FIXED,
     OP_CHAIN,
@@ -23,9 +26,6 @@ from cellrt.core.program import (
     OP_STATE,
     STEP,
 )
-from cellrt.core.session_state import sessions_at
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from tests.core.author import PRIME, Cell, Graph, stops
 from tests.core.machine import Machine, Request
 from tests.core.test_properties import CONFIGURATIONS

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.checks.validate import broken_rules
 from cellrt.core.simulate import Arrival, Simulation, simulate
-from cellrt.core.validate import broken_rules
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.errors import RequestError, RequestTooLargeError
 from tests.core.graphs import (
     SMALL,

@@ -11,11 +11,12 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core import sized_template
-from cellrt.core.lengths import MOST_WORDS, Lengths
-from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import (
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import SchedulerSettings
+from cellrt.core.templates import sized_template
+from cellrt.core.templates.lengths import MOST_WORDS, Lengths
+from cellrt.core.templates.program import (
     CARRY,
     FIXED,
     LEADS,
@@ -33,9 +34,8 @@ from cellrt.core.program import (
     RANGE,
     STEP,
 )
-from cellrt.core.settings import SchedulerSettings
-from cellrt.core.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
-from cellrt.core.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, open_memory
+from cellrt.core.templates.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
+from cellrt.core.templates.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, open_memory
 from tests.core.author import CELLS, Author
 from tests.core.graphs import add_step, add_tree, leaves, make_processor, tree
 from tests.core.lengthy import NUM_PORTS, Lengthy, processor_of_all, with_lengths

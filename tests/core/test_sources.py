@@ -12,7 +12,7 @@ import numba
 import pytest
 from numba.core.dispatcher import Dispatcher
 
-from cellrt.core.sources import Sources
+from cellrt.native.sources import Sources
 
 FILES = {
     "__init__.py": "",
@@ -128,7 +128,7 @@ def test_what_was_read_is_remembered_by_content(package: Path, tmp_path: Path, m
     kept = tmp_path / "kept.json"
     before = stamp(package, kept)
     with monkeypatch.context() as without:
-        without.setattr("cellrt.core.sources.read_source", lambda *_: pytest.fail("a file was parsed again"))
+        without.setattr("cellrt.native.sources.read_source", lambda *_: pytest.fail("a file was parsed again"))
         without.setattr(Sources, "_write", lambda *_: pytest.fail("what is known was written again"))
         assert stamp(package, kept) == before
     edit(package / "late.py", "2", "3")
@@ -152,7 +152,8 @@ def test_a_file_that_cannot_be_parsed_counts_by_its_bytes(package: Path):
 
 
 COMPILED = (
-    *("core.schedule", "core.entries", "core.copying", "core.records", "core.spans", "core.pages"),
+    *("core.scheduling.schedule", "core.entries", "core.state.copying", "core.running.records"),
+    *("core.scheduling.spans", "core.pages.pages"),
     *(
         "products.packed",
         "worker.cpu.run_task",
@@ -201,7 +202,7 @@ def test_all_that_compiled_functions_reach_is_part_of_their_modules_stamp(name: 
 def test_an_edit_of_what_only_python_runs_compiles_nothing(name: str):
     module = module_of(name)
     stamped = Sources(None).modules(module.__name__, str(module.__file__))
-    leaves = ("policies", "simulate", "processor", "validate")
+    leaves = ("scheduling.policies", "simulate", "processor", "checks.validate")
     assert stamped.isdisjoint(
         {"cellrt.engine.engine", "cellrt.worker.cpu.executor", *(f"cellrt.core.{leaf}" for leaf in leaves)}
     )

@@ -7,15 +7,15 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from cellrt.core import buddy_allocator
-from cellrt.core import task_layout as layout
+from cellrt.core.checks.validate import broken_rules
 from cellrt.core.entries import cancel
-from cellrt.core.jit import address_of
-from cellrt.core.moves import FREE, LIVE
 from cellrt.core.processor import Processor
-from cellrt.core.record_layout import inputs_of, outputs_of, record_at
-from cellrt.core.tables import BORROWED, MAX_KINDS, NUM_PERMANENT, NUM_PRIORITIES, Tables
-from cellrt.core.validate import broken_rules
+from cellrt.core.state import buddy_allocator
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.moves import FREE, LIVE
+from cellrt.core.state.pointers import address_of
+from cellrt.core.state.record_layout import inputs_of, outputs_of, record_at
+from cellrt.core.state.tables import BORROWED, MAX_KINDS, NUM_PERMANENT, NUM_PRIORITIES, Tables
 from tests.core.graphs import add_step, add_tree, chain, leaves, make_processor, two_chains
 
 Damage = Callable[[Tables], None]

@@ -12,14 +12,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core.notices import Notices
-from cellrt.core.policy import Policy
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.completion.notices import Notices
 from cellrt.core.processor import Processor
-from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.scheduling.policy import Policy
 from cellrt.core.simulate import Arrival, SimulatedTask, simulate
-from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.tables import NEVER, NUM_PRIORITIES
-from cellrt.core.validate import broken_rules
+from cellrt.core.state.settings import Limits, SchedulerSettings
+from cellrt.core.state.tables import NEVER, NUM_PRIORITIES
+from cellrt.core.templates.sized_template import SizedTemplate
 from tests.core.graphs import SMALL, add_step, add_tree, chain, leaves, make_processor
 from tests.core.policies import ANY_POLICY
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.demo import g2p as demo
 from cellrt.demo.servers import pronounce_padded
 from cellrt.demo.words import all_words, choose_words

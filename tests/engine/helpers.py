@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from cellrt.core.moves import FREE
-from cellrt.core.validate import broken_rules
+from cellrt.core.checks.validate import broken_rules
+from cellrt.core.state.moves import FREE
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture
 from cellrt.graph.reference import run_one_by_one

@@ -10,7 +10,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.errors import CancelledError, CellError, DeadlineError, EngineClosedError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from benchmarks.stub_cuda import StubCuda
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.choose_form import NUM_SAMPLES, choose_form, choose_runs

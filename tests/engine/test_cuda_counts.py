@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.worker.device.arenas import DeviceArenas

@@ -24,7 +24,7 @@ from cellrt.cells import (
     Sample,
     SamplingDecoder,
 )
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.fused import IndexedRows

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from benchmarks.stub_cuda import StubCuda
 from benchmarks.stub_driver import StubCounter
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.fused import reads_spans
 from cellrt.definition.spec import rows

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from cellrt import cells
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.errors import CellError, RequestError

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from cellrt.cells.language_models import layered_language_model
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows
 from cellrt.definition.spec import grows, token

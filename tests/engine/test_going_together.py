@@ -13,7 +13,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.engine.engine import Engine
 from cellrt.engine.records import Bulk
 from cellrt.errors import CancelledError, CellError, DeadlineError

@@ -10,7 +10,7 @@ import weakref
 import pytest
 import torch
 
-from cellrt.core.tables import NEVER
+from cellrt.core.state.tables import NEVER
 from cellrt.engine.places import InLine, Places, QueueLimit, Room, Size
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 from cellrt.graph.unfolder import Unfolder

@@ -8,8 +8,8 @@ import threading
 import pytest
 import torch
 
-from cellrt.core.policy import Policy
-from cellrt.core.settings import Limits, SchedulerSettings
+from cellrt.core.scheduling.policy import Policy
+from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.engine.engine import Engine
 from tests.core.policies import BROKEN
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine

@@ -9,7 +9,7 @@ import torch
 
 import cellrt
 from cellrt import DeadlineError, Engine, RequestError
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Door, Gate, chain_model, make_cells
 

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from cellrt.cells import GRUCell, LSTMCell
-from cellrt.core.settings import Limits
+from cellrt.core.state.settings import Limits
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.engine.session_limits import SessionLimits

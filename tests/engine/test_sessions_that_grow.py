@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.validate import broken_rules
+from cellrt.core.checks.validate import broken_rules
 from cellrt.engine.session_limits import SessionLimits
 from cellrt.graph.reference import run_one_by_one
 from tests.effort import examples

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import cellrt
 from cellrt.cells.language_models import language_model, layered_language_model
-from cellrt.core.task_layout import TaskView
+from cellrt.core.state.task_layout import TaskView
 from cellrt.unfolders import complete
 from cellrt.worker.cpu import executor
 from cellrt.worker.cpu.executor import Executor

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.engine.statistics import TIME_BOUNDS_S, Statistics
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, loop_model, make_cells

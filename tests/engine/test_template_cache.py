@@ -12,12 +12,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.core.ports import Port
 from cellrt.core.processor import Processor
-from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-from cellrt.core.settings import Limits
-from cellrt.core.sized_template import SizedTemplate
-from cellrt.core.template import ARRAYS
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import Limits
+from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+from cellrt.core.templates.sized_template import SizedTemplate
+from cellrt.core.templates.template import ARRAYS
 from cellrt.engine.template_cache import OVERHEAD_BYTES, TemplateCache
 from tests.api.models import SIZE, model, recurrent
 from tests.engine.helpers import small_engine

@@ -10,7 +10,7 @@ import sys
 import torch
 from numba.core.dispatcher import Dispatcher
 import cellrt
-from cellrt.core.partition import partition
+from cellrt.core.templates.partition import partition
 from cellrt.worker.cpu.warm_up import warm_up
 
 def signatures():

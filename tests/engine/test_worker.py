@@ -9,7 +9,7 @@ from queue import SimpleQueue
 import numpy as np
 import pytest
 
-from cellrt.core.task_layout import H_GOES_ON, HEADER
+from cellrt.core.state.task_layout import H_GOES_ON, HEADER
 from cellrt.worker.base import WAKE
 from cellrt.worker.cpu.worker import TURN_EVERY_NS, CpuWorker
 from tests.engine.helpers import WAIT_S

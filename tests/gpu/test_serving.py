@@ -12,7 +12,7 @@ import time
 import pytest
 import torch
 
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.engine import Engine

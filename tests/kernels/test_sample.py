@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cellrt import cells
-from cellrt.core.settings import SchedulerSettings
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.graph.graph import Graph

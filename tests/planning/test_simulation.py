@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cellrt import Graph, Unfolder
-from cellrt.core.policies import POLICIES
+from cellrt.core.scheduling.policies import POLICIES
 from cellrt.engine.arena_sizes import ArenaBytes
 from cellrt.errors import DefinitionError
 from cellrt.planning.measuring import reading_seconds

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.memory import call_status
 from cellrt.definition.aot.run_step import CONTAINER, DELETE, INPUTS, RUN, SHARE, WEIGHTS, new_tensor
 from cellrt.definition.compiled_form import DONE, REFUSED, TaskFunction, read_word
 from cellrt.definition.task_memory import AT, DIMS, DTYPE, FIRST_TENSOR, SIZES, STRIDES, TENSOR
+from cellrt.native.memory import call_status
 
 FIRST_WEIGHT = INPUTS
 """The constants are the first of those of ``run_step.py``; then come the weights' handles."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.memory import call_status, copy_bytes
 from cellrt.definition.compiled_form import (
     DONE,
     REFUSED,
@@ -20,6 +19,7 @@ from cellrt.definition.compiled_form import (
     read_word,
 )
 from cellrt.definition.task_memory import FIRST_INPUT
+from cellrt.native.memory import call_status, copy_bytes
 
 # The form's constants: addresses of C functions and of the container, counts, then the ports, the weights' handles.
 RUN, CREATE, SHARE, DELETE, CONTAINER, WEIGHTS, INPUTS, OUTPUTS, LEAST_ROWS, LEAST_VALUES, HAS_EQUAL_VALUES = range(11)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import torch
 
-from cellrt.core.tables import NUM_PERMANENT
+from cellrt.core.state.tables import NUM_PERMANENT
 from cellrt.definition.spec import RowSpec
 from cellrt.worker.apart.pool import Place, SharedPool, mapped
 from cellrt.worker.arenas import Arenas

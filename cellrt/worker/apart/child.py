@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.task_layout import TaskView
+from cellrt.core.state.task_layout import TaskView
 from cellrt.definition.modes import use_torch_threads
 from cellrt.errors import CellError
 from cellrt.worker.apart.arenas import MappedArenas

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.task_layout import TaskView
+from cellrt.core.state.task_layout import TaskView
 from cellrt.errors import DeviceError, InternalError
 from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells

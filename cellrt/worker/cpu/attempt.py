@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.task_layout import OUT_RESULT_STEPS, TaskView
+from cellrt.core.state.task_layout import OUT_RESULT_STEPS, TaskView
 from cellrt.definition.bits import NUMPY_DTYPES, as_bits
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec

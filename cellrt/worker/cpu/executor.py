@@ -1,6 +1,6 @@
 """Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
 
-The scheduler's buffer (``core/task_layout.py``) is the only thing it reads. A cell with a compiled form does
+The scheduler's buffer (``core/state/task_layout.py``) is the only thing it reads. A cell with a compiled form does
 all of it in one compiled call; the others, and whatever that form refuses, go through the cell's module. Rows on which
 that fails (``blame.py``) get zeros, and their flags in the buffer are set.
 """
@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.tables import HOST, MIXED
-from cellrt.core.task_layout import HEADER, TaskView, input_record_at, output_record_at
+from cellrt.core.state.tables import HOST, MIXED
+from cellrt.core.state.task_layout import HEADER, TaskView, input_record_at, output_record_at
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.span_form import SpanForm

@@ -6,10 +6,7 @@ The rows that go on are moved together after each step that some row left at, so
 
 from __future__ import annotations
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled
-from cellrt.core.memory import call, copy_bytes, move_bytes, read_byte, read_word, write_word
-from cellrt.core.row_types import Matrix, Rows
+from cellrt.core.state import task_layout as layout
 from cellrt.definition.task_memory import (
     ALIGNMENT,
     BATCH_SIZES,
@@ -28,6 +25,9 @@ from cellrt.definition.task_memory import (
     put,
     read_offsets,
 )
+from cellrt.native.jit import compiled
+from cellrt.native.memory import call, copy_bytes, move_bytes, read_byte, read_word, write_word
+from cellrt.native.row_types import Matrix, Rows
 
 
 @compiled

@@ -6,10 +6,7 @@ their order, then what all share (offsets, the node of each row, whether it is r
 
 from __future__ import annotations
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled, entry
-from cellrt.core.memory import bytes_at, call, copy_bytes, ints_at, read_word, start_of, write_word
-from cellrt.core.row_types import Matrix, Rows
+from cellrt.core.state import task_layout as layout
 from cellrt.definition.task_memory import (
     ALIGNMENT,
     AT,
@@ -28,6 +25,9 @@ from cellrt.definition.task_memory import (
     gather,
     put,
 )
+from cellrt.native.jit import compiled, entry
+from cellrt.native.memory import bytes_at, call, copy_bytes, ints_at, read_word, start_of, write_word
+from cellrt.native.row_types import Matrix, Rows
 from cellrt.worker.cpu.run_loop import stop_output
 from cellrt.worker.cpu.run_task import note_stops
 from cellrt.worker.span_rows import fill_pages, fill_spans, most_pages_of

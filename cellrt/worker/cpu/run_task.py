@@ -6,10 +6,7 @@ not exist) it refuses, and the task is run through the cell's module instead (``
 
 from __future__ import annotations
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled, entry
-from cellrt.core.memory import call, read_byte, read_word, write_word
-from cellrt.core.row_types import Matrix, Rows
+from cellrt.core.state import task_layout as layout
 from cellrt.definition.task_memory import (
     ALIGNMENT,
     BATCH_SIZES,
@@ -27,6 +24,9 @@ from cellrt.definition.task_memory import (
     put,
     read_offsets,
 )
+from cellrt.native.jit import compiled, entry
+from cellrt.native.memory import call, read_byte, read_word, write_word
+from cellrt.native.row_types import Matrix, Rows
 from cellrt.worker.cpu.run_loop import loop_bytes, run_loop, stop_output
 
 

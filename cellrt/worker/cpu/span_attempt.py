@@ -8,7 +8,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.task_layout import TaskView
+from cellrt.core.state.task_layout import TaskView
 from cellrt.definition.bits import as_bits
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm

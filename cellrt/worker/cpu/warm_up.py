@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.copying import (
+from cellrt.core.processor import Processor
+from cellrt.core.state.copying import (
     get_rows,
     get_rows_nogil,
     get_rows_of,
@@ -13,11 +14,10 @@ from cellrt.core.copying import (
     move_rows_nogil,
     put_columns,
 )
-from cellrt.core.ports import Port
-from cellrt.core.processor import Processor
-from cellrt.core.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-from cellrt.core.settings import Limits
-from cellrt.core.task_layout import HEADER, INPUT
+from cellrt.core.state.ports import Port
+from cellrt.core.state.settings import Limits
+from cellrt.core.state.task_layout import HEADER, INPUT
+from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.worker.cpu.run_span_task import run_span_task
 from cellrt.worker.cpu.run_task import run_task
 from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.task_layout import H_GOES_ON
+from cellrt.core.state.task_layout import H_GOES_ON
 from cellrt.definition.modes import use_torch_threads
 from cellrt.worker.base import Done, Worker
 from cellrt.worker.blame import Failure

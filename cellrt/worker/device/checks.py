@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.task_layout import TaskView
+from cellrt.core.state.task_layout import TaskView
 from cellrt.definition.cell import Cell
 from cellrt.errors import CellError
 from cellrt.worker.blame import Failure, Failures

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.copying import get_rows
-from cellrt.core.tables import HOST
-from cellrt.core.task_layout import TaskView
+from cellrt.core.state.copying import get_rows
+from cellrt.core.state.tables import HOST
+from cellrt.core.state.task_layout import TaskView
 from cellrt.definition.cell import Cell
 from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
@@ -85,7 +85,7 @@ class DeviceOptions:
 
 
 class DeviceExecutor:
-    """Executes the tasks of one location on its device; ``num_flags``: of loops (``core/task_layout.py``)."""
+    """Executes the tasks of one location on its device; ``num_flags``: of loops (``core/state/task_layout.py``)."""
 
     def __init__(
         self,

@@ -7,8 +7,8 @@ else reads has one of its own until it is downloaded.
 
 from __future__ import annotations
 
-from cellrt.core import task_layout as layout
-from cellrt.core.tables import HOST
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.tables import HOST
 from cellrt.worker.device import words
 from cellrt.worker.device.packing import Packing, TaskReader
 from cellrt.worker.device.shape import FUSED, SPANS, InputShape, OutputShape

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.task_layout import TaskView
+from cellrt.core.state.task_layout import TaskView
 from cellrt.worker.base import Launch
 from cellrt.worker.blame import Failures
 from cellrt.worker.device import launch as compiled

@@ -12,9 +12,9 @@ import numpy as np
 from numba import config, typeof
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled, entry, short_entry
-from cellrt.core.memory import WORD_BYTES, call_status, copy_bytes, read_int, read_word, start_of, write_word
+from cellrt.core.state import task_layout as layout
+from cellrt.native.jit import compiled, entry, short_entry
+from cellrt.native.memory import WORD_BYTES, call_status, copy_bytes, read_int, read_word, start_of, write_word
 from cellrt.worker.device.signature import HAD_STOPPED, STOPS
 from cellrt.worker.device.step_words import class_of, count_words, spread_words
 from cellrt.worker.device.words import write_words

@@ -12,8 +12,8 @@ from collections.abc import Mapping
 
 import torch
 
-from cellrt.core import task_layout as layout
-from cellrt.core.tables import HOST
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.tables import HOST
 from cellrt.definition.cell import Cell
 from cellrt.worker.device import words
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError, check_place

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import torch
 
-from cellrt.core.tables import HOST
+from cellrt.core.state.tables import HOST
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures, run_or_blame
@@ -41,7 +41,7 @@ class Memory(NamedTuple):
     up: Ring
     down: Ring
     flags: torch.Tensor
-    """Whether rows of loops have stopped, bool, by the numbers that ``core/task_layout.py`` gives."""
+    """Whether rows of loops have stopped, bool, by the numbers that ``core/state/task_layout.py`` gives."""
 
 
 class Counts(NamedTuple):

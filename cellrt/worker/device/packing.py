@@ -18,9 +18,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
-from cellrt.core.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
-from cellrt.core.task_layout import input_record_at, output_record_at
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state.task_layout import input_record_at, output_record_at
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import step_words, words
 from cellrt.worker.device.arenas import DeviceArenas

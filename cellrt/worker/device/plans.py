@@ -9,8 +9,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.copying import LARGE_BYTES
-from cellrt.core.task_layout import (
+from cellrt.core.state.copying import LARGE_BYTES
+from cellrt.core.state.task_layout import (
     H_FLAGS,
     H_IS_LOOP,
     H_POSITIONS,

@@ -9,7 +9,7 @@ where those would have too many rows, the task is read as it is, and not capture
 
 from __future__ import annotations
 
-from cellrt.core.tables import HOST
+from cellrt.core.state.tables import HOST
 from cellrt.worker.device.fused_reading import CannotFuseError, SpanReader, check_place
 from cellrt.worker.device.packing import TaskReader
 from cellrt.worker.device.shape import RAGGED, InputShape

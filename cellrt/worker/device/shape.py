@@ -13,10 +13,10 @@ import numpy as np
 from numba import config, typeof
 from numpy.typing import NDArray
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled, short_entry
-from cellrt.core.tables import MIXED
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.tables import MIXED
 from cellrt.definition.cell import Cell
+from cellrt.native.jit import compiled, short_entry
 from cellrt.worker.span_rows import most_pages_of
 
 LEAST_ROWS = 16

@@ -8,9 +8,9 @@ first block lies where that is, and where the second is.
 
 from __future__ import annotations
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled
-from cellrt.core.memory import read_int, read_word, start_of, write_word
+from cellrt.core.state import task_layout as layout
+from cellrt.native.jit import compiled
+from cellrt.native.memory import read_int, read_word, start_of, write_word
 
 LINKS, SPANS_AT, HEAD = 2, 1, 5
 """Words before the first block; in a block, the first of its spans, and all before its arrays."""

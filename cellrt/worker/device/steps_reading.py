@@ -11,8 +11,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cellrt.core import task_layout as layout
-from cellrt.core.tables import HOST
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.tables import HOST
 from cellrt.worker.device import step_words, words
 from cellrt.worker.device.fused_reading import CannotFuseError, FusedReader
 from cellrt.worker.device.packing import Packing, Part, RunSteps, TaskReader, Transfer

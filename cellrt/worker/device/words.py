@@ -1,14 +1,14 @@
 """How a task's numbers get from its buffer into the words that its device reads, in compiled code.
 
 A plan (``plans.py``) serves all tasks of one shape, so it holds no position and no count of one task: it names
-*fields*, which are places of the buffer's header and records (``core/task_layout.py``) where those are.
+*fields*, which are places of the buffer's header and records (``core/state/task_layout.py``) where those are.
 """
 
 from __future__ import annotations
 
-from cellrt.core import task_layout as layout
-from cellrt.core.jit import compiled
-from cellrt.core.memory import WORD_BYTES, bytes_at, ints_at, read_int, read_word, start_of, write_word
+from cellrt.core.state import task_layout as layout
+from cellrt.native.jit import compiled
+from cellrt.native.memory import WORD_BYTES, bytes_at, ints_at, read_int, read_word, start_of, write_word
 from cellrt.worker.span_rows import fill_pages, fill_spans
 
 # What to write to the words, one row an operation. FROM is a field with the place of the numbers in the buffer, COUNT a

@@ -1,0 +1,394 @@
+"""What happens when a task is done, or a request ends early.
+
+Every end goes through ``release`` in ``admission.py``, once nothing of the request is in flight. What the caller must
+know comes back as notices ``(request, what)``.
+"""
+
+from __future__ import annotations
+
+from cellrt.core.pages.pages import break_pages, note_appended
+from cellrt.core.requests.admission import release
+from cellrt.core.running.loop_bodies import complete_member, end_loop, member_of, note_member
+from cellrt.core.running.loops_ahead import note_run
+from cellrt.core.running.record_ends import end_inputs, end_record, read_late
+from cellrt.core.running.records import count_done, first_tap, give_late_rows, note_steps, wake_done
+from cellrt.core.scheduling.gathering import let_others_join
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.event_log import log_event
+from cellrt.core.state.moves import DEAD, DONE, LIVE, QUEUED, move_request
+from cellrt.core.state.queue import dequeue, note_served, pin, refresh, rows_in_flight, unpin_if_idle
+from cellrt.core.state.record_layout import NO_STOP, body_of, nth_tap, output_of, record_of
+from cellrt.core.state.rows import give_row
+from cellrt.core.state.step_times import measure_step
+from cellrt.core.state.tables import (
+    CHAIN,
+    COMPLETED,
+    CROSSING,
+    FAILED,
+    LOCATION_SHIFT,
+    LOOP,
+    MEMBER,
+    NO_ROW,
+    PENDING,
+    READS_AS_A_WHOLE,
+    STEPS,
+    Request,
+    Subgraph,
+    Tables,
+    Task,
+)
+from cellrt.core.tasks.index_arrays import give_noted_rows, subgraph_of
+from cellrt.native.jit import compiled, inlined
+from cellrt.native.row_types import Matrix, Rows
+
+NOTICE_DONE = 1
+"""All nodes are complete: read the results, then call ``release``."""
+NOTICE_FAILED = 2
+"""A cell failed on this request: it is dead from now on."""
+NOTICE_RELEASED = 3
+"""A dead request gave back its last row."""
+NOTICE_STEPS = 4
+"""A streamed request has new results."""
+
+
+@compiled
+def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: int) -> int:
+    """Takes a finished task out: releases what waited for it. Adds notices behind the ``count`` there are.
+
+    Returns how many there are then. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the
+    measured time of the task, 0 if unknown. The task's steps and positions are from now on those that ran.
+    """
+    settings, task = t.settings[0], t.tasks[task_id]
+    base = task_id * settings.buffer_ints
+    nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
+    failed_at, done_at = base + t.ints[base + layout.H_FAILED], base + t.ints[base + layout.H_DONE_STEPS]
+    t.types[task.cell_type].num_running -= 1
+    t.types[task.cell_type].starved_at = 0
+    let_others_join(t, task, 1)
+    note_served(t, task)
+    if task.is_loop:
+        _note_steps_taken(t, task, done_at, t.ints[base + layout.H_FLAGS] > 0)
+    if task.reads_late:
+        _count_late_reads(t, task_id)
+    give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
+    for row in range(task.rows):
+        id, length = t.ints[nodes_at + row], t.ints[lengths_at + row]
+        subgraph = t.subgraphs[subgraph_of(t, id)]
+        log_event(t, COMPLETED, subgraph.request, task.number, length)
+        subgraph.in_flight -= 1
+        if t.ints[failed_at + row] == 0:
+            if id >= 0:
+                request = t.requests[subgraph.request]
+                if length == 1 and request.state == LIVE and request.nodes_left > 1 and not request.streamed:
+                    _complete_plain_node(t, request, subgraph, id)
+                    continue
+            elif _complete_plainly(t, task, subgraph, length):
+                continue
+        count = _complete_row(t, task, base, row, notices, count)
+    if elapsed_ns > 0:
+        measure_step(t, task, elapsed_ns)
+    task.in_use = 0
+    return count
+
+
+@compiled
+def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Matrix, count: int) -> int:
+    """Takes in how any other row went; returns the number of notices."""
+    settings, ints = t.settings[0], t.ints
+    id, length = ints[base + ints[base + layout.H_NODES] + row], ints[base + ints[base + layout.H_LENGTHS] + row]
+    has_failed = ints[base + ints[base + layout.H_FAILED] + row] != 0
+    done = ints[base + ints[base + layout.H_DONE_STEPS] + row]
+    subgraph_id = subgraph_of(t, id)
+    subgraph = t.subgraphs[subgraph_id]
+    request_id, request = subgraph.request, t.requests[subgraph.request]
+    shown, counts = settings.num_shown, True
+    if id < 0:
+        if subgraph.what == MEMBER or (subgraph.what == LOOP and t.types[task.cell_type].ahead > 0):
+            counts = _note_loop(t, task, subgraph, done, has_failed)
+        else:
+            note_steps(t, subgraph, abs(done), has_failed)
+        has_failed = has_failed and counts
+        if counts and not has_failed and t.types[task.cell_type].has_spans:
+            note_appended(t, subgraph, abs(done))
+    if has_failed:
+        break_pages(t, request)
+        task.positions -= abs(done) if task.is_loop else length
+        if request.state == LIVE:
+            log_event(t, FAILED, request_id, task.number, row)
+            kill(t, request_id)
+            count = tell(notices, count, request_id, NOTICE_FAILED)
+    if request.state == LIVE and counts:
+        if id >= 0:
+            _complete_nodes(t, request, id, length)
+            unpin_if_idle(t, subgraph_id)
+        elif subgraph.what == CHAIN:
+            _complete_steps(t, request, subgraph_id, length)
+        elif subgraph.what == MEMBER:
+            _complete_member(t, request, subgraph_id)
+        else:
+            _complete_loop(t, request, subgraph_id, done)
+        if request.nodes_left == 0:
+            move_request(t, request, DONE)
+            count = tell(notices, count, request_id, NOTICE_DONE)
+        elif settings.num_shown != shown:
+            count = tell(notices, count, request_id, NOTICE_STEPS)
+    elif request.state >= DEAD and rows_in_flight(t, request) == 0:
+        release(t, request_id)
+        count = tell(notices, count, request_id, NOTICE_RELEASED)
+    return count
+
+
+@inlined
+def _complete_plainly(t: Tables, task: Task, subgraph: Subgraph, steps: int) -> bool:
+    """Takes in steps of a chain that only handed on its state; returns whether they were such.
+
+    A subgraph that is queued is of a live request.
+    """
+    record = record_of(t, subgraph)
+    if record.done + steps > record.plain or subgraph.state != QUEUED:
+        return False
+    record.done += steps
+    if task.reads_late:
+        give_late_rows(t, subgraph)
+    if subgraph.in_flight == 0 and subgraph.sent == 0:
+        pin(t, subgraph, 0)
+    return True
+
+
+@inlined
+def _complete_plain_node(t: Tables, request: Request, subgraph: Subgraph, node_id: int) -> None:
+    """Takes in a node of a live request that nobody streams and that has other nodes left."""
+    _count_off(t, node_id)
+    request.nodes_left -= 1
+    if subgraph.in_flight == 0 and subgraph.sent == 0:
+        pin(t, subgraph, 0)
+
+
+@inlined
+def _count_off(t: Tables, node_id: int) -> None:
+    """Counts off the edges of a node to other subgraphs."""
+    node = t.nodes[node_id]
+    if not node.bits & CROSSING:
+        return
+    for k in range(node.first_link + node.num_refs, node.first_link + node.num_refs + node.num_consumers):
+        if t.links[k] >= READS_AS_A_WHOLE:
+            count_done(t, node.subgraph + t.links[k] - READS_AS_A_WHOLE, True)
+        elif t.nodes[node_id + t.links[k]].subgraph != node.subgraph:
+            count_done(t, t.nodes[node_id + t.links[k]].subgraph, True)
+
+
+@compiled
+def tell(notices: Matrix, count: int, request_id: int, what: int) -> int:
+    """Adds a notice; returns how many there are then."""
+    notices[count, 0], notices[count, 1] = request_id, what
+    return count + 1
+
+
+@compiled
+def _note_loop(t: Tables, task: Task, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
+    """Takes in how a row of a loop that may go ahead went. Returns whether it counts, which behind a stop it does
+    not."""
+    if subgraph.what == MEMBER:
+        counts = note_member(t, subgraph, done, has_failed)
+    else:
+        counts = note_run(t, subgraph, done, has_failed)
+    if not counts:
+        task.positions -= abs(done) if task.is_loop else 1
+        if subgraph.in_flight == 0 and t.requests[subgraph.request].state != DEAD:
+            end_inputs(t, subgraph)
+    return counts
+
+
+@compiled
+def _note_steps_taken(t: Tables, task: Task, done_at: int, goes_ahead: bool) -> None:
+    """Has a loop's task have the steps that its rows took, which may have stopped before the end of their run.
+
+    Where loops go ahead the device runs all steps, whoever has stopped.
+    """
+    task.steps, task.positions = task.steps if goes_ahead else 1, 0
+    for row in range(task.rows):
+        task.steps = max(task.steps, abs(t.ints[done_at + row]))
+        task.positions += abs(t.ints[done_at + row])
+
+
+@compiled
+def _complete_nodes(t: Tables, request: Request, first_id: int, length: int) -> None:
+    """Counts off the edges of a row's nodes to other subgraphs, and shows their results."""
+    for node_id in range(first_id, first_id + length):
+        _count_off(t, node_id)
+    if request.streamed:
+        for node_id in range(first_id, first_id + length):
+            for value in range(t.nodes[node_id].first_value, t.nodes[node_id].first_value + _num_outputs(t, node_id)):
+                if t.values[value].result >= 0:
+                    _show(t, request.first_place + t.values[value].result)
+    request.nodes_left -= length
+
+
+@compiled
+def _num_outputs(t: Tables, node_id: int) -> int:
+    return t.types[t.subgraphs[t.nodes[node_id].subgraph].cell_type].num_outputs
+
+
+@compiled
+def _show(t: Tables, place: int) -> None:
+    """Says that a result is there to be streamed."""
+    if t.places[place] < PENDING:
+        t.places[place] = PENDING - t.places[place]
+        t.settings[0].num_shown += 1
+
+
+@compiled
+def _complete_steps(t: Tables, request: Request, subgraph_id: int, length: int) -> None:
+    """Wakes who waited for steps of a chain; ends it after its last."""
+    subgraph = t.subgraphs[subgraph_id]
+    record = record_of(t, subgraph)
+    if request.streamed:
+        before = record.done - length
+        for k in range(t.types[subgraph.cell_type].num_outputs):
+            output = output_of(t, subgraph, k)
+            if output.result >= 0:
+                for step in range(before, record.done):
+                    _show(t, output.result + output.result_stride * step)
+        for k in range(first_tap(t, record, 0, before), first_tap(t, record, 0, record.done)):
+            value = t.values[nth_tap(t, record, k).value]
+            if value.result >= 0:
+                _show(t, request.first_place + value.result)
+    if record.num_edges + record.num_followers > 0:
+        wake_done(t, record)
+    if record.done == record.end:
+        end_record(t, subgraph)
+        request.nodes_left -= 1
+    elif record.num_sources > 0 or record.keeps or t.types[subgraph.cell_type].has_spans:
+        refresh(t, subgraph_id)
+    elif subgraph.in_flight == 0 and subgraph.sent == 0:
+        pin(t, subgraph, 0)
+
+
+@compiled
+def _complete_loop(t: Tables, request: Request, subgraph_id: int, done: int) -> None:
+    """Takes in how many steps a loop's row took (negative: it stopped); ends the loop or makes its next step ready.
+
+    The rows of steps that were sent and will not be done go back: no worker writes to them.
+    """
+    subgraph = t.subgraphs[subgraph_id]
+    record, after = record_of(t, subgraph), record_of(t, subgraph).done
+    has_stopped = done < 0 and record.stop != NO_STOP and after > record.unseen
+    is_over = has_stopped or after == record.end
+    is_last = is_over or subgraph.in_flight == 0
+    for output in range(t.types[subgraph.cell_type].num_outputs):
+        value = t.values[record.first_value + output]
+        if value.result < 0:
+            continue
+        place = request.first_place + value.result
+        if not value.bits & STEPS:
+            if is_over:
+                _show(t, place)
+            continue
+        place -= record.lead
+        for step in range(max(after - abs(done), record.unseen), after):
+            _show(t, place + step)
+        for step in range(max(after, record.unseen), record.position if is_last else after):
+            row = t.places[place + step] if t.places[place + step] >= 0 else PENDING - t.places[place + step]
+            give_row(t, row, value.kind)
+            t.places[place + step] = NO_ROW
+    if is_last:
+        record.position = after
+    if not is_over:
+        refresh(t, subgraph_id)
+    else:
+        end_loop(t, request, subgraph_id)
+
+
+@compiled
+def _complete_member(t: Tables, request: Request, subgraph_id: int) -> None:
+    """Takes in a step of one of a loop's several cells; shows what it made."""
+    subgraph = t.subgraphs[subgraph_id]
+    body = body_of(t, subgraph)
+    _show_member(t, request, subgraph, STEPS, record_of(t, subgraph).done - 1)
+    is_over = body.left == 1 and body.stopped > 0
+    for k in range(body.num_members if is_over else 0):
+        _hide_member(t, request, t.subgraphs[member_of(t, subgraph, k)])
+    if complete_member(t, request, subgraph_id):
+        for k in range(body.num_members):
+            _show_member(t, request, t.subgraphs[member_of(t, subgraph, k)], 0, 0)
+
+
+@compiled
+def _hide_member(t: Tables, request: Request, subgraph: Subgraph) -> None:
+    """Gives back the rows of results of a member's steps behind a stop: no worker writes to them."""
+    record = record_of(t, subgraph)
+    for output in range(t.types[subgraph.cell_type].num_outputs):
+        value = t.values[record.first_value + output]
+        if value.result < 0 or not value.bits & STEPS:
+            continue
+        first = request.first_place + value.result
+        for place in range(first + record.done, first + record.position):
+            give_row(t, t.places[place] if t.places[place] >= 0 else PENDING - t.places[place], value.kind)
+            t.places[place] = NO_ROW
+
+
+@compiled
+def _show_member(t: Tables, request: Request, subgraph: Subgraph, bits: int, step: int) -> None:
+    """Shows results of a member's step, or those that are of its last step alone."""
+    for output in range(t.types[subgraph.cell_type].num_outputs):
+        value = t.values[record_of(t, subgraph).first_value + output]
+        if value.result >= 0 and value.bits & STEPS == bits:
+            _show(t, request.first_place + value.result + step)
+
+
+@compiled
+def _count_late_reads(t: Tables, task_id: int) -> None:
+    """Counts the reads of rows elsewhere, which were put off until the task has read."""
+    task = t.tasks[task_id]
+    base = task_id * t.settings[0].buffer_ints
+    ints, cell_type = t.ints, t.types[task.cell_type]
+    nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
+    for row in range(task.rows):
+        first_id = ints[nodes_at + row]
+        for step in range(ints[lengths_at + row] if first_id >= 0 else 0):
+            node = t.nodes[first_id + step]
+            at = node.first_link
+            for port in range(cell_type.num_inputs):
+                info = t.ports[cell_type.first_port + port]
+                count = 1
+                if info.ragged:
+                    count = t.links[at]
+                    at += 1
+                if info.carry < 0 or step == 0:
+                    for k in range(at, at + count):
+                        value = t.values[node.first_value + t.links[k]]
+                        if value.row >> LOCATION_SHIFT != task.worker:
+                            read_late(t, value)
+                at += count
+
+
+@compiled
+def kill(t: Tables, request_id: int) -> None:
+    """Ends a live request early: nothing of it is scheduled any more. Its rows come back through ``release``."""
+    request = t.requests[request_id]
+    move_request(t, request, DEAD)
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        if t.subgraphs[k].state == QUEUED:
+            dequeue(t, k)
+
+
+@compiled
+def cancel(t: Tables, request_id: int) -> bool:
+    """Kills a live request; returns True if its rows are back already, False if tasks in flight still hold some."""
+    kill(t, request_id)
+    if rows_in_flight(t, t.requests[request_id]) == 0:
+        release(t, request_id)
+        return True
+    return False
+
+
+@compiled
+def result_rows(t: Tables, request_ids: Rows[int], positions: Rows[int], rows: Rows[int]) -> None:
+    """Writes to ``rows`` the host rows of the results at these positions, request by request; -1 where a loop stopped
+    before."""
+    at = 0
+    for k in range(request_ids.size):
+        first = t.requests[request_ids[k]].first_place
+        for j in range(positions.size):
+            rows[at] = t.places[first + positions[j]]
+            at += 1

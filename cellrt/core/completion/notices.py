@@ -1,0 +1,38 @@
+"""What the driver must know when a task is complete, or a worker is lost."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from numpy.typing import NDArray
+
+from cellrt.core.completion.completion import NOTICE_DONE
+
+
+class Notices:
+    """Request ids, and of each one of the ``NOTICE_`` words of ``completion.py``, in order.
+
+    Two lists of numbers: a pair for each would take longer to make than all that the scheduler does with a step.
+    """
+
+    __slots__ = ("ids", "whats")
+
+    def __init__(self, pairs: NDArray[Any]) -> None:
+        """``pairs``: ``[n, 2]``."""
+        self.ids: list[int]
+        self.whats: list[int]
+        self.ids, self.whats = pairs.T.tolist()
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def __iter__(self) -> Iterator[tuple[int, int]]:
+        return zip(self.ids, self.whats)
+
+    def done(self) -> list[int]:
+        """The requests that are done."""
+        count = self.whats.count(NOTICE_DONE)
+        if count == len(self.ids):
+            return self.ids
+        return [id for id, what in self if what == NOTICE_DONE] if count else []

@@ -1,0 +1,56 @@
+"""What the driver of the core sees of pages, and copies for it (``pages.py``)."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from cellrt.core.state import page_list, tables
+from cellrt.core.state.page_list import page_list_at
+from cellrt.core.state.tables import Tables
+
+
+class SessionPages(NamedTuple):
+    """A growing state between requests: kind of its pages, rows, and the handles of its pages."""
+
+    kind: int
+    length: int
+    handles: list[int]
+
+
+def take_copies(t: Tables) -> list[list[int]]:
+    """(kind, handle from, handle to) of the pages to be copied, in order, before the next task is launched."""
+    count = int(t.settings["num_copies"][0])
+    if not count:
+        return []
+    t.settings["num_copies"] = 0
+    copies: list[list[int]] = t.copies[: 3 * count].reshape(-1, 3).tolist()
+    return copies
+
+
+def note_copies(t: Tables, count: int, elapsed_ns: int) -> None:
+    """Takes in how long copies took: near the least that was measured lately, as the times of steps are."""
+    known, measured = float(t.settings["page_ns"][0]), elapsed_ns / count
+    t.settings["page_ns"] = min(measured, known * 1.01) if known else measured
+
+
+def session_pages(t: Tables, session: int, first: int, count: int) -> list[SessionPages]:
+    """The pages of each of ``count`` growing states of a session without a live request, from slot ``first`` on."""
+    at = session * tables.MAX_STATES + first
+    return [
+        SessionPages(int(slot["kind"]), int(slot["length"]), t.places[slot["place"] :][: int(slot["pages"])].tolist())
+        for slot in t.slots[at : at + count]
+    ]
+
+
+def bring_pages(t: Tables, session: int, slot: int, length: int) -> None:
+    """Says that so many rows of a growing state come with the session's next request (``Processor.drop_states``)."""
+    t.slots["length"][session * tables.MAX_STATES + slot] = length
+
+
+def request_pages(t: Tables, request: int) -> dict[int, list[int]]:
+    """The handles of the pages that a live request has of its session's growing states, by their slots."""
+    row, found = t.requests[request], dict[int, list[int]]()
+    for k in range(int(row["num_page_lists"])):
+        listed = page_list_at(t.links, int(row["page_lists"]) + page_list.WORDS * k)
+        found[int(listed.slot)] = t.places[listed.place :][: listed.held].tolist()
+    return found

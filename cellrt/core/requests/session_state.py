@@ -1,0 +1,174 @@
+"""Session state: rows that outlive a request and are where the session's next request begins.
+
+A new session has row 0. Its state begins with zeros, or with what another value of its first request is; so does that
+of a request without a session. Whoever reads such a state reads that value's row, and if no task that does so is ever
+complete, the session is new again after the request.
+
+If all states are carried by one chain or loop, its record keeps the state after its last complete step (``keeps`` of
+``record_layout.py``), so a request that fails or is cancelled leaves that one. Otherwise the states of different chains
+could be of different steps, so they change together, when the request is done: until then their values before the
+request are held.
+
+While a request runs it holds its session's rows and their reservations; between requests the session's slots do.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cellrt.core.pages.pages import drop_pages
+from cellrt.core.running.record_ends import take_out_row
+from cellrt.core.running.records import kind_of
+from cellrt.core.state.moves import DEAD
+from cellrt.core.state.pointers import OpenTemplate
+from cellrt.core.state.record_layout import nth_tap, output_of, record_of
+from cellrt.core.state.rows import give_row, take_row
+from cellrt.core.state.tables import (
+    BORROWED,
+    BRING,
+    CHAIN,
+    HOST,
+    LOCATION_SHIFT,
+    MAX_STATES,
+    NO_ROW,
+    NUM_PERMANENT,
+    STARTS,
+    Request,
+    Slot,
+    Subgraph,
+    Tables,
+)
+from cellrt.native.jit import compiled
+from cellrt.native.row_types import Rows
+
+BEFORE, AFTER, SUBGRAPH, OUTPUT = 0, 1, 2, 3
+WORDS = 4
+"""Words of a state in ``links``: its value before the request and after it; or instead of the latter, if every step
+leaves a state, the subgraph of the chain or loop and the output, else -1."""
+
+
+@compiled
+def begin_states(
+    t: Tables, request: Request, session: int, template: OpenTemplate, rows: Rows[int], first: int
+) -> None:
+    """Gives a request the state of its session, or where it begins if that is new or there is none.
+
+    Comes before the request's own tensors get rows, because those that nobody is to read now get none. Writes to
+    ``rows`` from ``first`` on, for each state, the host row that the caller must copy it to, or -1.
+    """
+    for k in range(request.num_states):
+        at = request.states + WORDS * k
+        t.links[at + BEFORE] = request.first_value + template.states[k, BEFORE]
+        t.links[at + AFTER] = request.first_value + template.states[k, AFTER]
+        t.links[at + SUBGRAPH] = -1
+        if template.states[k, SUBGRAPH] >= 0:
+            t.links[at + SUBGRAPH] = request.first_subgraph + template.states[k, SUBGRAPH]
+        t.links[at + OUTPUT] = template.states[k, OUTPUT]
+        value = t.values[t.links[at + BEFORE]]
+        start = STARTS - value.row
+        rows[first + k] = -1
+        value.row = 0
+        if session >= 0:
+            slot = t.slots[session * MAX_STATES + k]
+            _reserve(t, slot, -1)
+            value.row = slot.row
+            slot.row, slot.kind = 0, value.kind
+        if value.row == BRING:
+            value.row = take_row(t, HOST, value.kind)
+            rows[first + k] = value.row
+        if start >= 0 and value.row == 0:
+            value.row = STARTS - (request.first_value + start)
+        elif start >= 0:
+            t.values[request.first_value + start].readers -= 1
+
+
+@compiled
+def end_states(t: Tables, request: Request) -> None:
+    """Leaves an ended request's state to its session; without one it is freed with the other rows."""
+    if request.num_states == 0 or request.session < 0:
+        return
+    for k in range(request.num_states):
+        at = request.states + WORDS * k
+        value = t.values[t.links[at + BEFORE]]
+        handle = -1
+        if t.links[at + SUBGRAPH] >= 0:
+            handle = _take_out_state(t, request, t.subgraphs[t.links[at + SUBGRAPH]], t.links[at + OUTPUT])
+        elif request.state != DEAD:
+            value = t.values[t.links[at + AFTER]]
+        if handle < 0:
+            handle, value.row = value.row, -1
+            if value.bits & BORROWED:
+                _take_out_of_places(t, request, handle, value.kind)
+        slot = t.slots[request.session * MAX_STATES + k]
+        slot.row, slot.kind = max(handle, 0), value.kind
+        _reserve(t, slot, 1)
+
+
+@compiled
+def _take_out_state(t: Tables, request: Request, subgraph: Subgraph, output: int) -> int:
+    """The row of the state that a chain or loop leaves to its session, which nobody else holds then; -1 if none of its
+    steps is done."""
+    record, state = record_of(t, subgraph), output_of(t, subgraph, output)
+    row = state.row
+    if record.done == 0:
+        return NO_ROW
+    if state.first_row == row or state.second_row == row or state.late_row == row:
+        take_out_row(state)
+        return row
+    if subgraph.what != CHAIN:
+        t.values[record.first_value + output].row = NO_ROW
+        return row
+    for k in range(record.num_taps):
+        tap = nth_tap(t, record, k)
+        value = t.values[tap.value]
+        if tap.output == output and value.row == row:
+            value.row = NO_ROW
+            if not value.bits & BORROWED:
+                return row
+    _take_out_of_places(t, request, row, kind_of(t, subgraph, output))
+    return row
+
+
+@compiled
+def _take_out_of_places(t: Tables, request: Request, row: int, kind: int) -> None:
+    """Takes a row of a kind out of the sequence that it is of: rows of other kinds may have the same handle."""
+    first = request.first_place
+    for k in range(request.num_lists):
+        end = first + t.links[request.lists + 2 * k + 1]
+        if t.links[request.lists + 2 * k] == kind:
+            for at in range(first, end):
+                if t.places[at] == row:
+                    t.places[at] = NO_ROW
+                    return
+        first = end
+
+
+@compiled
+def drop_states(t: Tables, session: int, row: int) -> None:
+    """Frees the rows of a session without a live request; its state is ``row`` from now on: 0 (new) or BRING."""
+    for k in range(session * MAX_STATES, (session + 1) * MAX_STATES):
+        slot = t.slots[k]
+        drop_pages(t, slot)
+        _reserve(t, slot, -1)
+        give_row(t, slot.row, slot.kind)
+        slot.row = row
+
+
+@compiled
+def _reserve(t: Tables, slot: Slot, sign: int) -> None:
+    """Counts a slot's row among the reserved ones of its kind, or no longer."""
+    if slot.row >= NUM_PERMANENT:
+        if slot.row >> LOCATION_SHIFT == HOST:
+            t.kinds[slot.kind].reserved_host += sign
+        else:
+            t.kinds[slot.kind].reserved_worker += sign
+
+
+def sessions_at(t: Tables, worker: int) -> list[int]:
+    """Sessions without a live request that have state at a worker."""
+    found = set((np.flatnonzero(t.slots["row"] >> LOCATION_SHIFT == worker) // MAX_STATES).tolist())
+    for at in np.flatnonzero(t.slots["pages"]).tolist():
+        first, count = t.slots["place"][at], t.slots["pages"][at]
+        if (t.places[first : first + count] >> LOCATION_SHIFT == worker).any():
+            found.add(at // MAX_STATES)
+    return sorted(found)

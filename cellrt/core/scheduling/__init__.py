@@ -1,0 +1,1 @@
+"""Which cell type, which of its ready rows, how many, whether to wait: Algorithm 1, and policies."""

@@ -1,0 +1,288 @@
+"""FormBatchedTask (Algorithm 1, lines 24-32): which nodes go into a task, how many steps it runs, in what order.
+
+A task is formed in five passes over its rows: collect nodes in queue order, choose the number of steps and sort the
+rows by length, write input rows, take output rows, then free the rows whose last reader this was. Freeing comes
+last, so that no row is read and written in one task. Of a task that takes a step of each of its chains the last three
+are one (``step_arrays.py``): chains hold what they read, so it frees nothing.
+"""
+
+from __future__ import annotations
+
+from cellrt.core.pages.span_arrays import task_room, write_spans
+from cellrt.core.running.loops_ahead import write_flags
+from cellrt.core.running.records import ragged_ints
+from cellrt.core.scheduling.policy import put_in_order
+from cellrt.core.scheduling.spans import collect_spans
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.queue import backlog_of, nth_priority, pop_ready, steps_ready
+from cellrt.core.state.record_layout import record_of
+from cellrt.core.state.step_times import step_time
+from cellrt.core.state.tables import ALL_TYPES, CHAIN, CHAIN_NEXT, GRAPH, LOOP, MEMBER, NUM_PRIORITIES, Tables
+from cellrt.core.tasks.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
+from cellrt.core.tasks.step_arrays import write_steps
+from cellrt.native.jit import compiled
+
+LATELY_RUNS = 50
+"""Where a higher client priority was served so many longest runs ago or less, it is likely to come again."""
+
+
+@compiled
+def _collect(
+    t: Tables, type_id: int, priority: int, worker: int, nodes_at: int, limit: int, room: int
+) -> tuple[int, int, int, int, int, int, int]:
+    """Moves ready nodes of the type's queue to the buffer, those of the client priority whose turn it is first.
+
+    Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
+    those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
+    (a step of one of several cells is a node of a graph), never both, and has one stop output. ``room`` is the number
+    of ints left for ragged inputs. Returns (rows, those of chains, those of loops of several cells, ragged ints,
+    whether they are loops, the output that says stop or -1, client priorities as bits).
+    """
+    rows = chains = members = ragged = priorities = 0
+    stop, is_loop = -1, 0
+    cell_type = t.types[type_id]
+    settings = t.settings[0]
+    share = max(1, settings.idle_workers) if settings.split else 1
+    unpinned = pinned = 0
+    for each in range(NUM_PRIORITIES):
+        unpinned += t.ready[backlog_of(type_id, each), 0]
+        pinned += t.ready[backlog_of(type_id, each), worker]
+    left = min(limit, pinned + max((unpinned + share - 1) // share, cell_type.large_batch))
+    for k in range(NUM_PRIORITIES):
+        if rows >= left:
+            break
+        its_priority = nth_priority(priority, k)
+        put_in_order(t, type_id, its_priority, worker)
+        subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
+        while subgraph_id >= 0 and rows < left:
+            subgraph = t.subgraphs[subgraph_id]
+            following = subgraph.next
+            if subgraph.pinned == 0 or subgraph.pinned == worker:
+                while subgraph.num_ready > 0 and rows < left:
+                    loop, its_stop, extra = 0, -1, 0
+                    is_chain, is_member = int(subgraph.what == CHAIN), int(subgraph.what == MEMBER)
+                    if subgraph.what == GRAPH:
+                        extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
+                    else:
+                        its_stop, loop = record_of(t, subgraph).stop, int(subgraph.what == LOOP)
+                        extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
+                    if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
+                        break
+                    if rows > 0 and ragged + extra > room:
+                        return rows, chains, members, ragged, is_loop, stop, priorities
+                    ragged += extra
+                    is_loop, stop = loop, max(stop, its_stop)
+                    priorities |= 1 << subgraph.priority
+                    if subgraph.what == GRAPH:
+                        count = pop_ready(t, subgraph, nodes_at + rows, 1 if cell_type.num_ragged > 0 else left - rows)
+                        rows += count
+                        continue
+                    count = min(subgraph.num_ready, left - rows)
+                    if extra > 0:
+                        count = max(1, min(count, (room - ragged + extra) // extra))
+                        ragged += (count - 1) * extra
+                    for each in range(count):
+                        t.ints[nodes_at + rows + each] = ~subgraph_id
+                    rows, chains, members = rows + count, chains + count * is_chain, members + is_member
+                    break
+            subgraph_id = following
+    return rows, chains, members, ragged, is_loop, stop, priorities
+
+
+@compiled
+def _choose_steps(t: Tables, type_id: int, priority: int, rows: int, nodes_at: int) -> int:
+    """How many steps a task of ``rows`` rows may run (DESIGN, "Runs").
+
+    As many as fit the join budget, so that nobody who arrives waits long to join, and no step of a streamed request
+    waits long to be seen. Where no row is streamed and nobody else waits or is likely to, also as many as end before
+    half a request more is expected, or as fit the longest run while another worker is idle for whoever arrives.
+    """
+    settings, most = t.settings[0], float(t.types[type_id].max_steps)
+    step = step_time(t, type_id, rows)
+    if not settings.runs or step <= 0:
+        return 1
+    budget = float(settings.join_budget_ns)
+    longest = max(budget, float(settings.max_run_ns))
+    if not _is_streamed(t, rows, nodes_at) and not _others_wait(t, priority, longest):
+        gap = max(settings.arrival_gap_ns, float(settings.now_ns - settings.last_arrival_ns))
+        has_spare = settings.idle_workers > settings.types_ready
+        budget = longest if has_spare else min(max(budget, 0.5 * gap), longest)
+    return max(1, int(min(budget / step, most)))
+
+
+@compiled
+def _least_steps(t: Tables, type_id: int, rows: int, steps: int) -> int:
+    """After how many steps a run of ``steps`` ends with the first row that ends, instead of keeping it waiting.
+
+    A run of loops that go ahead is no longer: the next is there when it ends, and all of both that is behind a stop is
+    in vain.
+    """
+    step = step_time(t, type_id, rows)
+    return max(1, int(min(t.settings[0].min_run_ns / step, float(steps)))) if step > 0 else steps
+
+
+@compiled
+def _others_wait(t: Tables, priority: int, longest: float) -> bool:
+    """Whether more types have work than there are idle workers to take it, or a client priority above this one has
+    work or had some lately."""
+    settings = t.settings[0]
+    if settings.types_ready > max(1, settings.idle_workers) or priority < settings.top_priority:
+        return True
+    for higher in range(priority + 1, NUM_PRIORITIES):
+        if settings.now_ns - t.since_ns[backlog_of(ALL_TYPES, higher)] < LATELY_RUNS * longest:
+            return True
+    return False
+
+
+@compiled
+def _is_streamed(t: Tables, rows: int, nodes_at: int) -> bool:
+    """Whether somebody looks at the steps of one of the rows as they complete."""
+    for row in range(rows):
+        if t.requests[t.subgraphs[subgraph_of(t, t.ints[nodes_at + row])].request].streamed:
+            return True
+    return False
+
+
+@compiled
+def _run_length(t: Tables, node_id: int, limit: int) -> int:
+    """How many nodes from ``node_id`` on can run one after the other with nothing else outstanding."""
+    length = 1
+    while length < limit and t.nodes[node_id + length - 1].bits & CHAIN_NEXT:
+        if t.nodes[node_id + length].pending != 1:
+            break
+        length += 1
+    return length
+
+
+@compiled
+def _sort_rows(
+    t: Tables, worker: int, nodes_at: int, lengths_at: int, scratch_at: int, rows: int, limit: int, least: int
+) -> int:
+    """Writes each row's length and sorts rows by falling length (counting sort, stable); returns the longest.
+
+    No row is longer than the first that ends after ``least`` steps or more.
+    """
+    ints = t.ints
+    if limit == 1:
+        for row in range(rows):
+            ints[lengths_at + row] = 1
+        return 1
+    cut = longest = limit
+    early = t.settings[0].early_release
+    for row in range(rows):
+        id = ints[nodes_at + row]
+        if id < 0:
+            length = steps_ready(t, t.subgraphs[~id], worker if early else 0, limit)
+        else:
+            length = _run_length(t, id, limit)
+        ints[lengths_at + row] = length
+        cut = min(cut, length) if length >= least else cut
+    longest, shortest = 1, cut
+    for row in range(rows):
+        length = ints[lengths_at + row] = min(cut, ints[lengths_at + row])
+        longest, shortest = max(longest, length), min(shortest, length)
+    if longest == shortest:
+        return longest
+    starts_at = scratch_at + 2 * rows
+    for k in range(longest + 1):
+        ints[starts_at + k] = 0
+    for row in range(rows):
+        ints[starts_at + longest - ints[lengths_at + row] + 1] += 1
+    for k in range(1, longest + 1):
+        ints[starts_at + k] += ints[starts_at + k - 1]
+    for row in range(rows):
+        ints[scratch_at + row] = ints[nodes_at + row]
+        ints[scratch_at + rows + row] = ints[lengths_at + row]
+    for row in range(rows):
+        length = ints[scratch_at + rows + row]
+        to = ints[starts_at + longest - length]
+        ints[starts_at + longest - length] += 1
+        ints[nodes_at + to] = ints[scratch_at + row]
+        ints[lengths_at + to] = length
+    return longest
+
+
+@compiled
+def _count_sizes(t: Tables, lengths_at: int, sizes_at: int, rows: int, steps: int) -> int:
+    """Writes how many rows each step has, rows being sorted by falling length; returns their sum."""
+    if steps == 1:
+        t.ints[sizes_at] = rows
+        return rows
+    for step in range(steps):
+        t.ints[sizes_at + step] = 0
+    for row in range(rows):
+        t.ints[sizes_at + t.ints[lengths_at + row] - 1] += 1
+    positions = t.ints[sizes_at + steps - 1]
+    for step in range(steps - 2, -1, -1):
+        t.ints[sizes_at + step] += t.ints[sizes_at + step + 1]
+        positions += t.ints[sizes_at + step]
+    return positions
+
+
+@compiled
+def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_id: int) -> int:
+    """Forms at most one task of a cell type for a worker in task row ``task_id``; returns its number of rows.
+
+    ``priority`` is the client priority whose turn it is: a task has as much of it as fits, then of the others.
+    Dependencies are not touched: ``schedule.submit_task`` does that.
+    """
+    ints, cell_type, task = t.ints, t.types[type_id], t.tasks[task_id]
+    buffer_ints = t.settings[0].buffer_ints
+    base = task_id * buffer_ints
+    header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
+    nodes_at = base + header
+    room = task_room(t, cell_type)
+    if cell_type.has_spans:
+        rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
+        chains, members, is_loop = rows, rows, 0
+    else:
+        rows, chains, members, ragged, is_loop, stop, priorities = _collect(
+            t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
+        )
+    if rows == 0:
+        cell_type.starved_at |= cell_type.has_spans << worker
+        return 0
+    goes_ahead = is_loop == 1 and cell_type.ahead > 0
+    steps = _choose_steps(t, type_id, priority, rows, nodes_at)
+    if goes_ahead:
+        steps = _least_steps(t, type_id, rows, steps)
+    if steps > 1:
+        ragged_steps = 1 if is_loop == 1 else steps
+        space = buffer_ints - header - 4 * rows - ragged * ragged_steps
+        steps = max(1, min(steps, space // (rows * cell_type.per_row + 1)))
+        if ragged > 0 and is_loop == 0:
+            steps = 1
+    task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
+    task.priority, task.priorities, task.number = priority, priorities, t.settings[0].num_tasks
+    task.is_sent = task.goes_ahead = 0
+    lengths_at = nodes_at + rows
+    least = _least_steps(t, type_id, rows, steps)
+    task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps, least)
+    sizes_at = lengths_at + rows
+    done_at = sizes_at + task.steps
+    task.positions = _count_sizes(t, lengths_at, sizes_at, rows, task.steps)
+    for row in range(rows):
+        ints[done_at + row] = ints[lengths_at + row]
+        ints[done_at + rows + row] = 0
+    ints[base + layout.H_ROWS], ints[base + layout.H_STEPS], ints[base + layout.H_GOES_ON] = rows, task.steps, 0
+    ints[base + layout.H_POSITIONS], ints[base + layout.H_IS_LOOP] = task.positions, is_loop
+    ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
+    ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
+    ints[base + layout.H_FAILED] = done_at + rows - base
+    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = stop, task.steps if goes_ahead else least
+    ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = ints[base + layout.H_FLAGS] = 0
+    is_plain = cell_type.num_ragged + cell_type.has_spans == 0
+    if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
+        write_steps(t, task, base, done_at + 2 * rows)
+        ints[base + layout.H_NOTES] = buffer_ints
+    else:
+        end = done_at + 2 * rows
+        if cell_type.has_spans:
+            end = write_spans(t, task, base, end)
+        if cell_type.ahead > 0 and is_loop + members > 0:
+            end = write_flags(t, task, base, end)
+        end, notes_at = write_inputs(t, task, base, end)
+        write_outputs(t, task, base, end)
+        ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base
+    task.expected_ns = step_time(t, type_id, rows) * task.steps
+    return rows

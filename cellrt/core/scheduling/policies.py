@@ -1,0 +1,136 @@
+"""The policies that are there. ``docs/policies.md`` says how to write another."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from cellrt.core.scheduling.policy import Policy
+from cellrt.errors import DefinitionError
+from cellrt.native.jit import allocating
+
+REST = 1e19
+"""Score by node of what is in neither set of DAS: behind every deadline, which is below 2**63 ns."""
+LATE = 1e30
+"""Score of what is late: behind all the rest."""
+
+
+def by_length(waiting: Any, asked: Any) -> None:
+    """Score what waits by its request's nodes."""
+    for k in range(waiting.size):
+        waiting[k].score = waiting[k].length
+
+
+def by_deadline(waiting: Any, asked: Any) -> None:
+    """Score what waits by when it must be done; what has no deadline comes last."""
+    for k in range(waiting.size):
+        waiting[k].score = waiting[k].deadline_ns
+
+
+def lowest_score(ready: Any, asked: Any) -> int:
+    """Choose the cell type that has the first in order of all that waits."""
+    best = 0
+    for k in range(1, ready.size):
+        if ready[k].first_score < ready[best].first_score:
+            best = k
+    return best
+
+
+@allocating
+def _sink(waiting: Any, order: Any, k: Any, count: Any) -> None:
+    """Restore the heap of the first ``count`` of ``order``, below its place ``k``: the shortest request first, of equal
+    ones the earlier."""
+    while 2 * k + 1 < count:
+        first = k
+        for child in range(2 * k + 1, min(2 * k + 3, count)):
+            one, other = waiting[order[child]], waiting[order[first]]
+            if one.length < other.length or (one.length == other.length and one.sequence < other.sequence):
+                first = child
+        if first == k:
+            return
+        swapped = order[k]
+        order[k] = order[first]
+        order[first] = swapped
+        k = first
+
+
+def das(eta: float = 0.5, q: float = 0.5) -> Policy:
+    """Return the deadline-aware scheduling of TCB (section 5.2, Algorithm 1: DAS), where a request is worth 1/length.
+
+    If all that waits fits in the task, it goes by arrival. Else the shortest that fit are counted; ``eta`` of them go
+    first (the utility-dominant set, rounded up); then what is worth ``q`` of their mean or more, by deadline (the
+    deadline-aware set); then the rest, the shortest first. What is late goes last, where the paper leaves it out: a
+    deadline here is when a request must be done, so what has begun and is late is in vain as well.
+
+    A request counts with the rows that are ready: as many as it would take of this task. Of a chain that must be whole
+    these are all its rows, as in the paper; of a prompt what is left of it; of a loop or a recurrent chain one, so that
+    as many of these as the task has rows are alike in size and differ in worth and deadline. It is worth 1 by its
+    length as a whole, also once it has begun: what was chosen for its worth stays so.
+
+    A task is one row of all rows that it may have, B*L in the paper's words, as nothing is padded in it. So it is
+    Theorem 5.1's case of B = 1: what is done in time is worth at least eta*q/(eta*q + 1) of what the best schedule of
+    such rows does that knows the future, and that is no less than the best of B rows of L. The theorem speaks of
+    requests that one task does, as of an encoder, in tasks that take the same time.
+
+    What is long and has no deadline waits for as long as shorter ones come: the bound on waiting does not hold.
+
+    Args:
+        eta, q: between 0 and 1; the paper has them come to 1.
+
+    Raises:
+        DefinitionError: they are not.
+    """
+    for name, given in (("eta", eta), ("q", q)):
+        if not 0 < given < 1:
+            raise DefinitionError(f"das: {name}: expected a number between 0 and 1, got {given!r}")
+
+    def rank(waiting: Any, asked: Any) -> None:
+        order, count, rows = np.empty(waiting.size, np.int64), 0, 0
+        for k in range(waiting.size):
+            waiting[k].score = LATE
+            if waiting[k].deadline_ns >= asked.now_ns:
+                waiting[k].score = waiting[k].sequence
+                order[count] = k
+                count += 1
+                rows += waiting[k].ready
+        if rows <= asked.most:
+            return
+        for k in range(count // 2 - 1, -1, -1):
+            _sink(waiting, order, k, count)
+        left, room = count, asked.most
+        while left == count or (left > 0 and waiting[order[0]].ready <= room):
+            left -= 1
+            first = order[0]
+            room -= waiting[first].ready
+            order[0] = order[left]
+            order[left] = first  # so the shortest lie at the end, the shortest last
+            _sink(waiting, order, 0, left)
+        num_first, worth = math.ceil(eta * (count - left)), 0.0
+        for k in range(count - 1, count - 1 - num_first, -1):
+            worth += 1 / waiting[order[k]].length
+        least = q * (worth / num_first)
+        for k in range(count):
+            row = waiting[order[k]]
+            if k >= count - num_first:
+                row.score = -1 / row.length
+            elif 1 / row.length >= least:
+                row.score = row.deadline_ns
+            else:
+                row.score = REST * row.length
+
+    return Policy("deadline-aware-utility", rank, admit_by="length", is_bounded=False)
+
+
+POLICIES = {
+    policy.name: policy
+    for policy in (
+        Policy(),
+        Policy("first-come-first-served", by_first=True),
+        Policy("shortest-job-first", by_length, admit_by="length"),
+        Policy("earliest-deadline-first", by_deadline, lowest_score, by_first=True, admit_by="deadline"),
+        das(),
+    )
+}
+"""By name; the first, BatchMaker's Algorithm 1, is the default."""

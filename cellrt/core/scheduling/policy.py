@@ -1,0 +1,348 @@
+"""What a policy decides, and the one place where the scheduler asks it: in which order, and which cell type.
+
+A policy is one or two small functions, which are compiled by themselves and called by their addresses: an edit of one
+compiles nothing else. Either is optional.
+
+- ``rank(waiting, asked)`` is asked before a task takes of a queue. It writes a ``score`` to each row of ``waiting``,
+  one for each subgraph that has rows ready for this worker; lower goes first, and of equal ones the earlier request.
+- ``choose(ready, asked)`` is asked which cell type is next. It returns the index of a row of ``ready``; what is no
+  index leaves the choice to Algorithm 1.
+
+``docs/policies.md`` says how to write one; ``tables.py`` has the fields of ``WAITING``, ``READY`` and ``ASKED``.
+
+What holds under any policy: a higher client priority goes first; every ``fair_every``-th task of a cell type begins
+with the request that arrived first, unless the policy says that this does not hold (``is_bounded``); and a cell type
+that has waited for ``max_wait`` goes next (``schedule.py``).
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numba
+import numpy as np
+from numba import carray, types
+from numba.core.errors import NumbaError
+from numba.np.numpy_support import from_dtype
+
+from cellrt.core.scheduling.gathering import fills_a_task
+from cellrt.core.state.queue import backlog_of, num_ready, num_ready_at
+from cellrt.core.state.record_layout import most_steps, record_of
+from cellrt.core.state.step_times import step_time
+from cellrt.core.state.tables import ASKED, NEVER, NUM_PRIORITIES, READY, WAITING, Tables
+from cellrt.errors import DefinitionError
+from cellrt.native.jit import allocating, c_function, compiled
+from cellrt.native.memory import call, start_of
+
+Function = Callable[..., Any]
+ADMISSION_ORDERS = ("arrival", "length", "deadline")
+
+
+@dataclass(frozen=True)
+class Policy:
+    """In which order requests are admitted and run. Without any argument: BatchMaker's Algorithm 1, by arrival.
+
+    Attributes:
+        name: for people.
+        rank: ``rank(waiting, asked) -> None``, which Numba can compile; None: by arrival.
+        choose: ``choose(ready, asked) -> int``, the same; None: Algorithm 1.
+        by_first: of cell types that Algorithm 1 has equal, the one goes first whose first in order has the lowest
+            score; else that of the highest priority.
+        admit_by: in which order requests are admitted where the tables are full: "arrival", "length" or "deadline".
+        is_bounded: whether every ``fair_every``-th task begins with the request that arrived first; without, one that
+            never comes first waits for ever. How long a cell type waits is ``max_wait_s`` of the settings.
+
+    Raises DefinitionError for an unknown ``admit_by``, and for what is no function.
+    """
+
+    name: str = "batchmaker"
+    rank: Function | None = None
+    choose: Function | None = None
+    by_first: bool = False
+    admit_by: str = "arrival"
+    is_bounded: bool = True
+
+    def __post_init__(self) -> None:
+        """See the class."""
+        if self.admit_by not in ADMISSION_ORDERS:
+            expected = ", ".join(ADMISSION_ORDERS)
+            raise DefinitionError(f"policy {self.name!r}: admit_by: expected one of {expected}, got {self.admit_by!r}")
+        for what in ("rank", "choose"):
+            function = getattr(self, what)
+            if function is not None and not callable(function):
+                raise DefinitionError(f"policy {self.name!r}: {what}: expected a function or None, got {function!r}")
+
+
+def policy_of(given: Policy | str | None, known: dict[str, Policy]) -> Policy:
+    """Return the policy that an object, a name among ``known``, or "module:attribute" says; None: the first known.
+
+    Raises DefinitionError if there is none.
+    """
+    if given is None:
+        return next(iter(known.values()))
+    if isinstance(given, Policy):
+        return given
+    if isinstance(given, str) and given in known:
+        return known[given]
+    expected = f"a Policy, one of {', '.join(known)}, or module:attribute"
+    if not isinstance(given, str) or ":" not in given:
+        raise DefinitionError(f"policy: expected {expected}, got {given!r}")
+    module, _, attribute = given.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise DefinitionError(f"policy: cannot import {given!r}: {error}") from error
+    if not isinstance(found, Policy):
+        raise DefinitionError(f"policy: expected {expected}, and {given!r} is {found!r}")
+    return found
+
+
+class CompiledPolicy:
+    """The functions of a policy as compiled code, which last as long as this object.
+
+    Attributes:
+        rank_at, choose_at: their addresses; 0: there is none.
+
+    Raises DefinitionError for a function that cannot be compiled.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._kept: list[object] = []
+        self.rank_at = self._address(policy, "rank", WAITING, types.none)
+        self.choose_at = self._address(policy, "choose", READY, types.intp)
+
+    def _address(self, policy: Policy, what: str, rows: np.dtype[np.void], returned: Any) -> int:
+        function = getattr(policy, what)
+        if function is None:
+            return 0
+        if numba.config.DISABLE_JIT:
+            _UNCOMPILED.append(function)
+            return len(_UNCOMPILED)
+        inner = allocating(function)
+        gives = what == "choose"
+
+        def asked_of(rows_at: Any, asked_at: Any) -> Any:
+            asked = carray(asked_at, 1)
+            try:
+                if gives:
+                    return inner(carray(rows_at, asked[0].count), asked[0])
+                inner(carray(rows_at, asked[0].count), asked[0])
+            except Exception:
+                return FAILED
+            return 0
+
+        signature = types.int64(types.CPointer(from_dtype(rows)), types.CPointer(from_dtype(ASKED)))
+        try:
+            made = c_function(asked_of, signature)
+        except NumbaError as error:
+            raise DefinitionError(f"policy {policy.name!r}: {what} cannot be compiled: {error}") from error
+        self._kept += [inner, made]
+        return int(made.address or 0)
+
+
+FAILED = -(1 << 40)
+"""What a policy's function that raised returns."""
+_UNCOMPILED: list[Function] = []
+"""Without compilation, in place of addresses: the functions, from 1 on."""
+
+
+def _ask_python(t: Any, address: int, rows: Any) -> int:
+    try:
+        given = _UNCOMPILED[address - 1](rows[: t.asked[0].count], t.asked[0])
+    except Exception:
+        return FAILED
+    return 0 if given is None else int(given)
+
+
+if numba.config.DISABLE_JIT:
+
+    def _ask_rank(t: Any) -> int:
+        return _ask_python(t, int(t.settings[0].rank_at), t.waiting)
+
+    def _ask_choose(t: Any) -> int:
+        return _ask_python(t, int(t.settings[0].choose_at), t.choices)
+
+else:
+
+    @compiled
+    def _ask_rank(t: Any) -> int:
+        return int(call(t.settings[0].rank_at, start_of(t.waiting), start_of(t.asked)))
+
+    @compiled
+    def _ask_choose(t: Any) -> int:
+        return int(call(t.settings[0].choose_at, start_of(t.choices), start_of(t.asked)))
+
+
+@compiled
+def put_in_order(t: Any, type_id: Any, priority: Any, worker: Any) -> None:
+    """Puts what a task could take of a queue in the policy's order, at its front; the rest stays as it is.
+
+    Without a ``rank`` a queue is in the order in which its chains and loops came to it, which is that of arrival but
+    where a request has several of them; tasks strictly in order (``steps_first``) have that of arrival.
+    """
+    settings, cell_type = t.settings[0], t.types[type_id]
+    if settings.rank_at == 0 and (settings.steps_first or not cell_type.has_spans):
+        return
+    count = _show_waiting(t, type_id, priority, worker)
+    if count < 2:
+        return
+    is_fair = settings.fair_every > 0 and (cell_type.num_formed + 1) % settings.fair_every == 0
+    if settings.rank_at == 0 or is_fair:
+        for k in range(count):
+            t.waiting[k].score = t.waiting[k].sequence
+    else:
+        _score(t, count)
+    for k in range(count):
+        t.order[k] = k
+    for k in range(count // 2 - 1, -1, -1):
+        _sink(t, k, count)
+    most = min(count, cell_type.max_rows if cell_type.has_spans else cell_type.max_batch)
+    behind = -1
+    for k in range(most):
+        subgraph_id = t.waiting[t.order[0]].subgraph
+        t.order[0] = t.order[count - 1 - k]
+        _sink(t, 0, count - 1 - k)
+        _move_behind(t, backlog_of(type_id, priority), subgraph_id, behind)
+        behind = subgraph_id
+
+
+@compiled
+def _show_waiting(t: Any, type_id: Any, priority: Any, worker: Any) -> Any:
+    """Fills ``waiting`` and ``asked`` with what of a queue is ready for a worker; returns how many rows there are."""
+    cell_type, count = t.types[type_id], 0
+    backlog = backlog_of(type_id, priority)
+    if t.ready[backlog, 0] + t.ready[backlog, worker] == 0:
+        return 0
+    subgraph_id = t.lanes[backlog].head
+    while subgraph_id >= 0:
+        subgraph = t.subgraphs[subgraph_id]
+        if subgraph.num_ready > 0 and (subgraph.pinned == 0 or subgraph.pinned == worker):
+            request, row = t.requests[subgraph.request], t.waiting[count]
+            row.sequence, row.admitted_ns = request.sequence, request.admitted_ns
+            row.deadline_ns = _deadline_of(t, request, subgraph)
+            row.length, row.client, row.subgraph = request.length, request.client, subgraph_id
+            row.ready, row.has_begun, row.score = subgraph.num_ready, subgraph.has_begun, 0
+            row.left = subgraph.nodes_left
+            if subgraph.record >= 0:
+                row.left = most_steps(t, subgraph) - record_of(t, subgraph).position
+            count += 1
+        subgraph_id = subgraph.next
+    asked = t.asked[0]
+    asked.now_ns, asked.count, asked.cell_type, asked.worker = t.settings[0].now_ns, count, type_id, worker
+    asked.client_priority = priority
+    asked.most = cell_type.max_rows if cell_type.has_spans else cell_type.max_batch
+    return count
+
+
+@compiled
+def _deadline_of(t: Any, request: Any, subgraph: Any) -> Any:
+    """The deadline of a request that a policy goes by. What has begun kept the time by which it must: it is not late by
+    that any more, and not behind those that have yet to begin."""
+    begun_ns = request.schedule_by_ns
+    if begun_ns < NEVER and (request.started_ns > 0 or subgraph.has_begun):
+        begun_ns = max(begun_ns, t.settings[0].now_ns)
+    return min(request.deadline_ns, begun_ns)
+
+
+@compiled
+def _score(t: Any, count: Any) -> None:
+    """Has the policy score what is shown; if it raises, the order of arrival is taken."""
+    if _ask_rank(t) == FAILED:
+        t.settings[0].policy_errors += 1
+        for k in range(count):
+            t.waiting[k].score = t.waiting[k].sequence
+
+
+@compiled
+def _is_before(t: Any, one: Any, other: Any) -> Any:
+    a, b = t.waiting[one], t.waiting[other]
+    if a.score != b.score:
+        return a.score < b.score or (b.score != b.score and a.score == a.score)  # what is no number goes last
+    return a.sequence < b.sequence or (a.sequence == b.sequence and one < other)
+
+
+@compiled
+def _sink(t: Any, k: Any, count: Any) -> None:
+    """Restores the heap ``order``, of ``count`` rows, below its place ``k``."""
+    while 2 * k + 1 < count:
+        child = 2 * k + 1
+        if child + 1 < count and _is_before(t, t.order[child + 1], t.order[child]):
+            child += 1
+        if not _is_before(t, t.order[child], t.order[k]):
+            return
+        swapped = t.order[k]
+        t.order[k] = t.order[child]
+        t.order[child] = swapped
+        k = child
+
+
+@compiled
+def _move_behind(t: Any, backlog: Any, subgraph_id: Any, behind: Any) -> None:
+    """Moves a subgraph of a queue behind another, or to its front (-1)."""
+    lane, subgraph = t.lanes[backlog], t.subgraphs[subgraph_id]
+    if subgraph.previous == behind:
+        return
+    t.subgraphs[subgraph.previous].next = subgraph.next  # it is not the first, as that has none before it
+    if subgraph.next >= 0:
+        t.subgraphs[subgraph.next].previous = subgraph.previous
+    else:
+        lane.tail = subgraph.previous
+    following = lane.head if behind < 0 else t.subgraphs[behind].next
+    subgraph.previous, subgraph.next = behind, following
+    t.subgraphs[following].previous = subgraph_id
+    if behind < 0:
+        lane.head = subgraph_id
+    else:
+        t.subgraphs[behind].next = subgraph_id
+
+
+@compiled
+def first_score(t: Tables, type_id: int, worker: int) -> float:
+    """The lowest score of what a worker may take of a type, at the highest client priority that has any; without a
+    ``rank`` the order of arrival of the first in the queue."""
+    for below in range(NUM_PRIORITIES):
+        priority = NUM_PRIORITIES - 1 - below
+        if t.settings[0].rank_at == 0:
+            subgraph_id = t.lanes[backlog_of(type_id, priority)].head
+            while subgraph_id >= 0:
+                subgraph = t.subgraphs[subgraph_id]
+                if subgraph.num_ready > 0 and (subgraph.pinned == 0 or subgraph.pinned == worker):
+                    return float(t.requests[subgraph.request].sequence)
+                subgraph_id = subgraph.next
+        else:
+            count = _show_waiting(t, type_id, priority, worker)
+            if count > 0:
+                _score(t, count)
+                first = 0
+                for k in range(1, count):
+                    first = k if _is_before(t, k, first) else first
+                return t.waiting[first].score
+    return float(NEVER)
+
+
+@compiled
+def chosen_type(t: Any, priority: Any, worker: Any) -> Any:
+    """The cell type that the policy's ``choose`` takes of those with work at a client priority; -1 if it has none to
+    say."""
+    settings, count = t.settings[0], 0
+    if settings.choose_at == 0:
+        return -1
+    for type_id in range(settings.num_types):
+        if num_ready_at(t, type_id, priority, worker) > 0:
+            cell_type, row = t.types[type_id], t.choices[count]
+            row.first_score = first_score(t, type_id, worker)
+            row.cell_type, row.priority, row.max_batch = type_id, cell_type.priority, cell_type.max_batch
+            row.since_ns, row.num_running = t.since_ns[backlog_of(type_id, priority)], cell_type.num_running
+            row.ready = num_ready(t, type_id, worker)
+            row.step_ns, row.fills = step_time(t, type_id, row.ready), fills_a_task(t, type_id, worker)
+            count += 1
+    asked = t.asked[0]
+    asked.now_ns, asked.count, asked.cell_type, asked.worker = settings.now_ns, count, -1, worker
+    asked.client_priority, asked.most = priority, 0
+    found = _ask_choose(t)
+    if found == FAILED:
+        settings.policy_errors += 1
+    return t.choices[found].cell_type if 0 <= found < count else -1

@@ -1,0 +1,77 @@
+"""Copies of rows, in compiled code.
+
+A task of a few short rows costs less than it does to hand over the interpreter lock and wait to get it back, which
+NumPy and torch do for every copy; so small copies keep it, and only large ones (``*_nogil``) give it away.
+"""
+
+from __future__ import annotations
+
+from cellrt.core.state.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.native.jit import compiled, nogil, short_allocating
+from cellrt.native.memory import WORD_BYTES, copy_bytes, read_word, write_word
+from cellrt.native.row_types import Matrix, Rows
+
+LARGE_BYTES = 1 << 18
+
+
+@compiled
+def copy_row(target: Matrix, k: int, source: Matrix, j: int) -> None:
+    """``target[k] = source[j]``, for byte rows ``[n, bytes]``; the source may be flat."""
+    size = target.shape[1]
+    to, given = target.ctypes.data + k * size, source.ctypes.data + j * size
+    if size == WORD_BYTES:  # as a number or a token is
+        write_word(to, 0, read_word(given, 0))
+    else:
+        copy_bytes(to, given, size)
+
+
+@short_allocating
+def put_columns(arena: Matrix, rows: Matrix, first: int, count: int, values: Rows[int]) -> None:
+    """``arena[rows[k, first + j]] = values[k * count + j]``, for byte rows; negative rows are skipped."""
+    at = 0
+    for k in range(rows.shape[0]):
+        for j in range(first, first + count):
+            if rows[k, j] >= 0:
+                copy_row(arena, rows[k, j], values, at)
+            at += 1
+
+
+@short_allocating
+def get_rows(arena: Matrix, rows: Rows[int], values: Matrix) -> None:
+    """``values[k] = arena[rows[k]]`` for byte rows ``[n, bytes]``."""
+    for k in range(rows.size):
+        copy_row(values, k, arena, rows[k])
+
+
+@short_allocating
+def get_rows_of(arena: Matrix, handles: Rows[int], location: int, own: int, values: Matrix) -> None:
+    """``values[k]`` gets the row of ``handles[k]`` where that is at ``location``. Permanent rows are at ``own``."""
+    for k in range(handles.size):
+        at = own if handles[k] < NUM_PERMANENT else handles[k] >> LOCATION_SHIFT
+        if at == location:
+            copy_row(values, k, arena, handles[k] & ROW_MASK)
+
+
+@short_allocating
+def move_rows(arena: Matrix, rows: Rows[int], values: Matrix, positions: Rows[int]) -> None:
+    """``arena[rows[k]] = values[positions[k]]`` for byte rows."""
+    for k in range(rows.size):
+        copy_row(arena, rows[k], values, positions[k])
+
+
+@nogil
+def get_rows_nogil(arena: Matrix, rows: Rows[int], values: Matrix) -> None:
+    """``get_rows``. A function of its own: Numba keeps one compiled form of each on disk, with the lock or without."""
+    get_rows(arena, rows, values)
+
+
+@nogil
+def get_rows_of_nogil(arena: Matrix, handles: Rows[int], location: int, own: int, values: Matrix) -> None:
+    """``get_rows_of``."""
+    get_rows_of(arena, handles, location, own, values)
+
+
+@nogil
+def move_rows_nogil(arena: Matrix, rows: Rows[int], values: Matrix, positions: Rows[int]) -> None:
+    """``move_rows``."""
+    move_rows(arena, rows, values, positions)

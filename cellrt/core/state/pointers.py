@@ -1,0 +1,69 @@
+"""How Python hands tables and templates to compiled functions: as one array of addresses (``jit.RowsPointer``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numba
+import numpy as np
+
+from cellrt.core.state import tables
+from cellrt.core.state.tables import Tables
+from cellrt.native.jit import WORDS, RowsPointer, opener
+
+
+class OpenTemplate(NamedTuple):
+    """What admission reads of a ``Template``."""
+
+    nodes: Any
+    values: Any
+    links: Any
+    subgraphs: Any
+    externals: Any
+    lists: Any
+    states: Any
+    needs: Any
+    pages: Any
+    patches: Any
+    memory: Any
+
+
+def _same(rows: Any) -> Any:
+    return rows
+
+
+_INT = np.dtype(np.int32)
+_TEMPLATE: dict[str, np.dtype[Any]] = dict(
+    nodes=tables.NODE,
+    values=tables.VALUE,
+    links=_INT,
+    subgraphs=tables.SUBGRAPH,
+    externals=_INT,
+    lists=_INT,
+    states=_INT,
+    needs=_INT,
+    pages=_INT,
+    patches=_INT,
+    memory=_INT,
+)
+_tables_pointer = RowsPointer(
+    "Tables",
+    {field: tables.TABLES[field].dtype for field in Tables._fields},
+    tables.MATRICES,
+    tuple(name for name, table in tables.TABLES.items() if table.sized),
+)
+_template_pointer = RowsPointer(
+    "Template",
+    {field: _TEMPLATE[field] for field in OpenTemplate._fields},
+    ("externals", "lists", "states", "needs", "pages", "patches"),
+)
+open_tables: Callable[[Any], Tables] = _same if numba.config.DISABLE_JIT else opener(_tables_pointer)
+open_template: Callable[[Any], OpenTemplate] = _same if numba.config.DISABLE_JIT else opener(_template_pointer)
+
+
+def address_of(rows: Tables | OpenTemplate) -> Any:
+    """What an ``entry`` takes for tables or a template, which must outlive it and stay where they are."""
+    if numba.config.DISABLE_JIT:
+        return rows
+    return np.array([(table.ctypes.data, *table.shape, 1)[:WORDS] for table in rows], np.int64).reshape(-1)

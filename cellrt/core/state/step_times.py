@@ -1,0 +1,72 @@
+"""How long a step of a cell takes at how many rows, as measured, and from how many rows on more gain little.
+
+Times are kept by *size class*: the power of two at or above the number of rows. What a busy machine adds to one task
+must not make the next runs shorter, which would cost more tasks: so each is near the least that was measured lately.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cellrt.core.state.tables import NUM_SIZE_CLASSES, Tables, Task
+from cellrt.native.jit import compiled
+
+NEARLY_BEST = np.float32(1.1)
+"""Rows that take so many times as long as in the best batch, or less, are in one that is large enough."""
+
+
+@compiled
+def size_class(rows: int) -> int:
+    """The power of two at or above ``rows``, as an exponent."""
+    k = 0
+    while (1 << k) < rows and k < NUM_SIZE_CLASSES - 1:
+        k += 1
+    return k
+
+
+@compiled
+def step_time(t: Tables, type_id: int, rows: int) -> float:
+    """Measured ns of one step at about this many rows; 0 if no size is measured.
+
+    Of a size that is not measured, what the nearest one would make it at worst: as long as a larger one, or in
+    proportion to a smaller one.
+    """
+    wanted = size_class(rows)
+    for distance in range(NUM_SIZE_CLASSES):
+        if wanted - distance >= 0 and t.step_ns[type_id, wanted - distance] > 0:
+            return t.step_ns[type_id, wanted - distance] * (1 << distance)
+        if wanted + distance < NUM_SIZE_CLASSES and t.step_ns[type_id, wanted + distance] > 0:
+            return t.step_ns[type_id, wanted + distance]
+    return 0.0
+
+
+@compiled
+def measure_step(t: Tables, task: Task, elapsed_ns: int) -> None:
+    """Takes in how long a task was: one of its steps, and one of its rows."""
+    at = size_class(task.rows)
+    t.step_ns[task.cell_type, at] = _lately(t.step_ns[task.cell_type, at], elapsed_ns / task.steps)
+    t.row_ns[task.cell_type, at] = _lately(t.row_ns[task.cell_type, at], elapsed_ns / max(1, task.positions))
+    t.types[task.cell_type].large_batch = _large_batch(t, task.cell_type)
+
+
+@compiled
+def _lately(known_ns: float, measured_ns: float) -> float:
+    """Near the least that was measured lately."""
+    return measured_ns if known_ns == 0 or measured_ns < known_ns else min(measured_ns, known_ns * 1.01)
+
+
+@compiled
+def _large_batch(t: Tables, type_id: int) -> int:
+    """The least number of rows, a power of two, at which a row takes hardly longer than in any batch that was measured.
+
+    0 where no larger batch was measured: it might be better still.
+    """
+    best_ns, largest = 0.0, -1
+    for k in range(NUM_SIZE_CLASSES):
+        if t.row_ns[type_id, k] > 0:
+            best_ns = t.row_ns[type_id, k] if largest < 0 else min(best_ns, t.row_ns[type_id, k])
+            largest = k
+    for k in range(largest):
+        if 0 < t.row_ns[type_id, k] <= NEARLY_BEST * best_ns:
+            return 1 << k
+    return 0

@@ -1,0 +1,491 @@
+"""All state of the scheduler: one NumPy structured array per concept, and the words for their fields.
+
+Who points where (ids are row numbers in the tables; -1 is "none")::
+
+    request --(first_subgraph, num_subgraphs)--> subgraph --(ready list)--> node
+    subgraph --(record)--> links: the record of a chain or loop, which has no nodes (``record_layout.py``)
+    node --(first_link)--> links: the values it reads (relative to first_value), then who reads it (nodes relative to
+        itself; a chain or loop as ``READS_AS_A_WHOLE`` and its subgraph relative to the node's)
+    node --(first_value)--> its outputs, one value each
+    value --(row)--> a *handle*: location and row of an arena
+    request --(first_place)--> places: the handles of its results, then of its sequences
+    task --(buffer)--> ints: the index arrays that a worker reads (layout in ``task_layout.py``)
+    session --(slots)--> its state between requests: one handle for each state of its model (``session_state.py``), or
+        the pages of one that grows
+    request --(page_lists)--> links: the page lists of its growing states (``page_list.py``), whose pages are places
+
+An arena holds all rows of one kind (one shape and dtype) at one location, so that any input of any node is one
+row number whoever produced it, and a gather is one ``index_select``. Location 0 is the host (request inputs
+and results), locations 1.. are the workers. Rows below ``NUM_PERMANENT`` hold constants, the same everywhere; row 0
+is zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Annotated, Any, NamedTuple
+
+import numpy as np
+
+from cellrt.core.state.settings import Limits
+from cellrt.native.row_types import Row, Rows, dtype_of, f4, f8, i2, i4, i8, new_table, u1, u2
+
+HOST = 0
+LOCATION_SHIFT = 26
+ROW_MASK = (1 << LOCATION_SHIFT) - 1
+MAX_WORKERS = 30
+NUM_PERMANENT = 64
+MIXED = -1
+NUM_PRIORITIES = 4
+"""Client priorities: 0 (lowest) to 3."""
+NUM_SIZE_CLASSES = 16
+MAX_READERS = 65_534
+"""Of one value, beside the chain that makes it."""
+MAX_REFS = 65_535
+"""Most inputs of a node, counting every row of a ragged one."""
+NEVER = 1 << 62
+MAX_TYPES = 256
+ALL_TYPES = MAX_TYPES
+"""In place of a cell type: the backlogs of all of them."""
+MAX_STATES = 64  # rows that stay, of a session
+BRING = -1
+"""Row of a session's slot whose state comes with the next request."""
+STARTS = -2
+"""Row of a state in a new session that begins with what value ``STARTS - row`` is."""
+MAX_KINDS = 64
+MAX_COPIES = 1 << 17
+"""Of pages between two launches: all of a request that may have every page of an arena, twice."""
+
+READS_AS_A_WHOLE = 1 << 29
+"""A link at or above: not a node, but a chain or loop reads the node, before its first step."""
+
+# Node flags.
+CHAIN_NEXT = 1
+"""Node n + 1 reads the outputs of node n exactly as its carried state: both may share a run."""
+CROSSING = 2
+"""Another subgraph reads an output of this node."""
+
+# What a subgraph is: nodes; or a chain, a loop of one cell, or a member of a loop of several, with a record.
+GRAPH, CHAIN, LOOP, MEMBER = range(4)
+
+# Value flags.
+EXTERNAL = 1
+PERMANENT = 2
+BORROWED = 4
+"""Its row is that of a sequence, and goes back with it."""
+STEPS = 8
+"""Output of a loop: every step is a result, not the last alone."""
+
+NO_ROW = -1
+PENDING = -2
+"""A streamed result at row r that is not complete is ``PENDING - r``."""
+
+# Events of the log.
+ADMITTED = 1
+RELEASED = 2
+LAUNCHED = 3
+COMPLETED = 4
+FAILED = 5
+ENDED = 6
+
+
+class CellType(Row):
+    """What is known of a cell type, and what of it is running."""
+
+    priority: i4  # of the cell type: among types that Algorithm 1 has equal the highest goes first
+    max_batch: i4  # nodes of a task, at most
+    min_batch: i4  # nodes of a task, if there are so many
+    max_steps: i4  # longest run; 1 for a cell without carried state
+    num_inputs: i4
+    num_outputs: i4
+    first_port: i4  # inputs, then outputs, in ``ports``
+    ahead: i4  # how many tasks a loop of it may be ahead of the first whose stop is not known
+    num_running: i4  # tasks that are not complete
+    num_formed: i8  # tasks, since the start
+    num_ragged: i4  # inputs
+    carries: i4  # 1 if an input is carried: steps of a chain come one after the other
+    per_row: i4  # ints of buffer a row of a task needs at most, ragged inputs apart
+    max_rows: i4  # of a task; differs from max_batch where a node may have many
+    has_spans: i4  # 1 if it is told which rows are of one node (ports with pages or a span)
+    is_whole: i4  # 1 if all steps of a chain must be rows of one task
+    large_batch: i4  # rows from which on more in a task gain little, 0 if unknown (``step_times.py``)
+    starved_at: i4  # workers, a bit each, where no row of it could go on for want of pages
+    grows: i4  # 1 if it appends rows to a state
+    joined_at: i4  # workers, a bit each, where what is ready waits to join tasks in flight
+
+
+class PortInfo(Row):
+    """An input or output of a cell type."""
+
+    kind: i4  # of its rows
+    carry: i4  # of an input: the output that a chain carries to it, or -1
+    ragged: i4  # 1 of an input of any number of rows a node
+    page_size: i4  # rows of a page, of an input that is a growing state; else 0
+    appends: i4  # 1 if each row of a task appends a row to it
+    is_span: i4  # 1 of an input that nobody gives: which rows are of one node
+
+
+class Request(Row):
+    """A request from admission to release. What every task looks at comes first, in one cache line."""
+
+    sequence: i8  # order of arrival
+    started_ns: i8  # when the first task of it was submitted, 0 before
+    state: i4  # RequestState of ``moves.py``
+    nodes_left: i4  # nodes, each chain and loop being one
+    streamed: i4  # 1 if its results are told as they come
+    priority: i4  # the client's
+    first_place: i4  # the rows of its results, then of its sequences
+    num_places: i4
+    first_node: i4
+    num_nodes: i4
+    first_value: i4
+    num_values: i4
+    first_link: i4
+    num_links: i4
+    first_subgraph: i4
+    num_subgraphs: i4
+    lists: i4  # link index of what lies in its places: (kind, count) each
+    num_lists: i4
+    session: i4  # or -1
+    states: i4  # link index of the states (``session_state.py``)
+    num_states: i4
+    needs: i4  # link index of the reserved rows, (worker, host) per kind, to the end of the block
+    next_free: i4  # of the rows of the table that are free
+    page_lists: i4  # link index of its page lists (``page_list.py``)
+    num_page_lists: i4
+    home: i4  # the worker where its pages are, 0 if none is at one
+    pages_away: i4  # those at the host
+    length: i4  # nodes of its graph, each step of a chain being one, and of a loop as many as its limit
+    client: i4  # who submitted it: 0 in this process, else a number of the engine's
+    admitted_ns: i8  # when it was admitted
+    deadline_ns: i8  # when it must be done; NEVER if it has no deadline
+    schedule_by_ns: i8  # when its first task must be submitted; NEVER if there is no such time
+
+
+class Subgraph(Row):
+    """A part of a request's graph: nodes, a chain, a loop or a member of one. What every task looks at comes first."""
+
+    request: i4
+    cell_type: i4
+    pinned: i4  # location of the worker it must run on, or 0
+    waiting: i4  # edges from other subgraphs whose producer is not complete
+    sent: i4  # of those, edges whose producer is submitted (early release)
+    sent_to: i4  # the one worker they were submitted to, or MIXED
+    ready_head: i4
+    ready_tail: i4
+    num_ready: i4
+    in_flight: i4  # rows of tasks in flight
+    nodes_left: i4  # nodes not yet submitted
+    previous: i4
+    next: i4
+    record: i4  # link index of the chain's or loop's record (``record_layout.py``), or -1
+    state: u1  # SubgraphState of ``moves.py``
+    priority: u1  # the client's
+    what: u1  # GRAPH, CHAIN, LOOP or MEMBER
+    has_begun: u1  # 1 once a task of it was submitted
+    is_loose: u1  # 1: its nodes read no node; they may run anywhere, and pin it nowhere (``partition.py``)
+    unused: Annotated[Rows[int], np.uint8, 3]
+
+
+class Node(Row):
+    """One call of a cell."""
+
+    subgraph: i4
+    pending: i4  # edges from nodes of the same subgraph that are not submitted
+    next_ready: i4  # of its subgraph's ready list, or -1
+    first_value: i4  # of its outputs
+    first_link: i4  # of its inputs
+    num_consumers: i4  # links after the inputs: nodes that read an output of this one
+    num_refs: u2  # links that are inputs (ragged counts included)
+    bits: u2  # CHAIN_NEXT, CROSSING
+
+
+class Value(Row):
+    """An output of a node, a tensor of the request, a constant or a state."""
+
+    row: i4  # its handle, or NO_ROW; PENDING, BRING and STARTS say what else it may be
+    result: i4  # the place of the result that it is (of a loop's every step: of the first), or -1
+    readers: u2  # reads that are to come
+    kind: u1
+    bits: u1  # EXTERNAL, PERMANENT, BORROWED, STEPS
+
+
+class Task(Row):
+    """A task in flight."""
+
+    cell_type: i4
+    worker: i4
+    in_use: i4
+    rows: i4
+    # As planned; once the task is complete, those that ran (of rows that failed: no positions).
+    steps: i4  # of the longest row
+    positions: i4  # nodes, each step of a loop being one
+    reads_late: i4  # some reads are counted at completion: rows at another location
+    is_loop: i2
+    goes_ahead: i2  # 1 if rows of it are of loops that go ahead
+    is_sent: i4  # its rows were sent as they were written: see ``step_arrays.py``
+    priority: i4  # the client priority whose turn it was
+    priorities: i4  # client priorities of its rows, a bit each
+    expected_ns: f4
+    number: i8
+    ends_ns: i8  # when it should be done, by what its worker was given before
+
+
+class Slot(Row):
+    """A state of a session between requests."""
+
+    row: i4
+    kind: i4
+    # Of a growing state instead of a row:
+    place: i4  # where its pages are listed
+    capacity: i4  # places of that block; 0: it has none
+    pages: i4
+    length: i4  # rows
+    page_size: i4
+
+
+class Arena(Row):
+    """The free rows of one kind at one location."""
+
+    first: i4  # its stack's first place in ``free_rows``
+    capacity: i4
+    num_free: i4
+    num_fresh: i4  # of the free ones, those at the bottom of the stack that were never taken
+
+
+class Kind(Row):
+    """Rows of one shape and dtype. Of pages, ``reserved_worker`` counts all that may be held at one worker and the host
+    together (``pages.py``)."""
+
+    reserved_worker: i4
+    reserved_host: i4
+    worker_rows: i4
+    host_rows: i4
+    is_paged: i4
+
+
+class Lane(Row):
+    """A queue: its first and last subgraph."""
+
+    head: i4
+    tail: i4
+
+
+class Waiting(Row):
+    """What a policy is shown of what waits in a queue (``policy.py``)."""
+
+    score: f8  # what the policy writes: lower goes first
+    sequence: i8  # order of the request's arrival
+    admitted_ns: i8  # when the request was admitted
+    # The earlier of when the request must be done and when its first task must be submitted, which once that is is no
+    # earlier than now; NEVER if it has no deadline.
+    deadline_ns: i8
+    length: i4  # nodes of the request
+    left: i4  # nodes, or steps, of this subgraph that are not submitted
+    ready: i4  # of those, what may go into a task now: rows
+    has_begun: i4  # 1 once a task took a row of this subgraph
+    client: i4  # who submitted the request: 0 in this process
+    subgraph: i4
+
+
+class Ready(Row):
+    """What a policy is shown of a cell type that has work."""
+
+    first_score: f8  # lowest score of what waits at the client priority whose turn it is
+    since_ns: i8  # since when something of it has been ready there, without a task that took of it
+    step_ns: f8  # about how long a step of the rows that are ready takes; 0: unknown
+    cell_type: i4
+    priority: i4  # of the cell type
+    ready: i4  # rows that may go into a task of this worker now
+    max_batch: i4
+    num_running: i4  # tasks of it that are not complete
+    fills: i4  # 1 if so much is ready that more would hardly make the task better
+
+
+class Asked(Row):
+    """What a policy is asked."""
+
+    now_ns: i8
+    count: i4  # rows of what is shown
+    cell_type: i4  # of what waits; -1 where a type is to be chosen
+    worker: i4
+    client_priority: i4
+    most: i4  # rows of a task at most
+    unused: i4
+    kept: Annotated[Rows[float], np.float64, 8]  # the policy's own, zeros at first
+
+
+class Event(Row):
+    """A line of the log."""
+
+    now_ns: i8
+    sequence: i8
+    task: i8
+    what: i4
+    detail: i4
+
+
+class Settings(Row):
+    """Settings, counters, and what the scheduler knows beside its tables. One row."""
+
+    num_types: i4
+    num_workers: i4
+    max_tasks_to_submit: i4
+    early_release: i4
+    runs: i4
+    by_first: i4  # of types that Algorithm 1 has equal, the one with the first of what waits goes first
+    fair_every: i4
+    split: i4
+    gather: i4
+    large_batches: i4
+    steps_first: i4  # 1: single steps go into a task before what has several rows (``spans.py``)
+    joins: i4  # 0: nobody takes his first pages at a worker where others have some
+    reserve_pages: i4  # 1: a request takes all its pages at once
+    prompts_apart: i4  # 1: single steps and what has several rows are not in one task (``spans.py``)
+    idle_workers: i4  # workers with nothing to do, the one being scheduled included
+    types_ready: i4  # cell types with work that the worker being scheduled may take
+    top_priority: i4  # highest client priority of that work
+    buffer_ints: i4
+    join_budget_ns: f4
+    max_run_ns: f4
+    min_run_ns: f4
+    max_wait_ns: f8
+    left_ns: i8  # what is ready was left to a worker that should be free so soon; 0: nothing was
+    free_request: i4
+    num_requests: i4  # rows of the table
+    num_live: i4
+    illegal_moves: i4
+    num_events: i8
+    num_tasks: i8
+    num_shown: i8  # results of streamed requests that are complete, since the start
+    now_ns: i8
+    arrival_gap_ns: f8  # smoothed time between arrivals
+    last_arrival_ns: i8
+    num_copies: i4  # in ``copies``
+    suspension: i4  # number of the setting in ``settings.SUSPENSIONS``
+    page_ns: f4  # how long it takes to copy a page, as measured lately; 0: it is not known
+    policy_errors: i4  # how often a policy's function raised, and the order of arrival was taken
+    rank_at: i8  # address of the policy's ``rank``, 0: by arrival
+    choose_at: i8  # of its ``choose``, 0: Algorithm 1
+    next_home: i8  # the request, by its sequence, that gets pages at a worker before later ones do; or NEVER
+
+
+TYPE = dtype_of(CellType)
+PORT = dtype_of(PortInfo)
+REQUEST = dtype_of(Request)
+SUBGRAPH = dtype_of(Subgraph)
+NODE = dtype_of(Node)
+VALUE = dtype_of(Value)
+TASK = dtype_of(Task)
+SLOT = dtype_of(Slot)
+ARENA = dtype_of(Arena)
+KIND = dtype_of(Kind)
+LANE = dtype_of(Lane)
+WAITING = dtype_of(Waiting)
+READY = dtype_of(Ready)
+ASKED = dtype_of(Asked)
+EVENT = dtype_of(Event)
+SETTINGS = dtype_of(Settings)
+
+
+class Tables(NamedTuple):
+    """The whole state of a scheduler. Compiled functions take it as one argument."""
+
+    settings: Rows[Settings]
+    types: Rows[CellType]
+    ports: Rows[PortInfo]
+    requests: Rows[Request]
+    subgraphs: Rows[Subgraph]
+    nodes: Rows[Node]
+    values: Rows[Value]
+    links: Rows[int]
+    places: Rows[int]  # handles of the rows of results and sequences
+    tasks: Rows[Task]
+    ints: Rows[int]  # task buffers, ``buffer_ints`` each
+    blocks: Rows[int]  # free blocks of nodes, values, links, subgraphs and places (``buddy_allocator.py``)
+    arenas: Rows[Arena]  # [location * MAX_KINDS + kind]
+    free_rows: Rows[int]
+    kinds: Rows[Kind]
+    lanes: Rows[Lane]  # [backlog]
+    ready: Rows[int]  # [backlog, worker location]: ready nodes pinned there; column 0: not pinned
+    since_ns: Rows[int]  # [backlog]: since when it waits (``queue.py``); of ALL_TYPES: when it was served last
+    step_ns: Rows[float]  # [cell type, size class]: measured time of one step, 0 if unknown
+    row_ns: Rows[float]  # [cell type, size class]: the same of one row of a step
+    events: Rows[Event]
+    copies: Rows[int]  # (kind, handle from, handle to) of pages to be copied before the next launch, in order
+    waiting: Rows[Waiting]  # what a policy puts in order now
+    order: Rows[int]  # rows of ``waiting``
+    choices: Rows[Ready]  # the cell types that a policy chooses among now
+    asked: Rows[Asked]  # one row: what a policy is asked
+    slots: Rows[Slot]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
+
+
+class Table(NamedTuple):
+    """How a table is made: the dtype of its rows, how many there are (one number, or two of a matrix, whose length is
+    always known), and whether compiled code asks how many (see ``jit.RowsPointer``)."""
+
+    dtype: np.dtype[Any]
+    rows: Callable[[Limits, int], int | tuple[int, int]]
+    sized: bool = False
+
+
+GRANULE = 8
+"""Rows of nodes, values, links, subgraphs and places are handed out by so many (``buddy_allocator.py``)."""
+_INT = np.dtype(np.int32)
+
+
+def num_granules(capacity: int) -> int:
+    """Granules that hold so many rows."""
+    return max(1, -(-capacity // GRANULE))
+
+
+def num_flags(limits: Limits) -> int:
+    """How many flags there are of rows of loops that have stopped: two for each subgraph, and two that are nobody's."""
+    return 2 + 2 * GRANULE * num_granules(limits.max_subgraphs)
+
+
+TABLES: dict[str, Table] = {
+    "settings": Table(SETTINGS, lambda limits, workers: 1),
+    "types": Table(TYPE, lambda limits, workers: MAX_TYPES),
+    "ports": Table(PORT, lambda limits, workers: 0),
+    "requests": Table(REQUEST, lambda limits, workers: limits.max_requests),
+    "subgraphs": Table(SUBGRAPH, lambda limits, workers: GRANULE * num_granules(limits.max_subgraphs)),
+    "nodes": Table(NODE, lambda limits, workers: GRANULE * num_granules(limits.max_nodes)),
+    "values": Table(VALUE, lambda limits, workers: GRANULE * num_granules(limits.max_values)),
+    "links": Table(_INT, lambda limits, workers: GRANULE * num_granules(limits.max_links)),
+    "places": Table(_INT, lambda limits, workers: GRANULE * num_granules(limits.max_places)),
+    "tasks": Table(TASK, lambda limits, workers: limits.max_tasks, sized=True),
+    "ints": Table(_INT, lambda limits, workers: 0),
+    "blocks": Table(_INT, lambda limits, workers: 0),
+    "arenas": Table(ARENA, lambda limits, workers: (workers + 1) * MAX_KINDS),
+    "free_rows": Table(_INT, lambda limits, workers: 0),
+    "kinds": Table(KIND, lambda limits, workers: MAX_KINDS),
+    "lanes": Table(LANE, lambda limits, workers: MAX_TYPES * NUM_PRIORITIES),
+    "ready": Table(_INT, lambda limits, workers: (MAX_TYPES * NUM_PRIORITIES, workers + 1)),
+    "since_ns": Table(np.dtype(np.int64), lambda limits, workers: (MAX_TYPES + 1) * NUM_PRIORITIES),
+    "step_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
+    "row_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
+    "events": Table(EVENT, lambda limits, workers: limits.max_events, sized=True),
+    "copies": Table(_INT, lambda limits, workers: 3 * MAX_COPIES),
+    "waiting": Table(WAITING, lambda limits, workers: GRANULE * num_granules(limits.max_subgraphs)),
+    "order": Table(_INT, lambda limits, workers: GRANULE * num_granules(limits.max_subgraphs)),
+    "choices": Table(READY, lambda limits, workers: MAX_TYPES),
+    "asked": Table(ASKED, lambda limits, workers: 1),
+    "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
+}
+"""Every table of ``Tables``, in its order."""
+MATRICES = ("ready", "step_ns", "row_ns")
+
+
+def make_tables(limits: Limits, num_workers: int) -> Tables:
+    """Empty tables, without ``blocks``: no request, no cell type, no kind."""
+    made: dict[str, Any] = {}
+    for name, table in TABLES.items():
+        rows = table.rows(limits, num_workers)
+        is_plain = isinstance(rows, tuple) or not table.dtype.names
+        made[name] = np.zeros(rows, table.dtype) if is_plain else new_table(rows, table.dtype)  # type: ignore[arg-type]
+    made["requests"]["next_free"] = np.arange(1, limits.max_requests + 1)
+    made["requests"]["next_free"][-1] = -1
+    made["lanes"]["head"] = made["lanes"]["tail"] = -1
+    made["since_ns"][:] = -NEVER
+    return Tables(**made)

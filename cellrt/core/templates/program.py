@@ -1,0 +1,458 @@
+"""A recorded program, and the nodes and values it stands for.
+
+An unfolder's calls are recorded as a *program*: a flat int32 array of operations over value ids, in order. Equal
+programs are equal graphs. Which words an operation and an input have is said in ``WORDS`` and ``WORDS_OF_INPUT``, and
+nowhere else: ``read_program`` reads them into a ``Draft`` for what compiles templates (``template.py``), ``operations``
+one by one for all others. A node, a chain, a loop or a member of one is a *unit* there.
+
+Operations (value ids count up from 0 in order of creation; an operation's outputs take the next ids)::
+
+    EXTERNAL kind count                   count values that come with the request
+    CONSTANT kind row                     one value in a permanent row
+    NODE     cell_type input*             one node
+    CHAIN    cell_type length input*      ``length`` steps, each reading the carried state of the one before
+    LOOP     cell_type limit stop input*  steps until output ``stop`` is true, or ``limit`` of them
+    MEMBER   cell_type limit stop left cell_type* input*
+                                          one cell of a loop of several, its *body*: the ``left`` operations that
+                                          follow are the body's others. One of them, or none, has an output that says
+                                          stop. ``left`` below 0: there are no others; -left types follow, of each step
+    RESULT   base stride count            count values are results
+    RESULT_STEPS value limit              an output of a loop is a result, of every step
+    RESULT_LAST value                     an output of a loop is a result, of the last step
+    STATE kind start                      one value: a state of the request's session before the request; if that is
+                                          new, what value ``start`` is, or zeros for -1
+    PAGES kind page_size keeps            a growing state; ``keeps``: it is a state of the request's session
+    KEEP value base stride count          STATE value ``value`` is after step k what value ``base + k * stride`` is.
+                                          Count 0: what value ``base`` is, once the whole request is done
+
+    input = FIXED value | STEP base stride | EACH count value* | CARRY base
+          | LIST count value* | RANGE base stride count | NEXT base output | PAGED state | NOTHING 0
+          | EMITTED value limit | SAME value | LAST base value | LEADS base stride count output
+
+STEP gives the i-th step of a chain value ``base + i * stride``, EACH the i-th of the values listed; CARRY gives the
+first step ``base`` and each later one the output that the input port is carried from. LIST and RANGE are for ragged
+inputs: RANGE is ``count`` values from ``base`` on. NEXT is as CARRY, of a cell that declares no carried input: from
+output ``output``. EMITTED, for a ragged input, is a loop's output at every step that it took, of at most ``limit``: a
+RESULT_STEPS of it follows. PAGED is the PAGES operation of that number; NOTHING is for inputs that nobody gives. SAME
+and LAST are outputs of the own body: SAME of an earlier member at the same step, LAST of any at the step before, at the
+first step ``base``. LEADS is as NEXT, of a cell with spans: the first step of the loop reads ``count`` rows, from value
+``base`` on, and its outputs are those of the last of them.
+"""
+
+from __future__ import annotations
+
+from array import array
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.state.tables import CellType, PortInfo
+from cellrt.core.templates.sums import Sums, steps_of
+from cellrt.native.jit import compiled, make_rows, making
+from cellrt.native.row_types import Rows
+
+OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
+    range(1, 11)
+)
+OP_PAGES, OP_MEMBER = 11, 12
+NUM_OPS = 13
+FIXED, STEP, CARRY, LIST = range(4)
+RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(5, 14)  # 4 is ``dags.PICK``
+NUM_MODES = 14
+
+UNIT, SOURCE, RESULT, KEEP, PAGES = range(5)
+"""What an operation is; a source makes values that no cell makes. The first two make values; each has a table of a
+draft."""
+
+WORDS: Mapping[int, tuple[int, tuple[str, ...]]] = MappingProxyType(
+    {
+        OP_EXTERNAL: (SOURCE, ("kind", "length")),
+        OP_CONSTANT: (SOURCE, ("kind", "row")),
+        OP_NODE: (UNIT, ("cell_type",)),
+        OP_CHAIN: (UNIT, ("cell_type", "length")),
+        OP_LOOP: (UNIT, ("cell_type", "length", "stop")),
+        OP_MEMBER: (UNIT, ("cell_type", "length", "stop", "left")),
+        OP_RESULT: (RESULT, ("first", "stride", "length")),
+        OP_RESULT_STEPS: (RESULT, ("first", "length")),
+        OP_RESULT_LAST: (RESULT, ("first",)),
+        OP_STATE: (SOURCE, ("kind", "start")),
+        OP_PAGES: (PAGES, ("kind", "page_size", "keeps")),
+        OP_KEEP: (KEEP, ("state", "first", "stride", "length")),
+    }
+)
+"""What each operation is, and the words behind its number, as ``Operation`` calls them."""
+WORDS_OF_INPUT: Mapping[int, tuple[str, ...]] = MappingProxyType(
+    {
+        FIXED: ("first",),
+        STEP: ("first", "stride"),
+        EACH: ("count",),
+        CARRY: ("first",),
+        LIST: ("count",),
+        RANGE: ("first", "stride", "count"),
+        NEXT: ("first", "output"),
+        PAGED: ("state",),
+        NOTHING: ("unused",),
+        EMITTED: ("value", "count"),
+        SAME: ("value",),
+        LAST: ("first", "value"),
+        LEADS: ("first", "stride", "count", "output"),
+    }
+)
+"""The words of an input behind its mode, as ``Input`` calls them; the values of LIST and EACH come behind these."""
+
+
+@dataclass(slots=True)
+class Input:
+    """An input of a unit.
+
+    Attributes:
+        mode: FIXED ...
+        first, stride, count: the values that it names are ``first + k * stride``, if they are not listed; first is -1
+            if it names none. Of STEP the count is the steps of its unit, of EMITTED the most that are emitted.
+        output: which one of the step before it reads after the first.
+        state: of PAGED, the number of the PAGES.
+        value: of SAME and LAST an output of the own body, of EMITTED one of a loop.
+        listed: those of LIST and EACH.
+    """
+
+    mode: int
+    first: int = -1
+    stride: int = -1
+    count: int = 1
+    output: int = -1
+    state: int = -1
+    value: int = -1
+    unused: int = -1
+    listed: list[int] = field(default_factory=list)
+
+    def named(self) -> Sequence[int]:
+        """Return the values that it names."""
+        if self.mode in (LIST, EACH):
+            return self.listed
+        return [self.first + k * self.stride for k in range(self.count)] if self.first >= 0 else []
+
+    def named_at(self, step: int) -> Sequence[int]:
+        """Return the values that it names for a step; of what is carried, for the first one."""
+        if self.mode in (STEP, LEADS):
+            return [self.first + step * self.stride]
+        return [self.listed[step]] if self.mode == EACH else self.named()
+
+
+@dataclass(slots=True)
+class Operation:
+    """An operation of a program.
+
+    Attributes:
+        op: OP_EXTERNAL ...
+        cell_type, stop, left, kind, row, start, page_size, keeps, state: as above; -1 if it has none.
+        length: steps, of a loop at most; rows of a tensor; values of a result. 1 if nothing is said of it.
+        first, stride: the values of a result, or of KEEP, are ``first + k * stride``.
+        value: the first that it makes.
+        inputs: of a unit.
+        layers: cell types of the steps of a loop that are of different ones.
+        at: where it begins in the program.
+    """
+
+    op: int
+    cell_type: int = -1
+    length: int = 1
+    stop: int = -1
+    left: int = -1
+    kind: int = -1
+    row: int = -1
+    start: int = -1
+    page_size: int = -1
+    keeps: int = -1
+    first: int = -1
+    stride: int = -1
+    state: int = -1
+    value: int = -1
+    inputs: list[Input] = field(default_factory=list)
+    layers: list[int] = field(default_factory=list)
+    at: int = 0
+
+    @property
+    def is_unit(self) -> bool:
+        """Whether it is of a cell."""
+        return WORDS[self.op][0] == UNIT
+
+    @property
+    def num_steps(self) -> int:
+        """Steps of which each output is a value."""
+        return self.length if self.op == OP_CHAIN else 1
+
+
+def operations(program: bytes, ports: Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]]) -> Iterator[Operation]:
+    """Read a program.
+
+    Args:
+        program: its words.
+        ports: of each cell type, how many inputs and outputs it has.
+    """
+    words = array("i", program).tolist()
+    at = value = 0
+    while at < len(words):
+        made, end = Operation(words[at], value=value, at=at), at + 1
+        table, names = WORDS[made.op]
+        for name in names:
+            setattr(made, name, words[end])
+            end += 1
+        if made.op == OP_MEMBER and made.left < 0:
+            made.layers = words[end : end - made.left]
+            end -= made.left
+        if table == UNIT:
+            num_inputs, num_outputs = ports[made.cell_type]
+            for _ in range(num_inputs):
+                end = _read_input(words, end, made)
+            value += num_outputs * made.num_steps
+        elif table == SOURCE:
+            value += made.length
+        yield made
+        at = end
+
+
+def _read_input(words: list[int], at: int, unit: Operation) -> int:
+    """Read the next input of a unit; return where it ends."""
+    made, end = Input(words[at]), at + 1
+    for name in WORDS_OF_INPUT[made.mode]:
+        setattr(made, name, words[end])
+        end += 1
+    if made.mode in (LIST, EACH):
+        made.listed = words[end : end + made.count]
+        end += made.count
+    elif made.mode == STEP:
+        made.count = unit.num_steps
+    unit.inputs.append(made)
+    return end
+
+
+def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Sequence[int]) -> NDArray[np.int32]:
+    """Return a copy of a program in which cell type ``k``, of ``num_inputs[k]`` inputs, is ``ids[k]``."""
+    renamed = program.copy()
+    for operation in operations(program.tobytes(), [(count, 0) for count in num_inputs]):
+        if operation.is_unit:
+            names = WORDS[operation.op][1]
+            renamed[operation.at + 1 + names.index("cell_type")] = ids[operation.cell_type]
+            for k, layer in enumerate(operation.layers, operation.at + 1 + len(names)):
+                renamed[k] = ids[layer]
+    return renamed
+
+
+def read_only(program: NDArray[np.int32]) -> NDArray[np.int32]:
+    """Return a program that may not be written to, as one that comes as bytes may not: Numba compiles anew for each
+    kind of array, and all that reads programs is compiled for this one alone."""
+    if program.flags.writeable:
+        program = program.view()
+        program.flags.writeable = False
+    return program
+
+
+def _dtype(numbers: type[Operation] | type[Input], *others: str) -> np.dtype[np.void]:
+    names = [each.name for each in fields(numbers) if each.type == "int" and each.name not in ("at", "unused")]
+    return np.dtype([(name, "i4") for name in (*names, *others)])
+
+
+OPERATION = _dtype(Operation, "input", "layer")
+"""An operation in a draft; ``input`` and ``layer``: its first ones there."""
+INPUT = _dtype(Input, "listed", "is_whole")
+"""An input in a draft. ``listed``: the first there, or -1; ``is_whole``: 1 if what it names are steps of one sequence
+(``uses.py``)."""
+
+OperationRow = Any
+"""A row of OPERATION."""
+InputRow = Any
+"""A row of INPUT."""
+
+
+def _columns(words: Iterable[tuple[int, tuple[str, ...]]], size: int, dtype: np.dtype[np.void]) -> NDArray[np.int64]:
+    """Return ``[size, 1 + most words]``: how many words, then the place of each in a row; -1 for one that has none."""
+    names, columns = dtype.names or (), np.full((size, 6), -1, np.int64)
+    for number, row in words:
+        columns[number, 0] = len(row)
+        columns[number, 1 : 1 + len(row)] = [names.index(name) if name in names else -1 for name in row]
+    return columns
+
+
+OPERATION_WORDS, INPUT_WORDS = OPERATION.itemsize // 4, INPUT.itemsize // 4
+COLUMNS = _columns(((op, names) for op, (_, names) in WORDS.items()), NUM_OPS, OPERATION)
+INPUT_COLUMNS = _columns(WORDS_OF_INPUT.items(), NUM_MODES, INPUT)
+TABLES = np.array([WORDS[op][0] if op in WORDS else -1 for op in range(NUM_OPS)])
+NUM_TABLES = 5
+COUNT, LENGTH = list(INPUT.names or ()).index("count"), list(OPERATION.names or ()).index("length")
+LEFT = 1 + WORDS[OP_MEMBER][1].index("left")
+
+
+class Draft(NamedTuple):
+    """A program by operation, those of a table in order of creation, with the cells that it is of. Tables are of
+    OPERATION and INPUT.
+
+    A length is there a number, or -1 minus the number of a length (``sums.py``).
+    """
+
+    types: Rows[CellType]
+    ports: Rows[PortInfo]
+    units: NDArray[np.void]
+    sources: NDArray[np.void]
+    results: NDArray[np.void]
+    keeps: NDArray[np.void]
+    pages: NDArray[np.void]
+    inputs: NDArray[np.void]
+    listed: NDArray[np.int32]  # values
+    layers: NDArray[np.int32]  # cell types
+    makers: NDArray[np.int32]  # of each value: its unit, or -1 - its source
+    lengths: NDArray[np.int64]  # sums, of each unit: steps; a loop's at most with those that lead it; 0 for a node
+    sums: Sums
+
+
+@compiled
+def _num_others(program: NDArray[np.int32], at: int) -> int:
+    """Return how many layers the operation at ``at`` has."""
+    return max(0, -program[at + LEFT]) if program[at] == OP_MEMBER else 0
+
+
+@compiled
+def _num_listed(program: NDArray[np.int32], at: int) -> int:
+    """Return how many values the input at ``at`` lists."""
+    return program[at + 1] if program[at] in (LIST, EACH) else 0
+
+
+@compiled
+def _count(program: NDArray[np.int32], types: Rows[CellType], counts: NDArray[np.int64]) -> tuple[int, int, int]:
+    """Count the operations of each table; return how many inputs, listed values and layers there are."""
+    at = num_inputs = num_listed = num_layers = 0
+    while at < program.size:
+        op, others = program[at], _num_others(program, at)
+        counts[TABLES[op]] += 1
+        num_layers += others
+        num_ports = types[program[at + 1]].num_inputs if TABLES[op] == UNIT else 0
+        at += 1 + COLUMNS[op, 0] + others
+        for _ in range(num_ports):
+            listed = _num_listed(program, at)
+            at += 1 + INPUT_COLUMNS[program[at], 0] + listed
+            num_listed += listed
+        num_inputs += num_ports
+    return num_inputs, num_listed, num_layers
+
+
+@compiled
+def _read(program: NDArray[np.int32], at: int, columns: NDArray[np.int64], rows: NDArray[np.int32], row: int) -> int:
+    """Read the words of an operation or input at ``at`` to where its row begins; return where they end."""
+    number = program[at]
+    rows[row] = number
+    for k in range(1, columns[number, 0] + 1):
+        if columns[number, k] >= 0:
+            rows[row + columns[number, k]] = program[at + k]
+    return int(at + 1 + columns[number, 0])
+
+
+@compiled
+def num_values(operation: OperationRow, types: Rows[CellType]) -> int:
+    """Return how many values an operation makes."""
+    if TABLES[operation.op] == SOURCE:
+        return int(steps_of(operation.length))
+    if TABLES[operation.op] != UNIT:
+        return 0
+    steps = steps_of(operation.length) if operation.op == OP_CHAIN else 1
+    return int(types[operation.cell_type].num_outputs * steps)
+
+
+@making
+def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: Rows[CellType]) -> NDArray[np.int32]:
+    """Return who makes each value: a unit, or -1 - a source."""
+    size = 0
+    for k in range(-sources.size, units.size):
+        size += num_values(units[k] if k >= 0 else sources[-1 - k], types)
+    makers = np.empty(size, np.int32)
+    for k in range(-sources.size, units.size):
+        made = units[k] if k >= 0 else sources[-1 - k]
+        for value in range(made.value, made.value + num_values(made, types)):
+            makers[value] = k
+    return makers
+
+
+@making
+def read_program(program: NDArray[np.int32], types: Rows[CellType], ports: Rows[PortInfo]) -> Draft:
+    """Read a program into a draft, with the cell types and ports of the tables."""
+    ends = np.zeros(NUM_TABLES, np.int64)
+    num_inputs, num_listed, num_layers = _count(program, types, ends)
+    operations, inputs = make_rows(ends.sum(), OPERATION), make_rows(num_inputs, INPUT)
+    listed, layers = np.empty(num_listed, np.int32), np.empty(num_layers, np.int32)
+    words, words_of_inputs = operations.view(np.int32), inputs.view(np.int32)
+    words[:] = words_of_inputs[:] = -1
+    words[LENGTH::OPERATION_WORDS] = words_of_inputs[COUNT::INPUT_WORDS] = 1
+    ends = np.cumsum(ends)
+    tables = ends.copy()
+    ends[1:] = ends[:-1].copy()
+    ends[0] = at = value = num_inputs = num_listed = num_layers = 0
+    while at < program.size:
+        table, others = TABLES[program[at]], _num_others(program, at)
+        row = operations[ends[table]]
+        at = _read(program, at, COLUMNS, words, OPERATION_WORDS * ends[table])
+        ends[table] += 1
+        row.value, row.input, row.layer = value if table <= SOURCE else -1, num_inputs, num_layers
+        for k in range(others):
+            layers[num_layers + k] = program[at + k]
+        at, num_layers = at + others, num_layers + others
+        for _ in range(types[row.cell_type].num_inputs if table == UNIT else 0):
+            count, put = _num_listed(program, at), inputs[num_inputs]
+            at = _read(program, at, INPUT_COLUMNS, words_of_inputs, INPUT_WORDS * num_inputs)
+            if put.mode in (LIST, EACH):
+                put.listed = num_listed
+                for k in range(count):
+                    listed[num_listed + k] = program[at + k]
+                at, num_listed = at + count, num_listed + count
+            elif put.mode == STEP:
+                put.count = row.length
+            elif put.count == 0:
+                put.first = -1  # whatever it is said to be
+            num_inputs += 1
+        value += num_values(row, types)
+    units, sources = operations[: tables[0]], operations[tables[0] : tables[1]]
+    results, keeps, pages = (
+        operations[tables[1] : tables[2]],
+        operations[tables[2] : tables[3]],
+        operations[tables[3] : tables[4]],
+    )
+    makers, lengths = find_makers(units, sources, types), np.zeros(units.size, np.int64)
+    sums = lengths[:0]
+    return Draft(types, ports, units, sources, results, keeps, pages, inputs, listed, layers, makers, lengths, sums)
+
+
+@compiled
+def is_chain(draft: Draft, unit: int) -> bool:
+    """Return whether a unit has steps whose number is known."""
+    return draft.lengths[unit] > 0 and draft.units[unit].op not in (OP_LOOP, OP_MEMBER)
+
+
+@compiled
+def num_steps(draft: Draft, unit: int) -> int:
+    """Return how many steps of a unit have values."""
+    return steps_of(draft.units[unit].length) if draft.units[unit].op == OP_CHAIN else 1
+
+
+@compiled
+def num_named(given: InputRow) -> int:
+    """Return how many values an input names that have ids."""
+    return steps_of(given.count) if given.first >= 0 or given.listed >= 0 else 0
+
+
+@compiled
+def named(draft: Draft, given: InputRow, k: int) -> int:
+    """Return value ``k`` of those that an input names."""
+    return int(draft.listed[given.listed + k] if given.listed >= 0 else given.first + k * given.stride)
+
+
+@compiled
+def last_member(draft: Draft, unit: int) -> int:
+    """Return the last unit of a unit's body, which ends when all of it does; of one that is no member, itself."""
+    return int(unit + max(0, draft.units[unit].left))
+
+
+@compiled
+def is_behind_member(draft: Draft, unit: int) -> bool:
+    """Return whether the unit before is a member of the same body."""
+    return unit > 0 and last_member(draft, unit - 1) == last_member(draft, unit)
