@@ -22,13 +22,17 @@ REPEATS = 9
 
 
 def name_of(name: str) -> Any:
-    """A class of the core, in whichever module this version has it."""
-    for module in ("ports", "settings", "processor"):
+    """A class or word of the core, in whichever module this version has it."""
+    for module in ("state.ports", "state.settings", "ports", "settings", "processor", "templates.program", "program"):
         try:
             return getattr(importlib.import_module(f"cellrt.core.{module}"), name)
         except (ImportError, AttributeError):
             continue
     raise ImportError(f"no cellrt.core has {name}")
+
+
+OP_EXTERNAL, OP_NODE, OP_CHAIN, OP_RESULT = map(name_of, ("OP_EXTERNAL", "OP_NODE", "OP_CHAIN", "OP_RESULT"))
+CARRY, FIXED, STEP = map(name_of, ("CARRY", "FIXED", "STEP"))
 
 
 def make_processor(num_workers: int, num_requests: int) -> Any:
@@ -45,8 +49,6 @@ def make_processor(num_workers: int, num_requests: int) -> Any:
 
 def chains(batch: int) -> tuple[Any, list[Any], int, bool]:
     """Chains of one layer, four times as many as a task has."""
-    from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-
     port, count = name_of("Port"), max(256, 4 * batch)
     processor = make_processor(1, count)
     cell = processor.add_type([port(0), port(0, carry=0)], [port(0)], max_batch=batch)
@@ -57,8 +59,6 @@ def chains(batch: int) -> tuple[Any, list[Any], int, bool]:
 
 def two_layers(batch: int) -> tuple[Any, list[Any], int, bool]:
     """Chains of two layers, of which the second follows the first."""
-    from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-
     port, count = name_of("Port"), 1_024
     processor = make_processor(2, count)
     ports = [port(0), port(0, carry=0)], [port(0)]
@@ -71,7 +71,6 @@ def two_layers(batch: int) -> tuple[Any, list[Any], int, bool]:
 def trees(batch: int) -> tuple[Any, list[Any], int, bool]:
     """Trees of leaves and inner nodes."""
     from benchmarks.trees import parse_like_trees
-    from cellrt.core.templates.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 
     port, count = name_of("Port"), 1_024
     processor = make_processor(1, count)

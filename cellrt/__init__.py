@@ -53,8 +53,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "definition.cell": ("Cell",),
     "definition.define": ("cell", "load_cell"),
-    "core.policy": ("Policy",),
-    "core.settings": ("Limits", "SchedulerSettings"),
+    "core.scheduling.policy": ("Policy",),
+    "core.state.settings": ("Limits", "SchedulerSettings"),
     "engine.engine": ("Engine",),
     "errors": (
         "CancelledError",
