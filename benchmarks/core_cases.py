@@ -14,11 +14,10 @@ import numpy as np
 
 from benchmarks.record import Recorder
 from benchmarks.trees import Tree, parse_like_trees
-from cellrt.core.processor import Processor
+from cellrt.core.processor import Processor, SizedTemplate
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.core.templates.program import CARRY, FIXED, OP_CHAIN, OP_EXTERNAL, OP_NODE, OP_RESULT, STEP
-from cellrt.core.templates.sized_template import SizedTemplate
 
 LENGTH = 24
 NUM_WORDS = 1_000

@@ -25,11 +25,10 @@ from benchmarks.live import run_live
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.session_steps import run_sessions
-from cellrt.core.processor import Processor
+from cellrt.core.processor import Processor, SizedTemplate
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-from cellrt.core.templates.sized_template import SizedTemplate
 
 PARTS = ("core", "engine", "sessions", "turn", "streams", "live")
 LENGTH = 24

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.completion.notices import Notices
+from cellrt.core.checks.validate import broken_rules
 from cellrt.core.empty import empty_tables
 from cellrt.core.entries import (
     admit_each,
@@ -29,20 +29,30 @@ from cellrt.core.entries import (
     starvation,
     suspend,
 )
-from cellrt.core.requests.room import why_too_large
+from cellrt.core.requests.room import has_rows, why_too_large
 from cellrt.core.scheduling.policy import CompiledPolicy, Policy
 from cellrt.core.state import tables
 from cellrt.core.state.clock import Clock
 from cellrt.core.state.growth import TaskBuffers, with_more_rows
 from cellrt.core.state.moves import LEFT
+from cellrt.core.state.notices import Notices
 from cellrt.core.state.pointers import address_of
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.core.state.tables import NEVER, Tables
 from cellrt.core.state.task_layout import FLAGS, HEADER, INPUT, OUTPUT, TaskView
-from cellrt.core.templates.sized_template import KnownTemplates, Room, SizedTemplate, addresses_of, compile_template
+from cellrt.core.templates.sized_template import (
+    KnownTemplates,
+    Room,
+    SizedTemplate,
+    Template,
+    addresses_of,
+    compile_template,
+)
 from cellrt.errors import DefinitionError, RequestTooLargeError
 from cellrt.native.row_types import new_table
+
+__all__ = ("Processor", "SizedTemplate", "Template")
 
 NO_SESSIONS, NO_DEADLINES = np.empty(0, np.int32), np.empty((0, 2), np.int64)
 NO_NOTICES = Notices(np.zeros((0, 2), np.int32))
@@ -241,6 +251,11 @@ class Processor:
         """Says what of a template would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
         return why_too_large(template, self.limits, self._grown.kind_rows, self._most_refs, kinds)
 
+    def has_room(self, template: SizedTemplate, session: int = -1) -> bool:
+        """Return whether the arenas, and the tables' lists of rows, have room for a request of a session (-1: none)
+        now."""
+        return has_rows(self.tables, template, session)
+
     def admit(
         self,
         template: SizedTemplate,
@@ -416,6 +431,10 @@ class Processor:
     def cancel(self, request: int) -> bool:
         """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""
         return bool(cancel(self._at, request))
+
+    def broken_rules(self) -> list[str]:
+        """Say which rules the tables break: none, or there is a fault in the core. Slow: it looks at everything."""
+        return broken_rules(self.tables)
 
     def lose_worker(self, worker: int) -> Notices:
         """Kills every request with work or state at a worker (location 1..)."""

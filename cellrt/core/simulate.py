@@ -22,13 +22,12 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.completion.completion import NOTICE_DONE
-from cellrt.core.pages.page_view import note_copies, take_copies
-from cellrt.core.pages.suspension import STUCK
 from cellrt.core.processor import Processor
+from cellrt.core.state.notices import NOTICE_DONE
 from cellrt.core.state.record_layout import loop_limits, record_at
-from cellrt.core.state.tables import LOOP, MAX_KINDS, MEMBER, NEVER
+from cellrt.core.state.tables import LOOP, MAX_KINDS, MEMBER, NEVER, STUCK
 from cellrt.core.state.task_layout import IN_OFFSETS, TaskView
+from cellrt.core.state.views import note_copies, take_copies
 from cellrt.core.templates.sized_template import SizedTemplate
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 

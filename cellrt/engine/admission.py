@@ -8,9 +8,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.processor import Processor
+from cellrt.core.processor import Processor, SizedTemplate
 from cellrt.core.state.tables import HOST, NEVER
-from cellrt.core.templates.sized_template import SizedTemplate
 from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Plan
 from cellrt.engine.sessions import Sessions

@@ -9,9 +9,9 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter_ns
 
-from cellrt.core.pages.page_view import note_copies, take_copies
-from cellrt.core.pages.suspension import STUCK
 from cellrt.core.processor import Processor
+from cellrt.core.state.tables import STUCK
+from cellrt.core.state.views import note_copies, take_copies
 from cellrt.worker.base import Done, Launch, Worker
 from cellrt.worker.cell_type import CellType
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cellrt.core.processor import Processor
-from cellrt.core.templates.sized_template import SizedTemplate
+from cellrt.core.processor import Processor, SizedTemplate
 
 HOST_NS = 500_000
 """A task takes no longer than that beside its steps."""

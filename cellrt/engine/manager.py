@@ -8,7 +8,6 @@ from contextlib import suppress
 from functools import partial
 from typing import TypeVar
 
-from cellrt.core.checks.validate import broken_rules
 from cellrt.core.processor import Processor
 from cellrt.core.state.task_layout import TaskView
 from cellrt.engine.awaited import Awaited
@@ -269,7 +268,7 @@ class Manager:
 
     def check(self) -> None:
         """Raises InternalError if a rule of the tables is broken; called in a turn."""
-        broken = broken_rules(self._processor.tables)
+        broken = self._processor.broken_rules()
         if broken:
             raise self._replies.internal_error("; ".join(broken))
 

@@ -9,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from cellrt.core.processor import Processor
+from cellrt.core.processor import Processor, SizedTemplate
 from cellrt.core.state import page_list
 from cellrt.core.state.tables import MAX_STATES
-from cellrt.core.templates.sized_template import SizedTemplate
-from cellrt.core.templates.template import ALL_KINDS, pages_wanted
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.arena_sizes import HOST_TIMES, MAX_ARENA_PAGES, MAX_ARENA_ROWS
 
@@ -110,7 +108,7 @@ def _tables_lacking(template: SizedTemplate, processor: Processor) -> Iterator[s
         ("subgraphs", arrays.subgraphs.size, "max_subgraphs"),
         (
             "rows of results and sequences, and pages",
-            template.num_places + pages_wanted(arrays.pages, ALL_KINDS),
+            template.num_places + template.num_pages(),
             "max_places",
         ),
     ):

@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
+from cellrt.core.processor import Template
 from cellrt.core.state.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
-from cellrt.core.templates.sized_template import Template
 from cellrt.engine.brought import Brought, Externals
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Outcomes, SingleOutcomes

@@ -11,9 +11,8 @@ from weakref import WeakKeyDictionary
 
 import numpy as np
 
-from cellrt.core.processor import Processor
+from cellrt.core.processor import Processor, SizedTemplate, Template
 from cellrt.core.state.ports import Port
-from cellrt.core.templates.sized_template import SizedTemplate, Template
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec

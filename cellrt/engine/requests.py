@@ -11,11 +11,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from cellrt.core.completion.completion import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
-from cellrt.core.completion.notices import Notices
 from cellrt.core.processor import Processor
-from cellrt.core.requests.room import has_rows
 from cellrt.core.state.moves import LIVE, LiveState
+from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS, Notices
 from cellrt.core.state.tables import HOST
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
@@ -161,7 +159,7 @@ class Requests:
         record, live = bulk.session_of(number), self._processor.num_live
         session = -1 if record is None else record.id
         num_resident = self._sessions.num_resident
-        has_room = live and has_rows(self._processor.tables, bulk.plan(number).template, session)
+        has_room = live and self._processor.has_room(bulk.plan(number).template, session)
         if num_resident and not has_room and self._sessions.evict_some():
             return True
         if live:

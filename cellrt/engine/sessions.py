@@ -21,11 +21,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.pages.page_view import SessionPages, bring_pages, request_pages, session_pages
 from cellrt.core.processor import Processor
-from cellrt.core.requests.session_state import sessions_at
 from cellrt.core.state.moves import SessionState
 from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state.views import SessionPages, bring_pages, request_pages, session_pages, sessions_at
 from cellrt.engine.records import Asked, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.saved_states import SavedStates, size_of

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.templates.dags import FOR_EACH_SOURCE, PICK, dag_program, is_dag, why_no_dag
 from cellrt.core.templates.program import CARRY, FIXED, LIST, STEP
-from cellrt.core.templates.trees import count_leaves, tree_program, why_no_tree
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
 from cellrt.graph.children import Word, child_word
+from cellrt.graph.dag_program import FOR_EACH_SOURCE, PICK, dag_program, is_dag, why_no_dag
 from cellrt.graph.recorder import Recorder, Source
 from cellrt.graph.sources import LISTS, as_integers, num_steps
 from cellrt.graph.symbols import Dag, Tree
+from cellrt.graph.tree_program import count_leaves, tree_program, why_no_tree
 
 OF_A_TREE = -1
 """In place of the number of sources: nodes read their children, and nothing is given for each of them."""
@@ -93,7 +93,7 @@ def _words(
     num_sources: int,
     picked: list[int],
 ) -> NDArray[np.int32]:
-    """For each input of a cell at many nodes (mode, a, b), as ``core/templates/dags.py`` reads them.
+    """For each input of a cell at many nodes (mode, a, b), as ``graph/dag_program.py`` reads them.
 
     Args:
         maker: the cell whose outputs the nodes read; None for leaves.

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cellrt.core.templates.sized_template import SizedTemplate
+from cellrt.core.processor import SizedTemplate
 from cellrt.engine.engine import Engine
 from cellrt.engine.needs import Need, needs_of
 

@@ -16,11 +16,10 @@ from typing import Any
 
 import numpy as np
 
-from cellrt.core.processor import Processor
+from cellrt.core.processor import Processor, SizedTemplate
 from cellrt.core.scheduling.policy import Policy
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.state.settings import SchedulerSettings
-from cellrt.core.templates.sized_template import SizedTemplate
 from cellrt.engine.arena_sizes import AS_MEMORY_ALLOWS, ArenaBytes, ArenaSizes
 from cellrt.engine.discovery import Discovery
 from cellrt.engine.registry import Model, Registry

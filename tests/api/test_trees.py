@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cellrt
-from cellrt.core.templates.trees import tree_program
 from cellrt.engine.engine import Engine
+from cellrt.graph.tree_program import tree_program
 from tests.api.models import SIZE, child_sum, embedded, leaf, model, pair, recurrent, serve
 
 

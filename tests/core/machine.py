@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Processor
 from cellrt.core.requests.room import has_rows
 from cellrt.core.scheduling.policy import Policy
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NEVER, NUM_PERMANENT, ROW_MASK

@@ -13,15 +13,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.pages import page_view
-from cellrt.core.pages.suspension import STUCK
 from cellrt.core.processor import Processor
 from cellrt.core.requests.room import has_rows
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state import views
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import SchedulerSettings
-from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK, STUCK
 from cellrt.core.state.task_layout import TaskView
 from cellrt.core.templates.program import (
     CARRY,
@@ -148,7 +147,7 @@ class PageMachine:
             if tasks:
                 break
             tasks = self.processor.schedule(worker)
-        for kind, source, target in page_view.take_copies(self.processor.tables):
+        for kind, source, target in views.take_copies(self.processor.tables):
             assert kind == PAGES
             self.pages[target >> LOCATION_SHIFT, target & ROW_MASK] = self.pages[
                 source >> LOCATION_SHIFT, source & ROW_MASK

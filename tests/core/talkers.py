@@ -12,12 +12,11 @@ import numpy as np
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.completion.notices import Notices
-from cellrt.core.pages import page_view
 from cellrt.core.processor import Processor
 from cellrt.core.scheduling.policy import Policy
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state import views
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, Notices
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.core.state.tables import HOST, ROW_MASK
@@ -162,7 +161,7 @@ class Talkers(PageMachine):
     def _bring(self, talk: Talk) -> None:
         """Copies what the session held to the pages at the host that its request has for it."""
         so_far = self.held[talk.session]
-        (handles,) = page_view.request_pages(self.processor.tables, talk.id).values()
+        (handles,) = views.request_pages(self.processor.tables, talk.id).values()
         for k, row in enumerate(so_far):
             self.pages[HOST, handles[k // PAGE_SIZE] & ROW_MASK, k % PAGE_SIZE] = row
 
@@ -173,7 +172,7 @@ class Talkers(PageMachine):
             self.held[session] = []
             return
         self.processor.drop_states(session, bring=True)
-        page_view.bring_pages(self.processor.tables, session, 0, len(self.held[session]))
+        views.bring_pages(self.processor.tables, session, 0, len(self.held[session]))
         self.saved.add(session)
 
     def schedule(self, worker: int) -> int:
@@ -224,7 +223,7 @@ class Talkers(PageMachine):
         if NOTICE_DONE in talk.ends:
             assert talk.taken == len(rows)
         so_far += rows[: talk.taken]
-        (kept,) = page_view.session_pages(self.processor.tables, talk.session, 0, 1)
+        (kept,) = views.session_pages(self.processor.tables, talk.session, 0, 1)
         assert (kept.length, len(kept.handles)) == (len(so_far), -(-len(so_far) // PAGE_SIZE))
 
     def cancel(self, talk: Talk) -> None:

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.notices import NOTICE_DONE
 from cellrt.core.state.record_layout import loop_limits
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.core.state.tables import HOST, MAX_KINDS, NUM_PERMANENT

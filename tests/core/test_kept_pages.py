@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from cellrt.core.completion.completion import NOTICE_DONE
-from cellrt.core.pages import page_view
+from cellrt.core.state import views
+from cellrt.core.state.notices import NOTICE_DONE
 from cellrt.core.templates.program import OP_CHAIN, OP_EXTERNAL, OP_KEEP, OP_PAGES, OP_RESULT, OP_STATE, PAGED, STEP
 from tests.core.page_machine import NUMBERS, PAGE_SIZE, PAGES, READ, Paged, PageMachine, numbers, read
 
@@ -52,6 +52,6 @@ def test_a_session_keeps_all_rows_of_what_is_done_else_those_of_the_step_that_al
         assert machine.processor.cancel(request.id)
     else:
         assert request.end == NOTICE_DONE
-    its = page_view.session_pages(machine.processor.tables, session, int(keeps_a_row), 2)
+    its = views.session_pages(machine.processor.tables, session, int(keeps_a_row), 2)
     assert [(pages.length, len(pages.handles)) for pages in its] == [(rows, -(-rows // PAGE_SIZE)) for rows in kept]
     machine.check()

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.notices import Notices
 from cellrt.core.processor import Processor
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.notices import Notices
 from cellrt.core.state.task_layout import TaskView
 from cellrt.core.templates.program import FIXED, LAST, OP_EXTERNAL, OP_MEMBER, OP_RESULT_LAST, SAME, rename_types
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, admit, make_processor, run

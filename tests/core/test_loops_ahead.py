@@ -12,11 +12,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Processor
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.moves import LEFT
+from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.state.ports import Port
 from cellrt.core.state.record_layout import loop_limits
 from cellrt.core.state.settings import SchedulerSettings

@@ -8,9 +8,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from cellrt.core.completion.completion import NOTICE_DONE
-from cellrt.core.pages import page_view
 from cellrt.core.processor import Processor
+from cellrt.core.state import views
+from cellrt.core.state.notices import NOTICE_DONE
 from cellrt.core.state.ports import Port
 from cellrt.core.state.tables import HOST, MAX_KINDS, ROW_MASK
 from cellrt.core.templates.program import FIXED, OP_EXTERNAL, OP_LOOP, OP_PAGES, OP_RESULT_LAST, PAGED
@@ -67,7 +67,7 @@ def test_what_sessions_bring_is_admitted_as_far_as_it_has_room_at_the_host():
     requests = with_sessions(machine, 3, kept=7)
     for request in requests:
         machine.processor.drop_states(request.session, bring=True)
-        page_view.bring_pages(machine.processor.tables, request.session, 0, 7)
+        views.bring_pages(machine.processor.tables, request.session, 0, 7)
     assert [machine.submit(request) for request in requests] == [True, True, False]
     machine.check()
 
@@ -76,7 +76,7 @@ def test_what_comes_back_to_a_worker_leaves_a_tenth_of_its_pages_to_those_that_r
     machine = PageMachine(1, 20, 20)
     (back,) = with_sessions(machine, 1, kept=11)
     machine.processor.drop_states(back.session, bring=True)
-    page_view.bring_pages(machine.processor.tables, back.session, 0, 11)
+    views.bring_pages(machine.processor.tables, back.session, 0, 11)
     assert machine.submit(Paged(numbers(34)))
     arena = machine.processor.tables.arenas[MAX_KINDS + PAGES]
     while arena["num_free"] > 6:
@@ -84,7 +84,7 @@ def test_what_comes_back_to_a_worker_leaves_a_tenth_of_its_pages_to_those_that_r
         machine.finish(1)
     back.numbers = numbers(1)  # so that its step comes before those of the long input
     assert machine.submit(back)
-    for k, handle in enumerate(page_view.request_pages(machine.processor.tables, back.id)[0]):
+    for k, handle in enumerate(views.request_pages(machine.processor.tables, back.id)[0]):
         rows = back.so_far[k * PAGE_SIZE :][:PAGE_SIZE]
         machine.pages[HOST, handle & ROW_MASK, : len(rows)] = rows
     machine.schedule(1)  # it has six pages, for which there is room, and two stay free

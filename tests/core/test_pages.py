@@ -9,12 +9,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
-from cellrt.core.pages import page_view
-from cellrt.core.pages.suspension import STARVED, STUCK
 from cellrt.core.processor import Processor
-from cellrt.core.requests.session_state import sessions_at
+from cellrt.core.state import views
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.state.ports import Port
+from cellrt.core.state.tables import STARVED, STUCK
+from cellrt.core.state.views import sessions_at
 from cellrt.core.templates.program import (
     CARRY,
     OP_CHAIN,
@@ -72,7 +72,7 @@ def test_nobody_lends_pages_that_no_other_asks_for():
     for _ in range(3):
         machine.schedule(1)
         machine.finish(1)
-    assert any(page_view.request_pages(machine.processor.tables, 0).values())
+    assert any(views.request_pages(machine.processor.tables, 0).values())
     assert not machine.processor.suspend(1)
     machine.check()
 
@@ -178,7 +178,7 @@ def test_pages_of_one_kind_are_lent_however_busy_cells_with_another_kind_are():
             tasks = processor.schedule(1)
             while processor.starvation(1) == STUCK and processor.suspend(1) and not tasks:
                 tasks = processor.schedule(1)
-            page_view.take_copies(processor.tables)
+            views.take_copies(processor.tables)
             flights += tasks
             if not tasks:
                 break
@@ -212,7 +212,7 @@ def test_a_session_goes_on_in_its_pages():
     so_far: list[int] = []
     for k in range(4):
         play(machine, Paged(numbers(3, k), session=session, so_far=so_far))
-    (pages,) = page_view.session_pages(machine.processor.tables, session, 0, 1)
+    (pages,) = views.session_pages(machine.processor.tables, session, 0, 1)
     assert (pages.kind, pages.length, len(pages.handles)) == (PAGES, 12, 6)
     machine.processor.close_session(session)
     machine.check()

@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_RELEASED
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.moves import LEFT
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED
 from cellrt.core.state.page_list import page_list_at
 from cellrt.core.state.record_layout import Body, body_at, outputs_of, record_at
 from cellrt.core.state.tables import LOOP, MAX_KINDS, MEMBER

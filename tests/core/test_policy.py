@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_DONE
 from cellrt.core.processor import Processor
 from cellrt.core.scheduling.policies import POLICIES
 from cellrt.core.scheduling.policy import Policy, policy_of
+from cellrt.core.state.notices import NOTICE_DONE
 from cellrt.core.state.settings import POLICY_NAMES
 from cellrt.core.state.tables import NEVER
 from cellrt.errors import DefinitionError

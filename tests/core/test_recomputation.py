@@ -11,13 +11,13 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.completion.completion import NOTICE_DONE
-from cellrt.core.pages.page_view import note_copies, take_copies
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.notices import NOTICE_DONE
 from cellrt.core.state.ports import Port
 from cellrt.core.state.record_layout import Record, record_at
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.core.state.task_layout import TaskView
+from cellrt.core.state.views import note_copies, take_copies
 from cellrt.core.templates.program import (
     LEADS,
     NEXT,

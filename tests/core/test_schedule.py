@@ -9,10 +9,10 @@ import pytest
 from numpy.typing import NDArray
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.processor import Processor
 from cellrt.core.scheduling.policies import POLICIES
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.core.templates.program import FIXED, OP_EXTERNAL, OP_NODE, OP_RESULT
 from tests.core.graphs import (

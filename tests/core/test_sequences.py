@@ -9,8 +9,8 @@ import pytest
 from numpy.typing import NDArray
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.completion import NOTICE_FAILED
 from cellrt.core.processor import Processor
+from cellrt.core.state.notices import NOTICE_FAILED
 from cellrt.core.state.ports import Port
 from cellrt.core.state.record_layout import outputs_of, record_at
 from cellrt.core.state.tables import MAX_KINDS, NUM_PRIORITIES

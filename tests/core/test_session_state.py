@@ -10,9 +10,9 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from cellrt.core.requests.session_state import sessions_at
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state.views import sessions_at
 from cellrt.core.templates.program import (
     CARRY,
     FIXED,

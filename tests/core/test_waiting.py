@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from cellrt.core.checks.validate import broken_rules
-from cellrt.core.completion.notices import Notices
 from cellrt.core.processor import Processor
 from cellrt.core.scheduling.policy import Policy
 from cellrt.core.simulate import Arrival, SimulatedTask, simulate
+from cellrt.core.state.notices import Notices
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.core.state.tables import NEVER, NUM_PRIORITIES
 from cellrt.core.templates.sized_template import SizedTemplate

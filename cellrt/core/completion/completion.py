@@ -16,6 +16,7 @@ from cellrt.core.scheduling.gathering import let_others_join
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.event_log import log_event
 from cellrt.core.state.moves import DEAD, DONE, LIVE, QUEUED, move_request
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
 from cellrt.core.state.queue import dequeue, note_served, pin, refresh, rows_in_flight, unpin_if_idle
 from cellrt.core.state.record_layout import NO_STOP, body_of, nth_tap, output_of, record_of
 from cellrt.core.state.rows import give_row
@@ -40,15 +41,6 @@ from cellrt.core.state.tables import (
 from cellrt.core.tasks.index_arrays import give_noted_rows, subgraph_of
 from cellrt.native.jit import compiled, inlined
 from cellrt.native.row_types import Matrix, Rows
-
-NOTICE_DONE = 1
-"""All nodes are complete: read the results, then call ``release``."""
-NOTICE_FAILED = 2
-"""A cell failed on this request: it is dead from now on."""
-NOTICE_RELEASED = 3
-"""A dead request gave back its last row."""
-NOTICE_STEPS = 4
-"""A streamed request has new results."""
 
 
 @compiled

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from cellrt.core.completion.completion import NOTICE_FAILED, NOTICE_RELEASED, complete, kill, tell
+from cellrt.core.completion.completion import complete, kill, tell
 from cellrt.core.requests.admission import release
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.moves import LIVE
+from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.state.queue import rows_in_flight
 from cellrt.core.state.record_layout import output_of
 from cellrt.core.state.tables import LOCATION_SHIFT, NUM_PERMANENT, Request, Tables

@@ -10,10 +10,9 @@ from cellrt.core.pages.recomputation import begin_anew, drop_list, is_cheaper, l
 from cellrt.core.state.moves import LIVE
 from cellrt.core.state.page_list import page_list_of
 from cellrt.core.state.queue import num_ready, rows_in_flight
-from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MAX_COPIES, MAX_KINDS, Request, Tables
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MAX_COPIES, MAX_KINDS, STARVED, STUCK, Request, Tables
 from cellrt.native.jit import compiled
 
-STARVED, STUCK = 1, 2
 ALL_KINDS = -1
 
 

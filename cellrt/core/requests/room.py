@@ -11,7 +11,6 @@ from cellrt.core.state.buddy_allocator import PLACES, num_free_rows
 from cellrt.core.state.settings import Limits
 from cellrt.core.state.tables import BRING, HOST, MAX_KINDS, MAX_STATES, Tables
 from cellrt.core.templates.sized_template import SizedTemplate
-from cellrt.core.templates.template import ALL_KINDS, pages_wanted
 
 
 def why_too_large(
@@ -42,7 +41,7 @@ def why_too_large(
         ("subgraphs", arrays.subgraphs.size, limits.max_subgraphs),
         (
             "rows of results and sequences, and pages",
-            template.num_places + pages_wanted(arrays.pages, ALL_KINDS),
+            template.num_places + template.num_pages(),
             limits.max_places,
         ),
     ):
@@ -54,7 +53,7 @@ def why_too_large(
                 f"{worker} rows of {kinds[kind]} at a worker and {host} at the host, the arenas hold {worker_rows} "
                 f"and {host_rows} (see Engine(arena_bytes=...))"
             )
-        if (pages := pages_wanted(arrays.pages, kind)) > worker_rows:
+        if (pages := template.num_pages(kind)) > worker_rows:
             return f"{pages} {kinds[kind]}, a worker has {worker_rows} (see Engine(page_bytes=...))"
     if template.most_refs > most_refs:
         return (

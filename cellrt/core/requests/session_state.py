@@ -14,8 +14,6 @@ While a request runs it holds its session's rows and their reservations; between
 
 from __future__ import annotations
 
-import numpy as np
-
 from cellrt.core.pages.pages import drop_pages
 from cellrt.core.running.record_ends import take_out_row
 from cellrt.core.running.records import kind_of
@@ -162,13 +160,3 @@ def _reserve(t: Tables, slot: Slot, sign: int) -> None:
             t.kinds[slot.kind].reserved_host += sign
         else:
             t.kinds[slot.kind].reserved_worker += sign
-
-
-def sessions_at(t: Tables, worker: int) -> list[int]:
-    """Sessions without a live request that have state at a worker."""
-    found = set((np.flatnonzero(t.slots["row"] >> LOCATION_SHIFT == worker) // MAX_STATES).tolist())
-    for at in np.flatnonzero(t.slots["pages"]).tolist():
-        first, count = t.slots["place"][at], t.slots["pages"][at]
-        if (t.places[first : first + count] >> LOCATION_SHIFT == worker).any():
-            found.add(at // MAX_STATES)
-    return sorted(found)

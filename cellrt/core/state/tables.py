@@ -80,6 +80,9 @@ NO_ROW = -1
 PENDING = -2
 """A streamed result at row r that is not complete is ``PENDING - r``."""
 
+# What ``Processor.starvation`` answers.
+STARVED, STUCK = 1, 2
+
 # Events of the log.
 ADMITTED = 1
 RELEASED = 2

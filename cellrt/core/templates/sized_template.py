@@ -153,6 +153,10 @@ class SizedTemplate:
         """The rows; a copy."""
         return self.template.arrays(self.lengths)
 
+    def num_pages(self, kind: int | None = None) -> int:
+        """Return the pages, of a kind or of all, that a request without a session may come to."""
+        return sum(-(-rows // size) for its, size, rows, _ in self.arrays.pages.tolist() if kind in (None, its))
+
     def loop_limits(self) -> list[int]:
         """The most steps of each loop, in order of their subgraphs; of several cells at the one that says stop."""
         arrays = self.arrays

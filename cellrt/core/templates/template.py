@@ -247,7 +247,7 @@ def has_room(
     return bool(most <= limits[4] and num_places + pages_wanted(pages, ALL_KINDS) <= limits[5])
 
 
-@allocating
+@compiled
 def pages_wanted(pages: Ints, kind: int) -> int:
     """Return the pages of a kind, or of all, that a request without a session may come to."""
     count = 0

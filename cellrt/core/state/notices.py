@@ -7,11 +7,18 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cellrt.core.completion.completion import NOTICE_DONE
+NOTICE_DONE = 1
+"""All nodes are complete: read the results, then call ``release``."""
+NOTICE_FAILED = 2
+"""A cell failed on this request: it is dead from now on."""
+NOTICE_RELEASED = 3
+"""A dead request gave back its last row."""
+NOTICE_STEPS = 4
+"""A streamed request has new results."""
 
 
 class Notices:
-    """Request ids, and of each one of the ``NOTICE_`` words of ``completion.py``, in order.
+    """Request ids, and of each one of the ``NOTICE_`` words, in order.
 
     Two lists of numbers: a pair for each would take longer to make than all that the scheduler does with a step.
     """

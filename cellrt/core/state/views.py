@@ -1,12 +1,14 @@
-"""What the driver of the core sees of pages, and copies for it (``pages.py``)."""
+"""What the driver of the core reads of the tables: pages, which it copies for the core, and sessions."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
+import numpy as np
+
 from cellrt.core.state import page_list, tables
 from cellrt.core.state.page_list import page_list_at
-from cellrt.core.state.tables import Tables
+from cellrt.core.state.tables import LOCATION_SHIFT, Tables
 
 
 class SessionPages(NamedTuple):
@@ -54,3 +56,13 @@ def request_pages(t: Tables, request: int) -> dict[int, list[int]]:
         listed = page_list_at(t.links, int(row["page_lists"]) + page_list.WORDS * k)
         found[int(listed.slot)] = t.places[listed.place :][: listed.held].tolist()
     return found
+
+
+def sessions_at(t: Tables, worker: int) -> list[int]:
+    """Sessions without a live request that have state at a worker."""
+    found = set((np.flatnonzero(t.slots["row"] >> LOCATION_SHIFT == worker) // tables.MAX_STATES).tolist())
+    for at in np.flatnonzero(t.slots["pages"]).tolist():
+        first, count = t.slots["place"][at], t.slots["pages"][at]
+        if (t.places[first : first + count] >> LOCATION_SHIFT == worker).any():
+            found.add(at // tables.MAX_STATES)
+    return sorted(found)

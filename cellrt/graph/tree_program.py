@@ -7,8 +7,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.templates.dags import write_nodes
 from cellrt.core.templates.program import CARRY
+from cellrt.graph.dag_program import write_nodes
 from cellrt.native.jit import making, short_allocating
 
 MOST_LISTED = 8
