@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 
 from cellrt.core.processor import Processor
 from cellrt.core.state.moves import SubgraphState
-from cellrt.core.state.record_layout import record_at
-from cellrt.core.state.tables import CHAIN, GRAPH, LOOP, NUM_PRIORITIES, Tables
+from cellrt.core.state.record_layout import body_at, record_at
+from cellrt.core.state.tables import CHAIN, GRAPH, NUM_PRIORITIES, Tables
 
 Namer = Callable[[int], str]
 """Returns the name of a cell type, by its id."""
@@ -47,9 +47,12 @@ def _what(t: Tables, subgraph: int, name_of: Namer) -> str:
     name = name_of(int(row["cell_type"]))
     if int(row["what"]) == GRAPH:
         return f"{_plural(int(row['nodes_left']), 'node')} of {name} not submitted"
-    kind = {CHAIN: "chain", LOOP: "loop"}.get(int(row["what"]), "part of a loop")
     record = record_at(t.links, int(row["record"]))
-    return f"{kind} of {name}, {record.done} of {'at most ' if kind == 'loop' else ''}{record.end} steps done"
+    if int(row["what"]) == CHAIN:
+        return f"chain of {name}, {record.done} of {record.end} steps done"
+    body = body_at(t.links, record.body)
+    kind = "loop" if body.num_members == 1 else "part of a loop"
+    return f"{kind} of {name}, {record.done} of at most {body.limit} steps done"
 
 
 def _in_flight(t: Tables, subgraph: int, tasks: Sequence[int]) -> str:

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from cellrt.core.processor import Processor
 from cellrt.core.state.notices import NOTICE_DONE
 from cellrt.core.state.record_layout import loop_limits, record_at
-from cellrt.core.state.tables import LOOP, MAX_KINDS, MEMBER, NEVER, STUCK
+from cellrt.core.state.tables import LOOP, MAX_KINDS, NEVER, STUCK
 from cellrt.core.state.task_layout import IN_OFFSETS, TaskView
 from cellrt.core.state.views import note_copies, take_copies
 from cellrt.core.templates.sized_template import SizedTemplate
@@ -284,7 +284,7 @@ class _Simulator:
         tables, left, leads = self.processor.tables, Counter(subgraphs), list[bool]()
         for subgraph in subgraphs:
             record = record_at(tables.links, int(tables.subgraphs["record"][subgraph]))
-            is_loop = tables.subgraphs["what"][subgraph] in (LOOP, MEMBER)
+            is_loop = tables.subgraphs["what"][subgraph] == LOOP
             row = record.position - left[subgraph]
             leads.append(bool(is_loop and row < record.unseen))
             left[subgraph] -= 1

@@ -11,7 +11,7 @@ from collections.abc import Collection, Sequence
 import numpy as np
 
 from cellrt.core.state.record_layout import CARRY, LAST, inputs_of, record_at
-from cellrt.core.state.tables import HOST, LOCATION_SHIFT, LOOP, MEMBER, ROW_MASK, Tables
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, LOOP, ROW_MASK, Tables
 from cellrt.definition.cell import Cell
 from cellrt.definition.lookup import read_refused
 from cellrt.errors import CellError, CellrtError, RequestError
@@ -71,7 +71,7 @@ def _is_first(tables: Tables, subgraph: int, host: Arenas, kinds: Sequence[int],
     request brought, as the number shows.
     """
     row = tables.subgraphs[subgraph]
-    if row["what"] not in (LOOP, MEMBER):
+    if row["what"] != LOOP:
         return False
     record = record_at(tables.links, int(row["record"]))
     if record.lead > 0 or record.done > 0:

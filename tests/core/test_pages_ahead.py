@@ -20,7 +20,7 @@ from cellrt.core.state.moves import LEFT
 from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED
 from cellrt.core.state.page_list import page_list_at
 from cellrt.core.state.record_layout import Body, body_at, outputs_of, record_at
-from cellrt.core.state.tables import LOOP, MAX_KINDS, MEMBER
+from cellrt.core.state.tables import LOOP, MAX_KINDS
 from cellrt.core.state.task_layout import TaskView
 from tests.core.page_machine import PAGES, numbers
 from tests.core.policies import ANY_POLICY
@@ -180,7 +180,7 @@ def last_of(machine: Talkers, what: int) -> np.void:
 
 def last_body(machine: Talkers) -> Body:
     links = machine.processor.tables.links
-    return body_at(links, record_at(links, int(last_of(machine, MEMBER)["record"])).body)
+    return body_at(links, record_at(links, int(last_of(machine, LOOP)["record"])).body)
 
 
 def damages() -> dict[str, tuple[type[Talk], Callable[[Talkers, NDArray[np.int32]], None], str]]:

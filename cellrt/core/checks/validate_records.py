@@ -8,7 +8,7 @@ import numpy as np
 from cellrt.core.state.moves import LIVE, QUEUED
 from cellrt.core.state.page_list import page_list_at
 from cellrt.core.state.record_layout import BODY_WORDS, SAME, STEP, body_at, inputs_of, outputs_of, record_at
-from cellrt.core.state.tables import CHAIN, LOOP, MEMBER, Request, Subgraph, Tables
+from cellrt.core.state.tables import CHAIN, Request, Subgraph, Tables
 
 
 def record_rules(t: Tables, subgraph_id: int) -> list[str]:
@@ -19,24 +19,17 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
     if not 0 <= done <= position <= length:
         return [f"subgraph {subgraph_id}: {done} steps done of {position} sent of {length}"]
     is_loop = int(subgraph["what"]) != CHAIN
-    if int(subgraph["what"]) == MEMBER:
-        if wrong := _body(t, subgraph, length):
-            return [f"subgraph {subgraph_id}: {wrong}"]
     cell_type, in_flight = t.types[int(subgraph["cell_type"])], int(subgraph["in_flight"])
-    waits, most = in_flight and (record.keeps or is_loop), length
-    if cell_type["carries"] or is_loop:
-        most = 1
-    if int(subgraph["what"]) == MEMBER and cell_type["ahead"]:
-        waits = 0 < body_at(t.links, record.body).stopped <= position
-    if int(subgraph["what"]) == LOOP:
-        lead = int(record.unseen) - position
-        most, ahead = max(1, 1 + lead), int(cell_type["ahead"])
-        waits = in_flight and (record.keeps or lead < 0)
-        waits = waits and (not ahead or _loop_tasks(t, subgraph) > ahead)
+    waits, most = in_flight > 0 and record.keeps > 0, 1 if cell_type["carries"] else length
+    if is_loop:
+        if wrong := _body(t, subgraph, length) or _turns(t, subgraph):
+            return [f"subgraph {subgraph_id}: {wrong}"]
+        most = max(1, 1 + int(record.unseen) - position)
+        waits = waits and not cell_type["ahead"]
+        waits = waits or 0 < body_at(t.links, record.body).stopped <= position
+        waits = waits or _loop_tasks(t, subgraph) > cell_type["ahead"]
         if is_queued and (done < position) != (in_flight > 0):
             return [f"subgraph {subgraph_id}: {done} steps done of {position} sent, {in_flight} tasks in flight"]
-    if wrong := _turns(t, subgraph) if is_loop else "":
-        return [f"subgraph {subgraph_id}: {wrong}"]
     steps = range(position, position if waits else min(length, position + most))
     ready = next((k for k, step in enumerate(steps) if not _is_fed(t, subgraph, step)), len(steps))
     if cell_type["is_whole"] and ready < length and not is_loop:
@@ -50,7 +43,7 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
 
 
 def _loop_tasks(t: Tables, subgraph: Subgraph) -> int:
-    """Tasks in flight with steps of a loop of one cell."""
+    """Tasks in flight with steps of a loop's cell."""
     record = record_at(t.links, int(subgraph["record"]))
     unseen = int(record.unseen)
     return int(subgraph["in_flight"]) - max(0, unseen - int(record.done)) if record.position > unseen else 0
@@ -61,10 +54,6 @@ def _turns(t: Tables, subgraph: Subgraph) -> str:
     has that of the last step that is done."""
     cell_type, record = t.types[int(subgraph["cell_type"])], record_at(t.links, int(subgraph["record"]))
     tasks, sent = _loop_tasks(t, subgraph), int(record.num_sent)
-    is_member = int(subgraph["what"]) == MEMBER
-    if is_member:
-        sent = int(record.position)
-        tasks = sent - int(record.done)
     is_live = int(t.requests["state"][int(subgraph["request"])]) == LIVE and int(subgraph["state"]) == QUEUED
     if not cell_type["ahead"] or not is_live or not tasks:
         return ""
@@ -72,7 +61,7 @@ def _turns(t: Tables, subgraph: Subgraph) -> str:
         if not output.is_state:
             continue
         rows = [int(turns[task % turns.size]) for task in range(sent - tasks, sent)]
-        rows.append(int(turns[(sent - tasks - 1) % turns.size] if is_member else output.previous_row))
+        rows.append(int(turns[(sent - tasks - 1) % turns.size]))
         if len(set(rows)) != len(rows) or 0 in rows[:-1] or rows[-2] != output.row:
             return f"{tasks} tasks in flight, behind the last step that is done, have rows {rows}"
     return ""
@@ -92,6 +81,8 @@ def _body(t: Tables, subgraph: Subgraph, length: int) -> str:
     by_all, ahead = int(body.all_done), int(t.types["ahead"][int(subgraph["cell_type"])])
     if body.left != (done <= by_all).sum() or (done < by_all).any() or (done > by_all + 1).any():
         return f"{body.left} members are counted that have not done {by_all + 1} steps; done are {done}"
+    if body.num_members == 1 and body.num_types == 0:
+        return "" if length == body.limit else f"{length} steps are begun of {body.limit}, and nobody is waited for"
     if body.to_send != (sent < length).sum() or (sent < length - 1).any():
         return f"{body.to_send} members are counted that have not sent {length} steps; sent are {sent}"
     if length - by_all > ahead + 1:

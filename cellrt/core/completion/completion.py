@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from cellrt.core.pages.pages import break_pages, note_appended
 from cellrt.core.requests.admission import release
-from cellrt.core.running.loop_bodies import complete_member, end_loop, member_of, note_member
-from cellrt.core.running.loops_ahead import note_run
+from cellrt.core.running.loop_bodies import complete_step, end_loop, member_of, note_loop
 from cellrt.core.running.record_ends import end_inputs, end_record, read_late
 from cellrt.core.running.records import count_done, first_tap, give_late_rows, note_steps, wake_done
 from cellrt.core.scheduling.gathering import let_others_join
@@ -18,7 +17,7 @@ from cellrt.core.state.event_log import log_event
 from cellrt.core.state.moves import DEAD, DONE, LIVE, QUEUED, move_request
 from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS
 from cellrt.core.state.queue import dequeue, note_served, pin, refresh, rows_in_flight, unpin_if_idle
-from cellrt.core.state.record_layout import NO_STOP, body_of, nth_tap, output_of, record_of
+from cellrt.core.state.record_layout import body_of, nth_tap, output_of, record_of
 from cellrt.core.state.rows import give_row
 from cellrt.core.state.step_times import measure_step
 from cellrt.core.state.tables import (
@@ -28,7 +27,6 @@ from cellrt.core.state.tables import (
     FAILED,
     LOCATION_SHIFT,
     LOOP,
-    MEMBER,
     NO_ROW,
     PENDING,
     READS_AS_A_WHOLE,
@@ -95,7 +93,7 @@ def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Matrix, c
     request_id, request = subgraph.request, t.requests[subgraph.request]
     shown, counts = settings.num_shown, True
     if id < 0:
-        if subgraph.what == MEMBER or (subgraph.what == LOOP and t.types[task.cell_type].ahead > 0):
+        if subgraph.what == LOOP:
             counts = _note_loop(t, task, subgraph, done, has_failed)
         else:
             note_steps(t, subgraph, abs(done), has_failed)
@@ -115,8 +113,6 @@ def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Matrix, c
             unpin_if_idle(t, subgraph_id)
         elif subgraph.what == CHAIN:
             _complete_steps(t, request, subgraph_id, length)
-        elif subgraph.what == MEMBER:
-            _complete_member(t, request, subgraph_id)
         else:
             _complete_loop(t, request, subgraph_id, done)
         if request.nodes_left == 0:
@@ -178,12 +174,8 @@ def tell(notices: Matrix, count: int, request_id: int, what: int) -> int:
 
 @compiled
 def _note_loop(t: Tables, task: Task, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
-    """Takes in how a row of a loop that may go ahead went. Returns whether it counts, which behind a stop it does
-    not."""
-    if subgraph.what == MEMBER:
-        counts = note_member(t, subgraph, done, has_failed)
-    else:
-        counts = note_run(t, subgraph, done, has_failed)
+    """Takes in how a row of a loop went. Returns whether it counts, which behind a stop it does not."""
+    counts = note_loop(t, subgraph, done, has_failed)
     if not counts:
         task.positions -= abs(done) if task.is_loop else 1
         if subgraph.in_flight == 0 and t.requests[subgraph.request].state != DEAD:
@@ -258,74 +250,48 @@ def _complete_steps(t: Tables, request: Request, subgraph_id: int, length: int) 
 
 @compiled
 def _complete_loop(t: Tables, request: Request, subgraph_id: int, done: int) -> None:
-    """Takes in how many steps a loop's row took (negative: it stopped); ends the loop or makes its next step ready.
+    """Takes in steps of one of a loop's cells, negative if the last said stop: shows what they made, and makes the next
+    ready or ends the loop.
 
-    The rows of steps that were sent and will not be done go back: no worker writes to them.
+    Results of steps that were sent and will not be done give back their rows: no worker writes to them.
     """
     subgraph = t.subgraphs[subgraph_id]
-    record, after = record_of(t, subgraph), record_of(t, subgraph).done
-    has_stopped = done < 0 and record.stop != NO_STOP and after > record.unseen
-    is_over = has_stopped or after == record.end
-    is_last = is_over or subgraph.in_flight == 0
-    for output in range(t.types[subgraph.cell_type].num_outputs):
-        value = t.values[record.first_value + output]
-        if value.result < 0:
-            continue
-        place = request.first_place + value.result
-        if not value.bits & STEPS:
-            if is_over:
-                _show(t, place)
-            continue
-        place -= record.lead
-        for step in range(max(after - abs(done), record.unseen), after):
-            _show(t, place + step)
-        for step in range(max(after, record.unseen), record.position if is_last else after):
-            row = t.places[place + step] if t.places[place + step] >= 0 else PENDING - t.places[place + step]
-            give_row(t, row, value.kind)
-            t.places[place + step] = NO_ROW
-    if is_last:
-        record.position = after
-    if not is_over:
-        refresh(t, subgraph_id)
-    else:
-        end_loop(t, request, subgraph_id)
-
-
-@compiled
-def _complete_member(t: Tables, request: Request, subgraph_id: int) -> None:
-    """Takes in a step of one of a loop's several cells; shows what it made."""
-    subgraph = t.subgraphs[subgraph_id]
-    body = body_of(t, subgraph)
-    _show_member(t, request, subgraph, STEPS, record_of(t, subgraph).done - 1)
-    is_over = body.left == 1 and body.stopped > 0
-    for k in range(body.num_members if is_over else 0):
-        _hide_member(t, request, t.subgraphs[member_of(t, subgraph, k)])
-    if complete_member(t, request, subgraph_id):
+    record, body = record_of(t, subgraph), body_of(t, subgraph)
+    _show_loop(t, request, subgraph, STEPS, max(record.done - abs(done), record.unseen), record.done)
+    if subgraph.in_flight == 0:  # a run that ended early, or all that was sent
+        _hide_steps(t, request, subgraph)
+        record.position = record.done
+    if complete_step(t, subgraph_id):
         for k in range(body.num_members):
-            _show_member(t, request, t.subgraphs[member_of(t, subgraph, k)], 0, 0)
+            _hide_steps(t, request, t.subgraphs[member_of(t, subgraph, k)])
+        end_loop(t, request, subgraph_id)
+        for k in range(body.num_members):
+            _show_loop(t, request, t.subgraphs[member_of(t, subgraph, k)], 0, record.lead, record.lead + 1)
 
 
 @compiled
-def _hide_member(t: Tables, request: Request, subgraph: Subgraph) -> None:
-    """Gives back the rows of results of a member's steps behind a stop: no worker writes to them."""
+def _hide_steps(t: Tables, request: Request, subgraph: Subgraph) -> None:
+    """Gives back the rows of results of a loop's steps that were sent and are not done."""
     record = record_of(t, subgraph)
     for output in range(t.types[subgraph.cell_type].num_outputs):
         value = t.values[record.first_value + output]
         if value.result < 0 or not value.bits & STEPS:
             continue
-        first = request.first_place + value.result
-        for place in range(first + record.done, first + record.position):
+        first = request.first_place + value.result - record.lead
+        for place in range(first + max(record.done, record.unseen), first + record.position):
             give_row(t, t.places[place] if t.places[place] >= 0 else PENDING - t.places[place], value.kind)
             t.places[place] = NO_ROW
 
 
 @compiled
-def _show_member(t: Tables, request: Request, subgraph: Subgraph, bits: int, step: int) -> None:
-    """Shows results of a member's step, or those that are of its last step alone."""
+def _show_loop(t: Tables, request: Request, subgraph: Subgraph, bits: int, begin: int, end: int) -> None:
+    """Shows results of some steps of a loop's cell (``bits`` is STEPS), or those that are of its last step alone."""
+    record = record_of(t, subgraph)
     for output in range(t.types[subgraph.cell_type].num_outputs):
-        value = t.values[record_of(t, subgraph).first_value + output]
+        value = t.values[record.first_value + output]
         if value.result >= 0 and value.bits & STEPS == bits:
-            _show(t, request.first_place + value.result + step)
+            for step in range(begin, end):
+                _show(t, request.first_place + value.result + step - record.lead)
 
 
 @compiled

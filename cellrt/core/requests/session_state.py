@@ -110,8 +110,7 @@ def _take_out_state(t: Tables, request: Request, subgraph: Subgraph, output: int
     row = state.row
     if record.done == 0:
         return NO_ROW
-    if state.first_row == row or state.second_row == row or state.late_row == row:
-        take_out_row(state)
+    if take_out_row(t, subgraph, output):
         return row
     if subgraph.what != CHAIN:
         t.values[record.first_value + output].row = NO_ROW

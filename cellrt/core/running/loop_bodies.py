@@ -1,8 +1,9 @@
-"""Loops of several cells while they run: the members of a body, which go in step.
+"""Loops while they run: each is a body with members, the records of its cells, which go in step.
 
 A member may take its step as soon as what it reads of the others is sent (on the same worker) or done; the next step
 begins when all of them have done this one, and none has said stop. So what the step before left is there for all, and
-two rows for each state are enough. See ``record_layout.py`` for what is written where.
+two rows for each state are enough. See ``record_layout.py`` for what is written where. A loop of one cell waits for
+nobody: all its steps are begun from the start, and a task may take several of them, a *run*.
 
 Where loops go ahead of their stop (``loops_ahead.py``) the next step begins when all members have sent this one to the
 same worker, and its tasks go there too: so it is behind all that it reads, and steps are taken in in order.
@@ -10,21 +11,27 @@ same worker, and its tasks go there too: so it is behind all that it reads, and 
 
 from __future__ import annotations
 
-from cellrt.core.running.loops_ahead import keep_last
+from cellrt.core.running.loops_ahead import keep_last, settle
 from cellrt.core.running.record_ends import end_inputs, end_outputs, release_edges
-from cellrt.core.running.records import give_late_rows, note_steps
-from cellrt.core.state.queue import dequeue, enqueue, refresh
-from cellrt.core.state.record_layout import BODY_WORDS, NO_STOP, body_of, record_of
-from cellrt.core.state.tables import MEMBER, MIXED, Request, Subgraph, Tables
+from cellrt.core.running.records import give_late_rows
+from cellrt.core.state.queue import dequeue, enqueue, loop_tasks, refresh
+from cellrt.core.state.record_layout import BODY_WORDS, BROKEN, NO_STOP, body_of, may_run, record_of
+from cellrt.core.state.tables import MIXED, Request, Subgraph, Tables
 from cellrt.native.jit import compiled
 
 
 @compiled
-def send_member(t: Tables, subgraph_id: int) -> None:
-    """Notes that a member's step was submitted; wakes who may read it on the same worker (early release)."""
+def send_loop(t: Tables, subgraph_id: int, steps: int) -> None:
+    """Notes that a task with so many steps of a loop's cell was submitted; wakes who may read them on the same worker
+    (early release), and makes the next step ready if it may go ahead."""
     subgraph = t.subgraphs[subgraph_id]
-    body = body_of(t, subgraph)
-    record_of(t, subgraph).position += 1
+    record, body = record_of(t, subgraph), body_of(t, subgraph)
+    record.position += steps
+    if record.position > record.unseen:
+        record.num_sent += 1
+    if may_run(body):
+        refresh(t, subgraph_id)
+        return
     body.to_send -= 1
     if body.sent_at == 0:
         body.sent_at = subgraph.pinned
@@ -39,25 +46,31 @@ def send_member(t: Tables, subgraph_id: int) -> None:
 
 
 @compiled
-def note_member(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
-    """Takes in how a member's step went: what state stays, and whether it said stop. Returns whether it counts, which
-    behind a stop it does not. Comes for dead requests too."""
+def note_loop(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
+    """Takes in how a task's steps of a loop's cell went, negative if the last said stop: what state stays, and whether
+    it is the last. Returns whether they count, which behind a stop they do not. Comes for dead requests too."""
     record, body = record_of(t, subgraph), body_of(t, subgraph)
-    is_behind = body.stopped > 0 and record.done >= body.stopped
-    if is_behind or (done == 0 and not has_failed):  # the latter is behind a failure of the one that says stop
-        return False
-    note_steps(t, subgraph, 1, has_failed)
-    if done < 0 and record.stop != NO_STOP and not has_failed:
-        body.stopped = record.done
-    return True
+    is_behind = body.stopped == BROKEN or 0 < body.stopped <= record.done
+    is_behind = is_behind or (done == 0 and not has_failed)  # behind a failure of the one that says stop
+    if not (is_behind or has_failed):
+        record.done += abs(done)
+        if done < 0 and record.stop != NO_STOP and record.done > record.unseen:
+            body.stopped = record.done
+    if not may_run(body):
+        if is_behind or has_failed or body.stopped > 0:
+            settle(t, subgraph, record.done - 1)
+    elif not is_behind and (has_failed or body.stopped > 0):
+        settle(t, subgraph, record.num_sent - 1 - loop_tasks(t, subgraph) - int(has_failed))
+        body.stopped = BROKEN if has_failed else body.stopped
+    return not is_behind
 
 
 @compiled
-def complete_member(t: Tables, request: Request, subgraph_id: int) -> bool:
-    """Takes in that a member has done its step, and begins the next if all have. Returns whether the loop is over: then
-    all members are."""
+def complete_step(t: Tables, subgraph_id: int) -> bool:
+    """Takes in that a loop's cell has done its steps, and begins the next if all cells have. Returns whether that was
+    the last: then ``end_loop`` follows."""
     subgraph = t.subgraphs[subgraph_id]
-    body = body_of(t, subgraph)
+    record, body = record_of(t, subgraph), body_of(t, subgraph)
     body.left -= 1
     if body.left > 0 and body.stopped > 0:
         _refresh_members(t, subgraph)
@@ -68,13 +81,10 @@ def complete_member(t: Tables, request: Request, subgraph_id: int) -> bool:
         return False
     for k in range(body.num_members):
         give_late_rows(t, t.subgraphs[member_of(t, subgraph, k)])
-    body.all_done += 1
-    body.left = body.num_members
-    if body.stopped or body.all_done == body.limit:
-        for k in range(body.num_members):
-            end_loop(t, request, member_of(t, subgraph, k))
+    body.all_done, body.left = record.done, body.num_members
+    if body.stopped > 0 or body.all_done == body.limit:
         return True
-    if body.to_send == body.num_members and record_of(t, subgraph).end == body.all_done + 1:
+    if body.to_send == body.num_members and record.end == body.all_done + 1:
         body.sent_at = 0
     _begin_step(t, subgraph_id)
     _refresh_members(t, subgraph)
@@ -120,17 +130,19 @@ def member_of(t: Tables, subgraph: Subgraph, k: int) -> int:
 
 @compiled
 def end_loop(t: Tables, request: Request, subgraph_id: int) -> None:
-    """Ends a loop, or a member of one: it has taken its last step. What it reads, those read too that went ahead."""
-    subgraph = t.subgraphs[subgraph_id]
-    if subgraph.in_flight == 0:
-        end_inputs(t, subgraph)
-    if subgraph.what == MEMBER and t.types[subgraph.cell_type].ahead > 0:
+    """Ends all members of a loop that has taken its last step. What they read, those read too that went ahead."""
+    first = t.subgraphs[subgraph_id]
+    for k in range(body_of(t, first).num_members):
+        its_id = member_of(t, first, k)
+        subgraph = t.subgraphs[its_id]
+        if subgraph.in_flight == 0:
+            end_inputs(t, subgraph)
         keep_last(t, subgraph)
-    end_outputs(t, subgraph)
-    subgraph.nodes_left = 0
-    dequeue(t, subgraph_id)
-    request.nodes_left -= 1
-    release_edges(t, subgraph)
+        end_outputs(t, subgraph)
+        subgraph.nodes_left = 0
+        dequeue(t, its_id)
+        request.nodes_left -= 1
+        release_edges(t, subgraph)
 
 
 @compiled

@@ -10,7 +10,6 @@ from cellrt.core.state.record_layout import (
     MANY,
     ROWS_AT,
     WHOLE,
-    Output,
     input_of,
     nth_edge,
     nth_tap,
@@ -59,7 +58,8 @@ def end_outputs(t: Tables, subgraph: Subgraph) -> None:
         if not output.is_state:
             continue
         if subgraph.what != CHAIN and t.values[record.first_value + k].readers > 0:
-            t.values[record.first_value + k].row = take_out_row(output)
+            t.values[record.first_value + k].row = output.row
+            take_out_row(t, subgraph, k)
         if output.first_row > 0 and not (record.keeps and output.first_row == output.row):
             give_row(t, output.first_row, kind_of(t, subgraph, k))
             output.first_row = 0
@@ -76,13 +76,16 @@ def end_outputs(t: Tables, subgraph: Subgraph) -> None:
 
 
 @compiled
-def take_out_row(output: Output) -> int:
-    """The row of a state, which is no longer the record's."""
-    row = output.row
-    output.first_row = 0 if output.first_row == row else output.first_row
-    output.second_row = 0 if output.second_row == row else output.second_row
-    output.late_row = 0 if output.late_row == row else output.late_row
-    return row
+def take_out_row(t: Tables, subgraph: Subgraph, number: int) -> bool:
+    """Has the row of a state be no longer the record's; returns whether it was."""
+    cell_type, output, was = t.types[subgraph.cell_type], output_of(t, subgraph, number), False
+    if output.late_row == output.row:
+        output.late_row, was = 0, True
+    first = output_position(subgraph.record, cell_type, number) + ROWS_AT
+    for at in range(first, first + 2 + cell_type.ahead):
+        if t.links[at] == output.row:
+            t.links[at], was = 0, True
+    return was
 
 
 @compiled

@@ -33,7 +33,7 @@ from cellrt.core.state.rows import give_row, take_row
 from cellrt.core.state.tables import (
     CHAIN,
     LOCATION_SHIFT,
-    MEMBER,
+    LOOP,
     MIXED,
     PENDING,
     STARTS,
@@ -63,7 +63,7 @@ def begin_record(t: Tables, request: Request, subgraph: Subgraph) -> None:
         links[record.followers + k] += request.first_subgraph
     for port in range(cell_type.num_inputs):
         _begin_input(t, request, input_of(t, subgraph, port))
-    if subgraph.what == MEMBER:
+    if subgraph.what == LOOP:
         record.body += request.first_link
     for k in range(cell_type.num_outputs):
         output = output_of(t, subgraph, k)
@@ -311,14 +311,14 @@ def _wake_sent(t: Tables, record: Record, position: int, worker: int) -> None:
 
 @inlined
 def note_steps(t: Tables, subgraph: Subgraph, steps: int, has_failed: bool) -> None:
-    """Takes in how a task went: what state stays. Comes for dead requests too, whose session may keep it."""
+    """Takes in how a chain's task went: what state stays. Comes for dead requests too, whose session may keep it."""
     if not has_failed:
         record_of(t, subgraph).done += steps
     if has_failed:
         for k in range(t.types[subgraph.cell_type].num_outputs):
             output = output_of(t, subgraph, k)
             output.row = output.previous_row
-    elif subgraph.what != MEMBER:  # whose other members may still read it
+    else:
         give_late_rows(t, subgraph)
 
 

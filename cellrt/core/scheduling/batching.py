@@ -15,9 +15,9 @@ from cellrt.core.scheduling.policy import put_in_order
 from cellrt.core.scheduling.spans import collect_spans
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.queue import backlog_of, nth_priority, pop_ready, steps_ready
-from cellrt.core.state.record_layout import record_of
+from cellrt.core.state.record_layout import body_of, may_run, record_of
 from cellrt.core.state.step_times import step_time
-from cellrt.core.state.tables import ALL_TYPES, CHAIN, CHAIN_NEXT, GRAPH, LOOP, MEMBER, NUM_PRIORITIES, Tables
+from cellrt.core.state.tables import ALL_TYPES, CHAIN, CHAIN_NEXT, GRAPH, LOOP, NUM_PRIORITIES, Tables
 from cellrt.core.tasks.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.tasks.step_arrays import write_steps
 from cellrt.native.jit import compiled
@@ -60,11 +60,14 @@ def _collect(
             if subgraph.pinned == 0 or subgraph.pinned == worker:
                 while subgraph.num_ready > 0 and rows < left:
                     loop, its_stop, extra = 0, -1, 0
-                    is_chain, is_member = int(subgraph.what == CHAIN), int(subgraph.what == MEMBER)
+                    is_chain, is_member = int(subgraph.what == CHAIN), 0
                     if subgraph.what == GRAPH:
                         extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
                     else:
-                        its_stop, loop = record_of(t, subgraph).stop, int(subgraph.what == LOOP)
+                        its_stop = record_of(t, subgraph).stop
+                        if subgraph.what == LOOP:
+                            loop = int(may_run(body_of(t, subgraph)))
+                            is_member = 1 - loop
                         extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
                     if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
                         break

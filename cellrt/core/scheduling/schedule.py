@@ -43,8 +43,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from cellrt.core.running.loop_bodies import send_member
-from cellrt.core.running.loops_ahead import send_run
+from cellrt.core.running.loop_bodies import send_loop
 from cellrt.core.running.records import count_sent, send_steps
 from cellrt.core.scheduling.batching import form_batched_task
 from cellrt.core.scheduling.gathering import (
@@ -67,7 +66,7 @@ from cellrt.core.state.queue import (
     push_ready,
 )
 from cellrt.core.state.step_times import step_time
-from cellrt.core.state.tables import ALL_TYPES, CHAIN, MEMBER, NUM_PRIORITIES, READS_AS_A_WHOLE, Tables
+from cellrt.core.state.tables import ALL_TYPES, CHAIN, NUM_PRIORITIES, READS_AS_A_WHOLE, Tables
 from cellrt.core.tasks.index_arrays import subgraph_of
 from cellrt.native.jit import compiled, inlined
 from cellrt.native.row_types import Rows
@@ -308,10 +307,8 @@ def submit_task(t: Tables, task_id: int) -> None:
             _update_dependencies(t, id, length, task.worker, settings.early_release)
         elif subgraph.what == CHAIN:
             send_steps(t, subgraph_id, length, task.worker)
-        elif subgraph.what == MEMBER:
-            send_member(t, subgraph_id)
         else:
-            send_run(t, subgraph_id, length)
+            send_loop(t, subgraph_id, length)
 
 
 @inlined

@@ -13,13 +13,11 @@ from __future__ import annotations
 
 from cellrt.core.state.event_log import log_event
 from cellrt.core.state.moves import HANDED_OUT, QUEUED, move_subgraph
-from cellrt.core.state.record_layout import SAME, STEP, Input, body_of, input_of, record_of
+from cellrt.core.state.record_layout import SAME, STEP, Input, body_of, input_of, may_run, record_of
 from cellrt.core.state.tables import (
     ALL_TYPES,
     CHAIN,
     LAUNCHED,
-    LOOP,
-    MEMBER,
     NUM_PRIORITIES,
     RELEASED,
     Request,
@@ -192,13 +190,12 @@ def refresh(t: Tables, subgraph_id: int) -> None:
     count = 0
     is_loop = subgraph.what != CHAIN
     lead = record.unseen - record.position if is_loop else 0
-    waits = subgraph.in_flight > 0 and (record.keeps or (is_loop and lead < 0))
-    if waits and cell_type.ahead > 0 and subgraph.what == LOOP:
-        waits = loop_tasks(t, subgraph) > cell_type.ahead
-    if subgraph.what == MEMBER and cell_type.ahead > 0:
+    waits = subgraph.in_flight > 0 and record.keeps > 0
+    if is_loop:
         body = body_of(t, subgraph)
-        waits = 0 < body.stopped <= record.position
-        if body.all_done < record.position < record.end:
+        waits = waits and cell_type.ahead == 0
+        waits = waits or 0 < body.stopped <= record.position or loop_tasks(t, subgraph) > cell_type.ahead
+        if cell_type.ahead > 0 and body.all_done < record.position < record.end and not may_run(body):
             worker = body.sent_at
     if record.position < record.end and not waits and not is_away:
         most = max(1, 1 + lead) if cell_type.carries or is_loop else record.end
@@ -216,7 +213,7 @@ def refresh(t: Tables, subgraph_id: int) -> None:
 
 @compiled
 def loop_tasks(t: Tables, subgraph: Subgraph) -> int:
-    """Tasks in flight with steps of a loop of one cell. Those that have rows alone that nobody sees are none."""
+    """Tasks in flight with steps of a loop's cell. Those that have rows alone that nobody sees are none."""
     record = record_of(t, subgraph)
     if record.position <= record.unseen:
         return 0

@@ -27,9 +27,9 @@ The first step of a loop may read several rows, of a cell that is told which row
 the last count as steps here, ``lead`` of them, and are ready at once; nobody sees what they make. So it is with the
 steps that a loop takes again.
 
-A loop of several cells has a record for each, a *member*, and a ``Body`` for what is common to them. They go in step:
-nobody begins the next before all have done this one, or sent it where loops go ahead. So has a loop whose steps are of
-different cell types, one after the other: a body of one member.
+A loop has a record for each of its cells, a *member*, and a ``Body`` for what is common to them. They go in step:
+nobody begins the next before all have done this one, or sent it where loops go ahead. Of a loop of one cell all steps
+are begun from the start, and a task may take several; but not where its steps are of different cell types.
 
 State that goes from step to step alternates between two rows of the record's own, so that a task may run twice; but
 where a step's output is also in a sequence or a value, its row there is the state's too. A loop that goes ahead of its
@@ -43,13 +43,13 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.state.tables import CHAIN, GRAPH, MEMBER, CellType, Subgraph, Tables
+from cellrt.core.state.tables import CHAIN, GRAPH, CellType, Subgraph, Tables
 from cellrt.native.jit import compiled
 from cellrt.native.row_types import Row, i4, num_words, row_view
 
 NO_STOP = -1
 NO_BODY = -1
-OVER = -1
+BROKEN = -1
 
 WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(12)
 
@@ -66,17 +66,17 @@ class Record(Row):
     num_edges: i4
     next_sent: i4  # the first whose steps are not all sent
     next_done: i4  # the first whose steps are not all done
-    num_sent: i4  # of a loop of one cell: tasks, counted from when nothing was in flight; or OVER
+    num_sent: i4  # of a loop: tasks that were sent with steps that somebody sees
     followers: i4  # link of the chains that follow step by step
     num_followers: i4
-    body: i4  # of a member the link of its ``Body``; NO_BODY of others
+    body: i4  # of a loop the link of its ``Body``; NO_BODY of a chain
     stop: i4  # of a loop the output that says stop, or NO_STOP
     keeps: i4  # 1 if a session keeps its state after every complete step: no step is sent before the last is complete
     num_sources: i4  # inputs that follow another chain step by step
     lead: i4  # of a loop of one cell: steps at its begin that only read
     unseen: i4  # of a loop of one cell: steps that only read: ``lead``, or once its pages were dropped all done before
     # What every step looks at lies beside the inputs: no more cache lines than that are touched.
-    end: i4  # steps that may be sent: all of a chain or loop, but of a member those that its body has begun
+    end: i4  # steps that may be sent: of a chain all, of a loop those that its body has begun
     plain: i4  # of a chain: so many first steps only hand on its state; nobody looks at them or waits for them
     position: i4  # steps that are sent
     done: i4  # steps that are complete
@@ -102,23 +102,23 @@ class Output(Row):
     result_stride: i4
     is_state: i4  # 1 if a later step, or of a loop anybody, reads it
     row: i4  # handle of the state after the last step sent
-    previous_row: i4  # of the one that the oldest task in flight read: what stays if it fails
+    previous_row: i4  # of the one that the last task sent reads: what stays if it fails and none is before it
     late_row: i4  # one at another worker, until the task that reads it is complete
     first_row: i4
     second_row: i4
 
 
 class Body(Row):
-    """What is common to the members of a loop of several cells; the subgraphs of its members, counted from the
-    request's first, lie behind it, and then the types of each step of a loop whose steps have several."""
+    """What is common to the members of a loop; the subgraphs of its members, counted from the request's first, lie
+    behind it, and then the types of each step of a loop whose steps have several."""
 
     limit: i4  # the most steps
     all_done: i4  # steps that all members have done
     left: i4  # members that have not done the one after these
     to_send: i4  # members that have not sent the last step that is begun
     sent_at: i4  # the one worker where it was sent, or must be; 0 if it may be at any, MIXED if it was at several
-    stopped: i4  # the steps with that at which one of them said stop, or 0
-    stopper: i4  # which of them may, by its subgraph, or -1
+    stopped: i4  # the steps with that at which one of them said stop, or 0; BROKEN: a loop's one cell failed
+    stopper: i4  # whose flags all read, by its subgraph: the one that may say stop, a loop's one cell, or -1
     num_members: i4
     num_types: i4  # 0, or of a loop's one cell the number of types that its steps have
 
@@ -207,7 +207,13 @@ def most_steps(t: Tables, subgraph: Subgraph) -> int:
     if subgraph.record < 0:
         return subgraph.nodes_left
     record = record_of(t, subgraph)
-    return body_at(t.links, record.body).limit if subgraph.what == MEMBER else record.end
+    return record.end if subgraph.what == CHAIN else body_at(t.links, record.body).limit
+
+
+@compiled
+def may_run(body: Body) -> bool:
+    """Return whether a task may take several steps of a loop: it has one cell, of one type."""
+    return body.num_members == 1 and body.num_types == 0
 
 
 @compiled
@@ -236,9 +242,9 @@ def loop_limit(links: NDArray[np.int32], subgraph: Subgraph) -> int:
     if int(subgraph["what"]) in (GRAPH, CHAIN):
         return 0
     record = record_at(links, int(subgraph["record"]))
-    if int(subgraph["what"]) == MEMBER:
-        return int(body_at(links, record.body).limit) if record.stop != NO_STOP else 0
-    return int(record.end - record.lead)
+    body = body_at(links, record.body)
+    is_told = record.stop != NO_STOP or (body.num_members == 1 and body.num_types == 0)
+    return int(body.limit - record.lead) if is_told else 0
 
 
 def chain_length(links: NDArray[np.int32], subgraph: Subgraph) -> int:

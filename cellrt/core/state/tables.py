@@ -65,8 +65,8 @@ CHAIN_NEXT = 1
 CROSSING = 2
 """Another subgraph reads an output of this node."""
 
-# What a subgraph is: nodes; or a chain, a loop of one cell, or a member of a loop of several, with a record.
-GRAPH, CHAIN, LOOP, MEMBER = range(4)
+# What a subgraph is: nodes; or a chain, or one of the cells of a loop, with a record.
+GRAPH, CHAIN, LOOP = range(3)
 
 # Value flags.
 EXTERNAL = 1
@@ -166,7 +166,7 @@ class Request(Row):
 
 
 class Subgraph(Row):
-    """A part of a request's graph: nodes, a chain, a loop or a member of one. What every task looks at comes first."""
+    """A part of a request's graph: nodes, a chain, or one of the cells of a loop. What tasks look at comes first."""
 
     request: i4
     cell_type: i4
@@ -184,7 +184,7 @@ class Subgraph(Row):
     record: i4  # link index of the chain's or loop's record (``record_layout.py``), or -1
     state: u1  # SubgraphState of ``moves.py``
     priority: u1  # the client's
-    what: u1  # GRAPH, CHAIN, LOOP or MEMBER
+    what: u1  # GRAPH, CHAIN or LOOP
     has_begun: u1  # 1 once a task of it was submitted
     is_loose: u1  # 1: its nodes read no node; they may run anywhere, and pin it nowhere (``partition.py``)
     unused: Annotated[Rows[int], np.uint8, 3]

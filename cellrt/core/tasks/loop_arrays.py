@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from cellrt.core.running.loops_ahead import bring_member, row_ahead
-from cellrt.core.running.records import bring_state, state_row
+from cellrt.core.running.loops_ahead import state_after
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.record_layout import output_of, record_of
 from cellrt.core.state.rows import take_row
-from cellrt.core.state.tables import HOST, MEMBER, NO_ROW, PENDING, ROW_MASK, STEPS, Subgraph, Tables, Task
+from cellrt.core.state.tables import HOST, NO_ROW, PENDING, ROW_MASK, STEPS, Subgraph, Tables, Task
 from cellrt.native.jit import compiled
 
 
@@ -23,27 +22,11 @@ def loop_step_output(t: Tables, task: Task, subgraph: Subgraph, output: int, ahe
     if step < record.unseen:
         return handle, place
     if output_of(t, subgraph, output).is_state:
-        handle = _state_after(t, task, subgraph, output, kind)
+        handle = state_after(t, task, subgraph, output, kind)
     if value.result >= 0:
         place = t.requests[subgraph.request].first_place + value.result
         place += step - record.lead if value.bits & STEPS else 0
     return handle, place
-
-
-@compiled
-def _state_after(t: Tables, task: Task, subgraph: Subgraph, number: int, kind: int) -> int:
-    """Takes the row that a task writes the state of output ``number`` of a loop or member to."""
-    output, ahead = output_of(t, subgraph, number), t.types[task.cell_type].ahead
-    if ahead > 0 and subgraph.what == MEMBER:
-        bring_member(t, task, subgraph, number, kind)
-    else:
-        bring_state(t, task, output, kind)
-    if ahead > 0:
-        return row_ahead(t, subgraph, number, task.worker, kind)
-    handle = state_row(t, output, task.worker, kind)
-    output.previous_row = output.row
-    output.row = handle
-    return handle
 
 
 @compiled
@@ -74,7 +57,7 @@ def loop_output(t: Tables, task: Task, base: int, record_at: int, output: int, k
         value, request = t.values[record_of(t, subgraph).first_value + output], t.requests[subgraph.request]
         if output_of(t, subgraph, output).is_state:
             ints[positions_at + stores] = row
-            ints[rows_at + stores] = _state_after(t, task, subgraph, output, kind) & ROW_MASK
+            ints[rows_at + stores] = state_after(t, task, subgraph, output, kind) & ROW_MASK
             stores += 1
         if value.result < 0:
             continue

@@ -19,13 +19,14 @@ from cellrt.core.state.record_layout import (
     edge_at,
     input_at,
     input_position,
+    may_run,
     output_at,
     output_position,
     record_at,
     record_words,
     tap_at,
 )
-from cellrt.core.state.tables import CHAIN, GRAPH, LOOP, MEMBER, CellType, PortInfo, Subgraph
+from cellrt.core.state.tables import CHAIN, GRAPH, LOOP, CellType, PortInfo, Subgraph
 from cellrt.core.templates.lay_out import Edges
 from cellrt.core.templates.program import (
     CARRY,
@@ -73,18 +74,20 @@ def write_records(
         subgraph.record = first_link + at
         record.end, record.body = word_of(draft.sums, draft.lengths[unit]), NO_BODY
         record.keeps = int(unit == uses.kept_unit)
-        is_loop, is_member = not is_chain(draft, unit), draft.units[unit].op == OP_MEMBER
+        is_loop = not is_chain(draft, unit)
         record.stop = draft.units[unit].stop if is_loop else NO_STOP
         record.first_value = uses.rows[draft.units[unit].value]
         end = _write_inputs(draft, uses, group, unit, links, at, end, first_link)
         _write_starts(draft, appended, unit, links, at)
         _write_outputs(draft, uses, unit, links, at)
-        subgraph.what = MEMBER if is_member else LOOP if is_loop else CHAIN
-        if is_member:
+        subgraph.what = LOOP if is_loop else CHAIN
+        if is_loop:
             if not is_behind_member(draft, unit):
                 body, end = end, _write_body(draft, group, unit, links, end)
-            record.end, record.body = 1, first_link + body
-        if not is_loop:
+            record.body = first_link + body
+            if not may_run(body_at(links, body)):
+                record.end = 1
+        else:
             end = _write_taps(draft, uses, unit, links, at, end, first_link)
         end = _write_edges(draft, edges, readers, group, unit, links, at, end, first_link)
     return links[:end].copy()
@@ -104,7 +107,7 @@ def most_refs(types: Rows[CellType], subgraphs: Rows[Subgraph], links: Ints) -> 
                 count += read.start
             elif read.mode == layout.EMITTED:
                 loop = record_at(links, subgraphs[read.source].record)
-                count += loop.end - loop.lead if loop.body == NO_BODY else body_at(links, loop.body).limit
+                count += body_at(links, loop.body).limit - loop.lead
         most = max(most, count)
     return most
 
@@ -242,13 +245,14 @@ def _is_read_inside(draft: Draft, unit: int, value: int) -> bool:
 def _write_body(draft: Draft, group: Ints, first: int, links: Ints, end: int) -> int:
     """Write what is common to the body whose first member is unit ``first``; return the new end."""
     operation = draft.units[first]
-    count, num_types = max(0, operation.left) + 1, max(0, -operation.left)
+    left = operation.left if operation.op == OP_MEMBER else 0
+    count, num_types = max(0, left) + 1, max(0, -left)
     body, members = body_at(links, end), end + BODY_WORDS
     body.limit, body.stopper, body.num_types = word_of(draft.sums, draft.lengths[first]), -1, num_types
     body.num_members = body.left = body.to_send = count
     for k in range(count):
         links[members + k] = group[first + k]
-        if draft.units[first + k].stop >= 0:
+        if draft.units[first + k].stop >= 0 or (count == 1 and num_types == 0):
             body.stopper = group[first + k]
     for k in range(num_types):
         links[members + count + k] = draft.layers[operation.layer + k]
