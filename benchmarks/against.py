@@ -38,6 +38,7 @@ REQUEST_CASES = (
 NODE_CASES = (
     *(f"chains of one layer, {batch} rows a task" for batch in (8, 64, 512, 4_096)),
     "two layers, every step streamed, 2 workers, 512 rows",
+    "two layers that carry nothing, 512 rows",
     "trees, 64 rows",
     "trees, 512 rows",
 )

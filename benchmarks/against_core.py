@@ -68,6 +68,16 @@ def two_layers(batch: int) -> tuple[Any, list[Any], int, bool]:
     return processor, [processor.compile(np.array(program, np.int32))] * count, 2 * LENGTH * count, True
 
 
+def without_state(batch: int) -> tuple[Any, list[Any], int, bool]:
+    """Chains of two layers that carry nothing, as of an embedding and what follows it: all steps of one go together."""
+    port, count = name_of("Port"), 1_024
+    processor = make_processor(1, count)
+    first, second = (processor.add_type([port(0)], [port(0)], max_batch=batch) for _ in range(2))
+    program = [OP_EXTERNAL, 0, LENGTH, OP_CHAIN, first, LENGTH, STEP, 0, 1]
+    program += [OP_CHAIN, second, LENGTH, STEP, LENGTH, 1, OP_RESULT, 2 * LENGTH, 1, LENGTH]
+    return processor, [processor.compile(np.array(program, np.int32))] * count, 2 * LENGTH * count, False
+
+
 def trees(batch: int) -> tuple[Any, list[Any], int, bool]:
     """Trees of leaves and inner nodes."""
     from benchmarks.trees import parse_like_trees
@@ -117,7 +127,8 @@ def node_ns(processor: Any, templates: list[Any], num_nodes: int, is_streamed: b
 
 def measure() -> list[float]:
     """Nanoseconds a node in each of ``NODE_CASES`` of ``against.py``, of the cellrt that is imported."""
-    made = [*((chains, batch) for batch in BATCHES), (two_layers, 512), (trees, 64), (trees, 512)]
+    made = [*((chains, batch) for batch in BATCHES), (two_layers, 512), (without_state, 512)]
+    made += [(trees, 64), (trees, 512)]
     gc.disable()
     return [node_ns(*make(batch)) for make, batch in made]
 
