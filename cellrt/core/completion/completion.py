@@ -61,12 +61,17 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
     if task.reads_late:
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
-    for row in range(task.rows):
-        id, length = t.ints[nodes_at + row], t.ints[lengths_at + row]
+    row = 0
+    while row < task.rows:
+        id, length, first, rows = t.ints[nodes_at + row], t.ints[lengths_at + row], row, 1
         subgraph = t.subgraphs[subgraph_of(t, id)]
-        log_event(t, COMPLETED, subgraph.request, task.number, length)
-        subgraph.in_flight -= 1
-        if t.ints[failed_at + row] == 0:
+        if id < 0 and subgraph.what == CHAIN and t.ints[failed_at + row] == 0:
+            while row + rows < task.rows and t.ints[nodes_at + row + rows] == id and not t.ints[failed_at + row + rows]:
+                rows += 1
+        row += rows
+        log_event(t, COMPLETED, subgraph.request, task.number, length * rows)
+        subgraph.in_flight -= rows
+        if t.ints[failed_at + first] == 0:
             if id >= 0:
                 request = t.requests[subgraph.request]
                 if length == 1 and request.state == LIVE and request.nodes_left > 1 and not request.streamed:
@@ -74,7 +79,7 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
                     continue
             elif _complete_plainly(t, task, subgraph, length):
                 continue
-        count = _complete_row(t, task, base, row, notices, count)
+        count = _complete_item(t, task, base, first, rows, notices, count)
     if elapsed_ns > 0:
         measure_step(t, task, elapsed_ns)
     task.in_use = 0
@@ -82,8 +87,8 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
 
 
 @compiled
-def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Matrix, count: int) -> int:
-    """Takes in how any other row went; returns the number of notices."""
+def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notices: Matrix, count: int) -> int:
+    """Takes in how any other row went, or steps of a chain that are ``rows`` of them; returns the number of notices."""
     settings, ints = t.settings[0], t.ints
     id, length = ints[base + ints[base + layout.H_NODES] + row], ints[base + ints[base + layout.H_LENGTHS] + row]
     has_failed = ints[base + ints[base + layout.H_FAILED] + row] != 0
@@ -96,7 +101,8 @@ def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Matrix, c
         if subgraph.what == LOOP:
             counts = _note_loop(t, task, subgraph, done, has_failed)
         else:
-            note_steps(t, subgraph, abs(done), has_failed)
+            done = abs(done) * rows
+            note_steps(t, subgraph, done, has_failed)
         has_failed = has_failed and counts
         if counts and not has_failed and t.types[task.cell_type].has_spans:
             note_appended(t, subgraph, abs(done))
@@ -112,7 +118,7 @@ def _complete_row(t: Tables, task: Task, base: int, row: int, notices: Matrix, c
             _complete_nodes(t, request, id, length)
             unpin_if_idle(t, subgraph_id)
         elif subgraph.what == CHAIN:
-            _complete_steps(t, request, subgraph_id, length)
+            _complete_steps(t, request, subgraph_id, length * rows)
         else:
             _complete_loop(t, request, subgraph_id, done)
         if request.nodes_left == 0:

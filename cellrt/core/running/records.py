@@ -281,7 +281,7 @@ def send_steps(t: Tables, subgraph_id: int, steps: int, worker: int) -> None:
     elif record.num_sources > 0 or record.keeps or t.types[subgraph.cell_type].has_spans:
         refresh(t, subgraph_id)
     elif not t.types[subgraph.cell_type].carries:
-        set_ready(t, subgraph, subgraph.num_ready - 1)
+        set_ready(t, subgraph, subgraph.num_ready - steps)
     if record.num_edges + record.num_followers > 0 and t.settings[0].early_release:
         _wake_sent(t, record, position, worker)
 

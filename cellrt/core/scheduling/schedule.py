@@ -67,7 +67,7 @@ from cellrt.core.state.queue import (
 )
 from cellrt.core.state.step_times import step_time
 from cellrt.core.state.tables import ALL_TYPES, CHAIN, NUM_PRIORITIES, READS_AS_A_WHOLE, Tables
-from cellrt.core.tasks.index_arrays import subgraph_of
+from cellrt.core.tasks.index_arrays import rows_of_item, subgraph_of
 from cellrt.native.jit import compiled, inlined
 from cellrt.native.row_types import Rows
 
@@ -298,17 +298,19 @@ def submit_task(t: Tables, task_id: int) -> None:
         return
     base = task_id * settings.buffer_ints
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
-    for row in range(task.rows):
-        id, length = t.ints[nodes_at + row], t.ints[lengths_at + row]
+    row = 0
+    while row < task.rows:
+        id, length, count = t.ints[nodes_at + row], t.ints[lengths_at + row], rows_of_item(t, nodes_at, row, task.rows)
         subgraph_id = subgraph_of(t, id)
         subgraph = t.subgraphs[subgraph_id]
-        note_sent(t, task, subgraph)
+        note_sent(t, task, subgraph, count)
         if id >= 0:
             _update_dependencies(t, id, length, task.worker, settings.early_release)
         elif subgraph.what == CHAIN:
-            send_steps(t, subgraph_id, length, task.worker)
+            send_steps(t, subgraph_id, length * count, task.worker)
         else:
-            send_loop(t, subgraph_id, length)
+            send_loop(t, subgraph_id, length * count)
+        row += count
 
 
 @inlined

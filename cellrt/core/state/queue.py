@@ -221,11 +221,11 @@ def loop_tasks(t: Tables, subgraph: Subgraph) -> int:
 
 
 @inlined
-def note_sent(t: Tables, task: Task, subgraph: Subgraph) -> None:
-    """Counts a row of a task in, and pins its subgraph to the task's worker, unless it is loose."""
+def note_sent(t: Tables, task: Task, subgraph: Subgraph, rows: int) -> None:
+    """Counts rows of a task in, and pins their subgraph to the task's worker, unless it is loose."""
     if not subgraph.is_loose:
         pin(t, subgraph, task.worker)
-    subgraph.in_flight += 1
+    subgraph.in_flight += rows
     if subgraph.has_begun == 0:
         subgraph.has_begun = 1
         if t.requests[subgraph.request].started_ns == 0:

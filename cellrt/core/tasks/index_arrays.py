@@ -1,5 +1,8 @@
 """The index arrays of a task: which rows its inputs lie in, and which rows its outputs get.
 
+A task's rows are written item by item: an item is a node, or those next steps of a chain or loop that are rows of this
+task, one after the other; mostly that is one.
+
 Every input is written port by port, then every output; only then are the rows given back whose last reader this task
 was, so that no row is read and written in one task. Until then they are noted at the far end of the task's buffer,
 downwards: ``-1 - kind`` before the handles of each input.
@@ -18,17 +21,15 @@ from cellrt.core.running.records import (
     tap_of,
 )
 from cellrt.core.state import task_layout as layout
-from cellrt.core.state.record_layout import output_of, record_of
+from cellrt.core.state.record_layout import STEP, input_of, output_of, record_of
 from cellrt.core.state.rows import give_row, take_row
 from cellrt.core.state.tables import (
     BORROWED,
     CHAIN,
     HOST,
     LOCATION_SHIFT,
-    MIXED,
     NO_ROW,
     NUM_PERMANENT,
-    ROW_MASK,
     STARTS,
     CellType,
     Node,
@@ -38,7 +39,8 @@ from cellrt.core.state.tables import (
     Task,
     Value,
 )
-from cellrt.core.tasks.loop_arrays import describe_output, loop_output, loop_step_output, result_row
+from cellrt.core.tasks.descriptions import add_result, add_store, begin_output, describe_input, description_at
+from cellrt.core.tasks.loop_arrays import loop_step_output, write_run
 from cellrt.native.jit import compiled, inlined
 
 
@@ -48,11 +50,14 @@ def subgraph_of(t: Tables, id: int) -> int:
     return ~id if id < 0 else t.nodes[id].subgraph
 
 
-@compiled
-def steps_ahead(t: Tables, nodes_at: int, row: int, ahead: int) -> int:
-    """How many rows before this one are of the same chain, whose steps are rows of one task if it carries nothing;
-    ``ahead`` is that of the row before."""
-    return ahead + 1 if row > 0 and t.ints[nodes_at + row - 1] == t.ints[nodes_at + row] else 0
+@inlined
+def rows_of_item(t: Tables, nodes_at: int, row: int, rows: int) -> int:
+    """How many rows of a task, of ``rows``, are of the item that begins with this one."""
+    id, end = t.ints[nodes_at + row], row + 1
+    if id < 0:
+        while end < rows and t.ints[nodes_at + end] == id:
+            end += 1
+    return end - row
 
 
 @compiled
@@ -70,12 +75,8 @@ def write_inputs(t: Tables, task: Task, base: int, end: int) -> tuple[int, int]:
             write_span_input(t, base, port, end)
         elif info.page_size > 0:
             end = write_pages(t, task, base, port, end)
-        elif task.is_loop:
-            end = _loop_input(t, task, base, port, end)
-        elif info.ragged or follows_ragged:
-            end, notes_at = _ragged_input(t, task, base, port, end, notes_at)
         else:
-            end, notes_at = _plain_input(t, task, base, port, end, notes_at)
+            end, notes_at = _write_input(t, task, base, port, end, notes_at, follows_ragged)
         if info.carry >= 0 and task.steps > 1 and not task.is_loop:
             _read_inside(t, task, base, info.carry)
         follows_ragged = follows_ragged or info.ragged != 0
@@ -134,84 +135,69 @@ def first_link_of(t: Tables, node: Node, cell_type: CellType, port: int) -> int:
 
 
 @compiled
-def _plain_input(t: Tables, task: Task, base: int, port: int, end: int, notes_at: int) -> tuple[int, int]:
-    """An input of one row for each node, with no ragged input before it."""
-    ints = t.ints
-    nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
-    steps = 1 if t.ports[t.types[task.cell_type].first_port + port].carry >= 0 else task.steps
-    rows_at = end
-    for step in range(steps):
-        ahead = 0
-        for row in range(ints[sizes_at + step]):
-            id = ints[nodes_at + row]
-            if id < 0:
-                ahead = steps_ahead(t, nodes_at, row, ahead)
-                ints[end] = input_row(t, t.subgraphs[~id], port, step + ahead)
-            else:
-                node = t.nodes[id + step]
-                value = t.values[node.first_value + t.links[node.first_link + port]]
-                ints[end], notes_at = _read_value(t, task, value, notes_at)
-            end += 1
-    describe_input(t, base, port, rows_at, end, base - 1)
-    return end, notes_at
-
-
-@compiled
-def _ragged_input(t: Tables, task: Task, base: int, port: int, end: int, notes_at: int) -> tuple[int, int]:
-    """An input of any number of rows for each node, or one behind such an input."""
+def _write_input(
+    t: Tables, task: Task, base: int, port: int, end: int, notes_at: int, follows_ragged: bool
+) -> tuple[int, int]:
+    """Writes the rows of an input of each item; of what goes from step to step, and of a loop's run, those of the first
+    step alone."""
     ints, cell_type = t.ints, t.types[task.cell_type]
     info = t.ports[cell_type.first_port + port]
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
-    steps = 1 if info.carry >= 0 else task.steps
-    offsets_at, end = _start_offsets(t, info, task.rows if info.carry >= 0 else task.positions, base, end)
+    is_first = info.carry >= 0 or task.is_loop > 0
+    offsets_at, end = _start_offsets(t, info, task.rows if is_first else task.positions, base, end)
     rows_at, position = end, 0
-    for step in range(steps):
-        ahead = 0
-        for row in range(ints[sizes_at + step]):
-            id = ints[nodes_at + row]
+    for step in range(1 if is_first else task.steps):
+        row, rows = 0, ints[sizes_at + step]
+        while row < rows:
+            id, count = ints[nodes_at + row], 1
             if id < 0:
-                ahead = steps_ahead(t, nodes_at, row, ahead)
-                end = _record_input(t, t.subgraphs[~id], port, step + ahead, info.ragged, end)
+                count = rows_of_item(t, nodes_at, row, rows)
+                if info.ragged:
+                    end = _write_ragged(t, t.subgraphs[~id], port, count, end, offsets_at + position + 1, rows_at)
+                else:
+                    _write_rows(t, t.subgraphs[~id], port, step, count, end)
+                    end += count
             else:
                 node = t.nodes[id + step]
-                at, count = first_link_of(t, node, cell_type, port), 1
+                at, refs = node.first_link + port, 1
+                if info.ragged or follows_ragged:
+                    at = first_link_of(t, node, cell_type, port)
                 if info.ragged:
-                    count = t.links[at]
+                    refs = t.links[at]
                     at += 1
-                for k in range(at, at + count):
+                for k in range(at, at + refs):
                     ints[end], notes_at = _read_value(t, task, t.values[node.first_value + t.links[k]], notes_at)
                     end += 1
-            position += 1
-            if info.ragged:
-                ints[offsets_at + position] = end - rows_at
+                if info.ragged:
+                    ints[offsets_at + position + 1] = end - rows_at
+            row += count
+            position += count
     describe_input(t, base, port, rows_at, end, offsets_at)
     return end, notes_at
 
 
 @compiled
-def _record_input(t: Tables, subgraph: Subgraph, port: int, step: int, is_ragged: int, end: int) -> int:
-    """Writes the rows that a chain's or loop's step reads; returns the new end."""
-    if not is_ragged:
-        t.ints[end] = input_row(t, subgraph, port, step)
-        return end + 1
-    count = num_rows_of(t, subgraph, port)
+def _write_rows(t: Tables, subgraph: Subgraph, port: int, step: int, count: int, to: int) -> None:
+    """Writes the rows that ``count`` steps of a chain or loop read, from ``step`` steps after the next one on."""
+    read = input_of(t, subgraph, port)
+    if count == 1 or read.mode != STEP:
+        for k in range(count):
+            t.ints[to + k] = input_row(t, subgraph, port, step + k)
+        return
+    first = read.at + read.stride * (record_of(t, subgraph).position + step)
     for k in range(count):
-        t.ints[end + k] = ragged_row(t, subgraph, port, k)
-    return end + count
+        t.ints[to + k] = t.places[first + read.stride * k]
 
 
 @compiled
-def _loop_input(t: Tables, task: Task, base: int, port: int, end: int) -> int:
-    """An input of a loop's steps: that of the first, as all but state is the same at each."""
-    ints, info = t.ints, t.ports[t.types[task.cell_type].first_port + port]
-    nodes_at = base + ints[base + layout.H_NODES]
-    offsets_at, end = _start_offsets(t, info, task.rows, base, end)
-    rows_at = end
-    for row in range(task.rows):
-        end = _record_input(t, t.subgraphs[~ints[nodes_at + row]], port, 0, info.ragged, end)
-        if info.ragged:
-            ints[offsets_at + row + 1] = end - rows_at
-    describe_input(t, base, port, rows_at, end, offsets_at)
+def _write_ragged(t: Tables, subgraph: Subgraph, port: int, count: int, end: int, offsets_at: int, rows_at: int) -> int:
+    """Writes the rows that each of ``count`` steps of a chain or loop reads together; returns the new end."""
+    rows = num_rows_of(t, subgraph, port)
+    for step in range(count):
+        for k in range(rows):
+            t.ints[end + k] = ragged_row(t, subgraph, port, k)
+        end += rows
+        t.ints[offsets_at + step] = end - rows_at
     return end
 
 
@@ -236,77 +222,78 @@ def _read_inside(t: Tables, task: Task, base: int, carry: int) -> None:
 
 
 @compiled
-def describe_input(t: Tables, base: int, port: int, rows_at: int, end: int, offsets_at: int) -> None:
-    """Finds where the rows of one input lie; if all at one location, turns handles into row numbers."""
-    lowest, highest = 1 << 30, -1
-    for k in range(rows_at, end):
-        if t.ints[k] >= NUM_PERMANENT:
-            lowest, highest = min(lowest, t.ints[k]), max(highest, t.ints[k])
-    source = -2
-    if highest >= 0:
-        source = highest >> LOCATION_SHIFT if highest >> LOCATION_SHIFT == lowest >> LOCATION_SHIFT else MIXED
-    if source != MIXED:
-        for k in range(rows_at, end):
-            t.ints[k] &= ROW_MASK
-    to = base + layout.HEADER + port * layout.INPUT
-    t.ints[to + layout.IN_SOURCE] = source
-    t.ints[to + layout.IN_COUNT] = end - rows_at
-    t.ints[to + layout.IN_ROWS] = rows_at - base
-    t.ints[to + layout.IN_OFFSETS] = offsets_at - base
-
-
-@compiled
 def write_outputs(t: Tables, task: Task, base: int, end: int) -> None:
     """Takes an arena row for each output that somebody reads and a host row for each result."""
     cell_type = t.types[task.cell_type]
     for output in range(cell_type.num_outputs):
         kind = t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
-        to = base + layout.HEADER + cell_type.num_inputs * layout.INPUT + output * layout.OUTPUT
+        to = description_at(base, cell_type.num_inputs, output)
         if task.is_loop:
-            end = loop_output(t, task, base, to, output, kind, end)
+            end = write_run(t, task, base, to, output, kind, end)
         else:
-            end = _graph_output(t, task, base, to, output, kind, end)
+            end = begin_output(t, base, to, end, task.positions, task.positions)
+            _write_output(t, task, base, to, output, kind)
 
 
 @compiled
-def _graph_output(t: Tables, task: Task, base: int, record_at: int, output: int, kind: int, end: int) -> int:
-    ints = t.ints
+def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: int) -> None:
+    """Takes the rows of an output of each item, but of loops that run."""
+    ints, position = t.ints, 0
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
     lengths_at = base + ints[base + layout.H_LENGTHS]
-    limit = task.positions
-    positions_at, rows_at, result_positions_at, result_rows_at = end, end + limit, end + 2 * limit, end + 3 * limit
-    stores = results = start = 0
     for step in range(task.steps):
-        ahead = 0
-        for row in range(ints[sizes_at + step]):
-            id, place = ints[nodes_at + row], -1
+        row, rows = 0, ints[sizes_at + step]
+        while row < rows:
+            id, count = ints[nodes_at + row], 1
             if id < 0:
-                is_last = step + 1 == ints[lengths_at + row]
-                ahead = steps_ahead(t, nodes_at, row, ahead)
-                subgraph = t.subgraphs[~id]
-                if subgraph.what == CHAIN:
-                    handle, place = step_output(t, task, subgraph, output, step + ahead, is_last, kind)
-                else:
-                    handle, place = loop_step_output(t, task, subgraph, output, step + ahead, kind)
+                subgraph, is_last = t.subgraphs[~id], step + 1 == ints[lengths_at + row]
+                count = rows_of_item(t, nodes_at, row, rows)
+                if count > 1 and _write_sequence(t, task, base, to, subgraph, output, position, count, kind):
+                    row, position = row + count, position + count
+                    continue
+                for k in range(count):
+                    if subgraph.what == CHAIN:
+                        handle, place = step_output(t, task, subgraph, output, step + k, is_last, kind)
+                    else:
+                        handle, place = loop_step_output(t, task, subgraph, output, step + k, kind)
+                    if handle >= 0:
+                        add_store(t, base, to, position + k, handle)
+                    if place >= 0:
+                        is_streamed = t.requests[subgraph.request].streamed
+                        add_result(t, base, to, position + k, place, kind, is_streamed)
             else:
-                value, handle = t.values[t.nodes[id + step].first_value + output], NO_ROW
+                value = t.values[t.nodes[id + step].first_value + output]
                 if value.readers > 0:
-                    handle = take_row(t, task.worker, kind)
-                    value.row = handle
+                    value.row = take_row(t, task.worker, kind)
+                    add_store(t, base, to, position, value.row)
                 if value.result >= 0:
-                    place = t.requests[t.subgraphs[t.nodes[id].subgraph].request].first_place + value.result
-            if handle >= 0:
-                ints[positions_at + stores] = start + row
-                ints[rows_at + stores] = handle & ROW_MASK
-                stores += 1
-            if place >= 0:
-                is_streamed = t.requests[t.subgraphs[subgraph_of(t, id)].request].streamed
-                ints[result_positions_at + results] = start + row
-                ints[result_rows_at + results] = result_row(t, place, kind, is_streamed)
-                results += 1
-        start += ints[sizes_at + step]
-    describe_output(t, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
-    return end + 4 * limit
+                    request = t.requests[t.subgraphs[t.nodes[id].subgraph].request]
+                    add_result(t, base, to, position, request.first_place + value.result, kind, request.streamed)
+            row += count
+            position += count
+
+
+@compiled
+def _write_sequence(
+    t: Tables, task: Task, base: int, to: int, subgraph: Subgraph, output: int, position: int, count: int, kind: int
+) -> bool:
+    """Takes the rows of an output of a chain's next steps where it is a sequence alone, no state or single value;
+    returns whether it is."""
+    record, made = record_of(t, subgraph), output_of(t, subgraph, output)
+    first = record.position
+    if subgraph.what != CHAIN or made.is_state or record.tap_step < first + count:
+        return False
+    if made.sequence >= 0:
+        for k in range(count):
+            handle = take_row(t, task.worker, kind)
+            t.places[made.sequence + first + k] = handle
+            add_store(t, base, to, position + k, handle)
+    if made.result >= 0:
+        is_streamed = t.requests[subgraph.request].streamed
+        for k in range(count):
+            place = made.result + made.result_stride * (first + k)
+            add_result(t, base, to, position + k, place, kind, is_streamed)
+    return True
 
 
 @inlined

@@ -5,8 +5,8 @@ from __future__ import annotations
 from cellrt.core.running.loops_ahead import state_after
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.record_layout import output_of, record_of
-from cellrt.core.state.rows import take_row
-from cellrt.core.state.tables import HOST, NO_ROW, PENDING, ROW_MASK, STEPS, Subgraph, Tables, Task
+from cellrt.core.state.tables import NO_ROW, STEPS, Subgraph, Tables, Task
+from cellrt.core.tasks.descriptions import add_result, add_store, begin_output
 from cellrt.native.jit import compiled
 
 
@@ -30,73 +30,30 @@ def loop_step_output(t: Tables, task: Task, subgraph: Subgraph, output: int, ahe
 
 
 @compiled
-def result_row(t: Tables, place: int, kind: int, is_streamed: int) -> int:
-    """The host's row of a result, taken now unless an earlier step of a loop, of which the last counts, has it."""
-    handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
-    if handle == NO_ROW:
-        handle = take_row(t, HOST, kind)
-        t.places[place] = PENDING - handle if is_streamed else handle
-    return handle
-
-
-@compiled
-def loop_output(t: Tables, task: Task, base: int, record_at: int, output: int, kind: int, end: int) -> int:
-    """Takes the rows of one output of a task of loops: the state after the run, and a host row for each result."""
-    ints = t.ints
-    nodes_at, lengths_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_LENGTHS]
-    rows, limit = task.rows, task.rows * task.steps
-    positions_at, rows_at = end, end + rows
-    result_positions_at, result_rows_at = end + 2 * rows, end + 2 * rows + limit
-    stores = results = every_step = 0
+def write_run(t: Tables, task: Task, base: int, to: int, output: int, kind: int, end: int) -> int:
+    """Takes the rows of one output of a task of loops that run: the state after the run, and a host row for each
+    result; returns the new end."""
+    rows, limit, every_step = task.rows, task.rows * task.steps, 0
+    nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
+    end = begin_output(t, base, to, end, rows, limit)
     for row in range(rows):
-        subgraph = t.subgraphs[~ints[nodes_at + row]]
+        subgraph = t.subgraphs[~t.ints[nodes_at + row]]
         if t.values[record_of(t, subgraph).first_value + output].bits & STEPS:
             every_step = 1
+    t.ints[to + layout.OUT_RESULT_STEPS] = every_step
     for row in range(rows):
-        subgraph = t.subgraphs[~ints[nodes_at + row]]
-        value, request = t.values[record_of(t, subgraph).first_value + output], t.requests[subgraph.request]
+        subgraph = t.subgraphs[~t.ints[nodes_at + row]]
+        record, request = record_of(t, subgraph), t.requests[subgraph.request]
+        value = t.values[record.first_value + output]
         if output_of(t, subgraph, output).is_state:
-            ints[positions_at + stores] = row
-            ints[rows_at + stores] = state_after(t, task, subgraph, output, kind) & ROW_MASK
-            stores += 1
+            add_store(t, base, to, row, state_after(t, task, subgraph, output, kind))
         if value.result < 0:
             continue
         place = request.first_place + value.result
         if value.bits & STEPS:
-            for step in range(ints[lengths_at + row]):
-                handle = take_row(t, HOST, kind)
-                t.places[place + record_of(t, subgraph).position + step] = (
-                    PENDING - handle if request.streamed else handle
-                )
-                ints[result_positions_at + results] = row * task.steps + step
-                ints[result_rows_at + results] = handle
-                results += 1
+            for step in range(t.ints[lengths_at + row]):
+                its = place + record.position + step
+                add_result(t, base, to, row * task.steps + step, its, kind, request.streamed)
         else:
-            ints[result_positions_at + results] = limit + row if every_step else row
-            ints[result_rows_at + results] = result_row(t, place, kind, request.streamed)
-            results += 1
-    describe_output(t, record_at, base, stores, positions_at, rows_at, results, result_positions_at, result_rows_at)
-    ints[record_at + layout.OUT_RESULT_STEPS] = every_step
-    return end + 2 * rows + 2 * limit
-
-
-@compiled
-def describe_output(
-    t: Tables,
-    record_at: int,
-    base: int,
-    stores: int,
-    positions_at: int,
-    rows_at: int,
-    results: int,
-    result_positions_at: int,
-    result_rows_at: int,
-) -> None:
-    """Says where the positions and rows of one output lie."""
-    t.ints[record_at + layout.OUT_STORES] = stores
-    t.ints[record_at + layout.OUT_STORE_POSITIONS] = positions_at - base
-    t.ints[record_at + layout.OUT_STORE_ROWS] = rows_at - base
-    t.ints[record_at + layout.OUT_RESULTS] = results
-    t.ints[record_at + layout.OUT_RESULT_POSITIONS] = result_positions_at - base
-    t.ints[record_at + layout.OUT_RESULT_ROWS] = result_rows_at - base
-    t.ints[record_at + layout.OUT_RESULT_STEPS] = 0
+            add_result(t, base, to, limit + row if every_step else row, place, kind, request.streamed)
+    return end

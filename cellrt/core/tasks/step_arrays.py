@@ -19,9 +19,9 @@ from cellrt.core.state.record_layout import (
     output_at,
     record_of,
 )
-from cellrt.core.state.tables import ROW_MASK, Subgraph, Tables, Task
-from cellrt.core.tasks.index_arrays import describe_input, step_output
-from cellrt.core.tasks.loop_arrays import result_row
+from cellrt.core.state.tables import Subgraph, Tables, Task
+from cellrt.core.tasks.descriptions import add_result, add_store, begin_output, describe_input, description_at
+from cellrt.core.tasks.index_arrays import step_output
 from cellrt.native.jit import compiled, inlined
 
 
@@ -31,10 +31,10 @@ def write_steps(t: Tables, task: Task, base: int, end: int) -> None:
     ints, rows, cell_type = t.ints, task.rows, t.types[task.cell_type]
     num_inputs, num_outputs = cell_type.num_inputs, cell_type.num_outputs
     output_words = OUTPUT_WORDS + cell_type.ahead
-    nodes_at, outputs_at = base + ints[base + layout.H_NODES], end + num_inputs * rows
+    nodes_at, outputs_end = base + ints[base + layout.H_NODES], end + num_inputs * rows
     task.reads_late, task.is_sent = 0, 1
     for output in range(num_outputs):
-        _describe_output(t, base, _description_at(base, num_inputs, output), outputs_at + 4 * rows * output, rows)
+        outputs_end = begin_output(t, base, description_at(base, num_inputs, output), outputs_end, rows, rows)
     for row in range(rows):
         subgraph_id = ~ints[nodes_at + row]
         subgraph = t.subgraphs[subgraph_id]
@@ -42,30 +42,15 @@ def write_steps(t: Tables, task: Task, base: int, end: int) -> None:
         _write_inputs(t, subgraph, num_inputs, output_words, record.position, end + row, rows)
         if record.position < record.plain:
             _hand_on(t, task, subgraph, row, base, num_inputs, num_outputs)
-            note_sent(t, task, subgraph)
+            note_sent(t, task, subgraph, 1)
             record.position += 1
         else:
             _write_outputs(t, task, subgraph, row, base)
-            note_sent(t, task, subgraph)
+            note_sent(t, task, subgraph, 1)
             send_steps(t, subgraph_id, 1, task.worker)
     for port in range(num_inputs):
         _look_up(t, end + rows * port, rows)
         describe_input(t, base, port, end + rows * port, end + rows * (port + 1), base - 1)
-
-
-@inlined
-def _description_at(base: int, num_inputs: int, output: int) -> int:
-    """Where the task says of an output where its rows are."""
-    return base + layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * output
-
-
-@inlined
-def _add_store(t: Tables, base: int, to: int, row: int, handle: int) -> None:
-    """Adds a row to those that an output has."""
-    at, count = base + t.ints[to + layout.OUT_STORE_POSITIONS], t.ints[to + layout.OUT_STORES]
-    t.ints[at + count] = row
-    t.ints[base + t.ints[to + layout.OUT_STORE_ROWS] + count] = handle & ROW_MASK
-    t.ints[to + layout.OUT_STORES] = count + 1
 
 
 @inlined
@@ -107,7 +92,7 @@ def _hand_on(t: Tables, task: Task, subgraph: Subgraph, row: int, base: int, num
             handle = state_row(t, output, task.worker, kind)
             output.previous_row = output.row
             output.row = handle
-            _add_store(t, base, _description_at(base, num_inputs, k), row, handle)
+            add_store(t, base, description_at(base, num_inputs, k), row, handle)
         to += OUTPUT_WORDS + cell_type.ahead
 
 
@@ -117,22 +102,9 @@ def _write_outputs(t: Tables, task: Task, subgraph: Subgraph, row: int, base: in
     cell_type = t.types[task.cell_type]
     for output in range(cell_type.num_outputs):
         kind = t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
-        to = _description_at(base, cell_type.num_inputs, output)
+        to = description_at(base, cell_type.num_inputs, output)
         handle, place = step_output(t, task, subgraph, output, 0, True, kind)
         if handle >= 0:
-            _add_store(t, base, to, row, handle)
+            add_store(t, base, to, row, handle)
         if place >= 0:
-            at, count = base + t.ints[to + layout.OUT_RESULT_POSITIONS], t.ints[to + layout.OUT_RESULTS]
-            t.ints[at + count] = row
-            at = base + t.ints[to + layout.OUT_RESULT_ROWS]
-            t.ints[at + count] = result_row(t, place, kind, t.requests[subgraph.request].streamed)
-            t.ints[to + layout.OUT_RESULTS] = count + 1
-
-
-@compiled
-def _describe_output(t: Tables, base: int, to: int, at: int, rows: int) -> None:
-    """Says where an output's rows will lie, none of which is there yet."""
-    t.ints[to + layout.OUT_STORES] = t.ints[to + layout.OUT_RESULTS] = t.ints[to + layout.OUT_RESULT_STEPS] = 0
-    t.ints[to + layout.OUT_STORE_POSITIONS], t.ints[to + layout.OUT_STORE_ROWS] = at - base, at + rows - base
-    t.ints[to + layout.OUT_RESULT_POSITIONS] = at + 2 * rows - base
-    t.ints[to + layout.OUT_RESULT_ROWS] = at + 3 * rows - base
+            add_result(t, base, to, row, place, kind, t.requests[subgraph.request].streamed)

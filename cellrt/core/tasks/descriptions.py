@@ -1,0 +1,69 @@
+"""What a task's buffer says of each input and output: where its rows are listed, and how many there are."""
+
+from __future__ import annotations
+
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.rows import take_row
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NO_ROW, NUM_PERMANENT, PENDING, ROW_MASK, Tables
+from cellrt.native.jit import compiled, inlined
+
+
+@compiled
+def describe_input(t: Tables, base: int, port: int, rows_at: int, end: int, offsets_at: int) -> None:
+    """Finds where the rows of one input lie; if all at one location, turns handles into row numbers."""
+    lowest, highest = 1 << 30, -1
+    for k in range(rows_at, end):
+        if t.ints[k] >= NUM_PERMANENT:
+            lowest, highest = min(lowest, t.ints[k]), max(highest, t.ints[k])
+    source = -2
+    if highest >= 0:
+        source = highest >> LOCATION_SHIFT if highest >> LOCATION_SHIFT == lowest >> LOCATION_SHIFT else MIXED
+    if source != MIXED:
+        for k in range(rows_at, end):
+            t.ints[k] &= ROW_MASK
+    to = base + layout.HEADER + port * layout.INPUT
+    t.ints[to + layout.IN_SOURCE] = source
+    t.ints[to + layout.IN_COUNT] = end - rows_at
+    t.ints[to + layout.IN_ROWS] = rows_at - base
+    t.ints[to + layout.IN_OFFSETS] = offsets_at - base
+
+
+@inlined
+def description_at(base: int, num_inputs: int, output: int) -> int:
+    """Where the task says of an output where its rows are."""
+    return base + layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * output
+
+
+@compiled
+def begin_output(t: Tables, base: int, to: int, end: int, stores: int, results: int) -> int:
+    """Makes room from ``end`` on for so many rows that an output gets, and results, none of which is there yet; returns
+    the new end."""
+    ints = t.ints
+    ints[to + layout.OUT_STORES] = ints[to + layout.OUT_RESULTS] = ints[to + layout.OUT_RESULT_STEPS] = 0
+    ints[to + layout.OUT_STORE_POSITIONS], ints[to + layout.OUT_STORE_ROWS] = end - base, end + stores - base
+    end += 2 * stores
+    ints[to + layout.OUT_RESULT_POSITIONS], ints[to + layout.OUT_RESULT_ROWS] = end - base, end + results - base
+    return end + 2 * results
+
+
+@inlined
+def add_store(t: Tables, base: int, to: int, position: int, handle: int) -> None:
+    """Adds a row to those that an output gets."""
+    at, count = base + t.ints[to + layout.OUT_STORE_POSITIONS], t.ints[to + layout.OUT_STORES]
+    t.ints[at + count] = position
+    t.ints[base + t.ints[to + layout.OUT_STORE_ROWS] + count] = handle & ROW_MASK
+    t.ints[to + layout.OUT_STORES] = count + 1
+
+
+@inlined
+def add_result(t: Tables, base: int, to: int, position: int, place: int, kind: int, is_streamed: int) -> None:
+    """Adds a result to those that an output gets. Its row is taken now, unless an earlier step of a loop, of which the
+    last counts, has it."""
+    handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
+    if handle == NO_ROW:
+        handle = take_row(t, HOST, kind)
+        t.places[place] = PENDING - handle if is_streamed else handle
+    at, count = base + t.ints[to + layout.OUT_RESULT_POSITIONS], t.ints[to + layout.OUT_RESULTS]
+    t.ints[at + count] = position
+    t.ints[base + t.ints[to + layout.OUT_RESULT_ROWS] + count] = handle
+    t.ints[to + layout.OUT_RESULTS] = count + 1
