@@ -32,10 +32,11 @@ from cellrt.core.scheduling.gathering import fills_a_task
 from cellrt.core.state.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.state.record_layout import most_steps, record_of
 from cellrt.core.state.step_times import step_time
-from cellrt.core.state.tables import ASKED, NEVER, NUM_PRIORITIES, READY, WAITING, Tables
+from cellrt.core.state.tables import ASKED, NEVER, NUM_PRIORITIES, READY, WAITING, Request, Subgraph, Tables
 from cellrt.errors import DefinitionError
 from cellrt.native.jit import allocating, c_function, compiled
 from cellrt.native.memory import call, start_of
+from cellrt.native.row_types import Rows
 
 Function = Callable[..., Any]
 ADMISSION_ORDERS = ("arrival", "length", "deadline")
@@ -149,7 +150,7 @@ _UNCOMPILED: list[Function] = []
 """Without compilation, in place of addresses: the functions, from 1 on."""
 
 
-def _ask_python(t: Any, address: int, rows: Any) -> int:
+def _ask_python(t: Tables, address: int, rows: Rows[Any]) -> int:
     try:
         given = _UNCOMPILED[address - 1](rows[: t.asked[0].count], t.asked[0])
     except Exception:
@@ -159,25 +160,25 @@ def _ask_python(t: Any, address: int, rows: Any) -> int:
 
 if numba.config.DISABLE_JIT:
 
-    def _ask_rank(t: Any) -> int:
+    def _ask_rank(t: Tables) -> int:
         return _ask_python(t, int(t.settings[0].rank_at), t.waiting)
 
-    def _ask_choose(t: Any) -> int:
+    def _ask_choose(t: Tables) -> int:
         return _ask_python(t, int(t.settings[0].choose_at), t.choices)
 
 else:
 
     @compiled
-    def _ask_rank(t: Any) -> int:
+    def _ask_rank(t: Tables) -> int:
         return int(call(t.settings[0].rank_at, start_of(t.waiting), start_of(t.asked)))
 
     @compiled
-    def _ask_choose(t: Any) -> int:
+    def _ask_choose(t: Tables) -> int:
         return int(call(t.settings[0].choose_at, start_of(t.choices), start_of(t.asked)))
 
 
 @compiled
-def put_in_order(t: Any, type_id: Any, priority: Any, worker: Any) -> None:
+def put_in_order(t: Tables, type_id: int, priority: int, worker: int) -> None:
     """Puts what a task could take of a queue in the policy's order, at its front; the rest stays as it is.
 
     Without a ``rank`` a queue is in the order in which its chains and loops came to it, which is that of arrival but
@@ -210,7 +211,7 @@ def put_in_order(t: Any, type_id: Any, priority: Any, worker: Any) -> None:
 
 
 @compiled
-def _show_waiting(t: Any, type_id: Any, priority: Any, worker: Any) -> Any:
+def _show_waiting(t: Tables, type_id: int, priority: int, worker: int) -> int:
     """Fills ``waiting`` and ``asked`` with what of a queue is ready for a worker; returns how many rows there are."""
     cell_type, count = t.types[type_id], 0
     backlog = backlog_of(type_id, priority)
@@ -238,7 +239,7 @@ def _show_waiting(t: Any, type_id: Any, priority: Any, worker: Any) -> Any:
 
 
 @compiled
-def _deadline_of(t: Any, request: Any, subgraph: Any) -> Any:
+def _deadline_of(t: Tables, request: Request, subgraph: Subgraph) -> int:
     """The deadline of a request that a policy goes by. What has begun kept the time by which it must: it is not late by
     that any more, and not behind those that have yet to begin."""
     begun_ns = request.schedule_by_ns
@@ -248,7 +249,7 @@ def _deadline_of(t: Any, request: Any, subgraph: Any) -> Any:
 
 
 @compiled
-def _score(t: Any, count: Any) -> None:
+def _score(t: Tables, count: int) -> None:
     """Has the policy score what is shown; if it raises, the order of arrival is taken."""
     if _ask_rank(t) == FAILED:
         t.settings[0].policy_errors += 1
@@ -257,7 +258,7 @@ def _score(t: Any, count: Any) -> None:
 
 
 @compiled
-def _is_before(t: Any, one: Any, other: Any) -> Any:
+def _is_before(t: Tables, one: int, other: int) -> bool:
     a, b = t.waiting[one], t.waiting[other]
     if a.score != b.score:
         return a.score < b.score or (b.score != b.score and a.score == a.score)  # what is no number goes last
@@ -265,7 +266,7 @@ def _is_before(t: Any, one: Any, other: Any) -> Any:
 
 
 @compiled
-def _sink(t: Any, k: Any, count: Any) -> None:
+def _sink(t: Tables, k: int, count: int) -> None:
     """Restores the heap ``order``, of ``count`` rows, below its place ``k``."""
     while 2 * k + 1 < count:
         child = 2 * k + 1
@@ -280,7 +281,7 @@ def _sink(t: Any, k: Any, count: Any) -> None:
 
 
 @compiled
-def _move_behind(t: Any, backlog: Any, subgraph_id: Any, behind: Any) -> None:
+def _move_behind(t: Tables, backlog: int, subgraph_id: int, behind: int) -> None:
     """Moves a subgraph of a queue behind another, or to its front (-1)."""
     lane, subgraph = t.lanes[backlog], t.subgraphs[subgraph_id]
     if subgraph.previous == behind:
@@ -324,7 +325,7 @@ def first_score(t: Tables, type_id: int, worker: int) -> float:
 
 
 @compiled
-def chosen_type(t: Any, priority: Any, worker: Any) -> Any:
+def chosen_type(t: Tables, priority: int, worker: int) -> int:
     """The cell type that the policy's ``choose`` takes of those with work at a client priority; -1 if it has none to
     say."""
     settings, count = t.settings[0], 0

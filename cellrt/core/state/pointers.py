@@ -9,24 +9,25 @@ import numba
 import numpy as np
 
 from cellrt.core.state import tables
-from cellrt.core.state.tables import Tables
+from cellrt.core.state.tables import Node, Subgraph, Tables, Value
 from cellrt.native.jit import WORDS, RowsPointer, opener
+from cellrt.native.row_types import Rows
 
 
 class OpenTemplate(NamedTuple):
     """What admission reads of a ``Template``."""
 
-    nodes: Any
-    values: Any
-    links: Any
-    subgraphs: Any
-    externals: Any
-    lists: Any
-    states: Any
-    needs: Any
-    pages: Any
-    patches: Any
-    memory: Any
+    nodes: Rows[Node]
+    values: Rows[Value]
+    links: Rows[int]
+    subgraphs: Rows[Subgraph]
+    externals: Rows[int]
+    lists: Rows[int]
+    states: Rows[int]
+    needs: Rows[int]
+    pages: Rows[int]
+    patches: Rows[int]
+    memory: Rows[int]
 
 
 def _same(rows: Any) -> Any:

@@ -43,9 +43,9 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -53,7 +53,7 @@ from numpy.typing import NDArray
 from cellrt.core.state.tables import CellType, PortInfo
 from cellrt.core.templates.sums import Sums, steps_of
 from cellrt.native.jit import compiled, make_rows, making
-from cellrt.native.row_types import Rows
+from cellrt.native.row_types import Row, Rows, dtype_of, i4
 
 OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS, OP_RESULT_LAST, OP_STATE, OP_KEEP = (
     range(1, 11)
@@ -251,21 +251,42 @@ def read_only(program: NDArray[np.int32]) -> NDArray[np.int32]:
     return program
 
 
-def _dtype(numbers: type[Operation] | type[Input], *others: str) -> np.dtype[np.void]:
-    names = [each.name for each in fields(numbers) if each.type == "int" and each.name not in ("at", "unused")]
-    return np.dtype([(name, "i4") for name in (*names, *others)])
+class OperationRow(Row):
+    """An operation in a draft, by the words of ``Operation``."""
+
+    op: i4
+    cell_type: i4
+    length: i4
+    stop: i4
+    left: i4
+    kind: i4
+    row: i4
+    start: i4
+    page_size: i4
+    keeps: i4
+    first: i4
+    stride: i4
+    state: i4
+    value: i4
+    input: i4  # its first in ``Draft.inputs``
+    layer: i4  # its first in ``Draft.layers``
 
 
-OPERATION = _dtype(Operation, "input", "layer")
-"""An operation in a draft; ``input`` and ``layer``: its first ones there."""
-INPUT = _dtype(Input, "listed", "is_whole")
-"""An input in a draft. ``listed``: the first there, or -1; ``is_whole``: 1 if what it names are steps of one sequence
-(``uses.py``)."""
+class InputRow(Row):
+    """An input in a draft, by the words of ``Input``."""
 
-OperationRow = Any
-"""A row of OPERATION."""
-InputRow = Any
-"""A row of INPUT."""
+    mode: i4
+    first: i4
+    stride: i4
+    count: i4
+    output: i4
+    state: i4
+    value: i4
+    listed: i4  # the first in ``Draft.listed``, or -1
+    is_whole: i4  # 1 if what it names are steps of one sequence (``uses.py``)
+
+
+OPERATION, INPUT = dtype_of(OperationRow), dtype_of(InputRow)
 
 
 def _columns(words: Iterable[tuple[int, tuple[str, ...]]], size: int, dtype: np.dtype[np.void]) -> NDArray[np.int64]:
@@ -295,12 +316,12 @@ class Draft(NamedTuple):
 
     types: Rows[CellType]
     ports: Rows[PortInfo]
-    units: NDArray[np.void]
-    sources: NDArray[np.void]
-    results: NDArray[np.void]
-    keeps: NDArray[np.void]
-    pages: NDArray[np.void]
-    inputs: NDArray[np.void]
+    units: Rows[OperationRow]
+    sources: Rows[OperationRow]
+    results: Rows[OperationRow]
+    keeps: Rows[OperationRow]
+    pages: Rows[OperationRow]
+    inputs: Rows[InputRow]
     listed: NDArray[np.int32]  # values
     layers: NDArray[np.int32]  # cell types
     makers: NDArray[np.int32]  # of each value: its unit, or -1 - its source

@@ -90,15 +90,15 @@ def _measure(draft: Draft) -> None:
     A node with an input that is a whole sequence, a growing state or a span becomes a chain of one step.
     """
     for unit in range(draft.units.size):
-        operation, is_record, lead = draft.units[unit], draft.units[unit].op != OP_NODE, 0
+        operation, is_record, lead = draft.units[unit], int(draft.units[unit].op != OP_NODE), 0
         for k in range(operation.input, operation.input + draft.types[operation.cell_type].num_inputs):
             given, count = draft.inputs[k], num_named(draft.inputs[k])
             is_run = given.mode in (STEP, RANGE, LEADS)
             given.is_whole = int(is_run and is_inside(draft, given.first, given.stride, count))
-            is_record |= given.mode in (PAGED, NOTHING, EMITTED) or (given.mode == RANGE and given.is_whole)
+            is_record |= int(given.mode in (PAGED, NOTHING, EMITTED) or (given.mode == RANGE and given.is_whole > 0))
             if given.mode == LEADS:
                 lead = sum_of(given.count) - 1
-        draft.lengths[unit] = sum_of(operation.length) + lead if is_record else 0
+        draft.lengths[unit] = sum_of(operation.length) + lead if is_record > 0 else 0
 
 
 @making
