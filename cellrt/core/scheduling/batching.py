@@ -1,95 +1,26 @@
 """FormBatchedTask (Algorithm 1, lines 24-32): which nodes go into a task, how many steps it runs, in what order.
 
-A task is formed in five passes over its rows: collect nodes in queue order, choose the number of steps and sort the
-rows by length, write input rows, take output rows, then free the rows whose last reader this was. Freeing comes
-last, so that no row is read and written in one task. Of a task that takes a step of each of its chains the last three
-are one (``step_arrays.py``): chains hold what they read, so it frees nothing.
+A task is formed in five passes over its rows: collect them in queue order (``collecting.py``), choose the number of
+steps and sort the rows by length, write input rows, take output rows, then free the rows whose last reader this was.
+Freeing comes last, so that no row is read and written in one task. Of a task that takes a step of each of its chains
+the last three are one (``step_arrays.py``): chains hold what they read, so it frees nothing.
 """
 
 from __future__ import annotations
 
-from cellrt.core.pages.span_arrays import task_room, write_spans
+from cellrt.core.pages.span_arrays import write_spans
 from cellrt.core.running.loops_ahead import write_flags
-from cellrt.core.running.records import ragged_ints
-from cellrt.core.scheduling.policy import put_in_order
-from cellrt.core.scheduling.spans import collect_spans
+from cellrt.core.scheduling.collecting import collect
 from cellrt.core.state import task_layout as layout
-from cellrt.core.state.queue import backlog_of, nth_priority, pop_ready, steps_ready
-from cellrt.core.state.record_layout import body_of, may_run, record_of
+from cellrt.core.state.queue import backlog_of, steps_ready
 from cellrt.core.state.step_times import step_time
-from cellrt.core.state.tables import ALL_TYPES, CHAIN, CHAIN_NEXT, GRAPH, LOOP, NUM_PRIORITIES, Tables
+from cellrt.core.state.tables import ALL_TYPES, CHAIN_NEXT, NUM_PRIORITIES, Tables
 from cellrt.core.tasks.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.tasks.step_arrays import write_steps
 from cellrt.native.jit import compiled
 
 LATELY_RUNS = 50
 """Where a higher client priority was served so many longest runs ago or less, it is likely to come again."""
-
-
-@compiled
-def _collect(
-    t: Tables, type_id: int, priority: int, worker: int, nodes_at: int, limit: int, room: int
-) -> tuple[int, int, int, int, int, int, int]:
-    """Moves ready nodes of the type's queue to the buffer, those of the client priority whose turn it is first.
-
-    Ready nodes that no worker holds are shared out among the idle workers. Subgraphs are scanned in queue order;
-    those pinned to another worker are passed over (Algorithm 1, line 27). A task holds nodes of graphs or of loops
-    (a step of one of several cells is a node of a graph), never both, and has one stop output. ``room`` is the number
-    of ints left for ragged inputs. Returns (rows, those of chains, those of loops of several cells, ragged ints,
-    whether they are loops, the output that says stop or -1, client priorities as bits).
-    """
-    rows = chains = members = ragged = priorities = 0
-    stop, is_loop = -1, 0
-    cell_type = t.types[type_id]
-    settings = t.settings[0]
-    share = max(1, settings.idle_workers) if settings.split else 1
-    unpinned = pinned = 0
-    for each in range(NUM_PRIORITIES):
-        unpinned += t.ready[backlog_of(type_id, each), 0]
-        pinned += t.ready[backlog_of(type_id, each), worker]
-    left = min(limit, pinned + max((unpinned + share - 1) // share, cell_type.large_batch))
-    for k in range(NUM_PRIORITIES):
-        if rows >= left:
-            break
-        its_priority = nth_priority(priority, k)
-        put_in_order(t, type_id, its_priority, worker)
-        subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
-        while subgraph_id >= 0 and rows < left:
-            subgraph = t.subgraphs[subgraph_id]
-            following = subgraph.next
-            if subgraph.pinned == 0 or subgraph.pinned == worker:
-                while subgraph.num_ready > 0 and rows < left:
-                    loop, its_stop, extra = 0, -1, 0
-                    is_chain, is_member = int(subgraph.what == CHAIN), 0
-                    if subgraph.what == GRAPH:
-                        extra = 2 * (t.nodes[subgraph.ready_head].num_refs - cell_type.num_inputs)
-                    else:
-                        its_stop = record_of(t, subgraph).stop
-                        if subgraph.what == LOOP:
-                            loop = int(may_run(body_of(t, subgraph)))
-                            is_member = 1 - loop
-                        extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
-                    if rows > 0 and (loop != is_loop or (its_stop != stop and (loop or min(its_stop, stop) >= 0))):
-                        break
-                    if rows > 0 and ragged + extra > room:
-                        return rows, chains, members, ragged, is_loop, stop, priorities
-                    ragged += extra
-                    is_loop, stop = loop, max(stop, its_stop)
-                    priorities |= 1 << subgraph.priority
-                    if subgraph.what == GRAPH:
-                        count = pop_ready(t, subgraph, nodes_at + rows, 1 if cell_type.num_ragged > 0 else left - rows)
-                        rows += count
-                        continue
-                    count = min(subgraph.num_ready, left - rows)
-                    if extra > 0:
-                        count = max(1, min(count, (room - ragged + extra) // extra))
-                        ragged += (count - 1) * extra
-                    for each in range(count):
-                        t.ints[nodes_at + rows + each] = ~subgraph_id
-                    rows, chains, members = rows + count, chains + count * is_chain, members + is_member
-                    break
-            subgraph_id = following
-    return rows, chains, members, ragged, is_loop, stop, priorities
 
 
 @compiled
@@ -229,19 +160,13 @@ def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_
     ``priority`` is the client priority whose turn it is: a task has as much of it as fits, then of the others.
     Dependencies are not touched: ``schedule.submit_task`` does that.
     """
-    ints, cell_type, task = t.ints, t.types[type_id], t.tasks[task_id]
+    ints, cell_type, task, forming = t.ints, t.types[type_id], t.tasks[task_id], t.forming[0]
     buffer_ints = t.settings[0].buffer_ints
     base = task_id * buffer_ints
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     nodes_at = base + header
-    room = task_room(t, cell_type)
-    if cell_type.has_spans:
-        rows, ragged, stop, priorities = collect_spans(t, type_id, priority, worker, nodes_at, room)
-        chains, members, is_loop = rows, rows, 0
-    else:
-        rows, chains, members, ragged, is_loop, stop, priorities = _collect(
-            t, type_id, priority, worker, nodes_at, cell_type.max_batch, room
-        )
+    collect(t, type_id, priority, worker, nodes_at)
+    rows, is_loop = forming.rows, forming.is_loop
     if rows == 0:
         cell_type.starved_at |= cell_type.has_spans << worker
         return 0
@@ -251,12 +176,12 @@ def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_
         steps = _least_steps(t, type_id, rows, steps)
     if steps > 1:
         ragged_steps = 1 if is_loop == 1 else steps
-        space = buffer_ints - header - 4 * rows - ragged * ragged_steps
+        space = buffer_ints - header - 4 * rows - forming.ragged * ragged_steps
         steps = max(1, min(steps, space // (rows * cell_type.per_row + 1)))
-        if ragged > 0 and is_loop == 0:
+        if forming.ragged > 0 and is_loop == 0:
             steps = 1
     task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
-    task.priority, task.priorities, task.number = priority, priorities, t.settings[0].num_tasks
+    task.priority, task.priorities, task.number = priority, forming.priorities, t.settings[0].num_tasks
     task.is_sent = task.goes_ahead = 0
     lengths_at = nodes_at + rows
     least = _least_steps(t, type_id, rows, steps)
@@ -272,17 +197,20 @@ def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
     ints[base + layout.H_FAILED] = done_at + rows - base
-    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = stop, task.steps if goes_ahead else least
+    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = (
+        forming.stop,
+        task.steps if goes_ahead else least,
+    )
     ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = ints[base + layout.H_FLAGS] = 0
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
-    if chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
+    if forming.chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
         write_steps(t, task, base, done_at + 2 * rows)
         ints[base + layout.H_NOTES] = buffer_ints
     else:
         end = done_at + 2 * rows
         if cell_type.has_spans:
             end = write_spans(t, task, base, end)
-        if cell_type.ahead > 0 and is_loop + members > 0:
+        if cell_type.ahead > 0 and is_loop + forming.members > 0:
             end = write_flags(t, task, base, end)
         end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)

@@ -15,70 +15,68 @@ from cellrt.core.pages.pages import claim_pages
 from cellrt.core.pages.span_arrays import page_ints
 from cellrt.core.running.records import ragged_ints
 from cellrt.core.scheduling.gathering import gains_by_sharing, steps_of_new, steps_without_a_worker
-from cellrt.core.scheduling.policy import put_in_order
 from cellrt.core.state.moves import LIVE
-from cellrt.core.state.queue import backlog_of, nth_priority
 from cellrt.core.state.record_layout import record_of
-from cellrt.core.state.tables import NUM_PRIORITIES, CellType, Request, Subgraph, Tables
+from cellrt.core.state.tables import CHAIN, LOOP, CellType, Request, Subgraph, Tables
 from cellrt.native.jit import compiled
 
 ALL = 1 << 30
 
 
 @compiled
-def collect_spans(
-    t: Tables, type_id: int, priority: int, worker: int, nodes_at: int, room: int
-) -> tuple[int, int, int, int]:
-    """Writes the chains and loops of a task to the buffer, one int for each of their rows.
+def begin_spans(t: Tables, type_id: int, worker: int) -> None:
+    """Says how much of what no worker has yet may be in a task that is being formed."""
+    t.forming[0].most_new = _share_of_new(t, type_id)
+    t.forming[0].may_begin = int(t.settings[0].joins > 0 or not _has_pages(t, worker))
 
-    ``room`` is the number of ints left for pages and ragged inputs. Returns (rows, ints of those, the output that says
-    stop of its loops or -1, client priorities as bits).
-    """
-    cell_type, settings = t.types[type_id], t.settings[0]
-    rows = spans = used = priorities = 0
-    stop, singles, new = -1, 0, 0
-    most_new = _share_of_new(t, type_id)
-    may_begin = settings.joins > 0 or not _has_pages(t, worker)
-    passes = 2 if (settings.steps_first or settings.prompts_apart) and not cell_type.is_whole else 1
-    for number in range(passes):
-        are_long = 1 - number if settings.prompts_apart and passes == 2 else number
-        for k in range(NUM_PRIORITIES):
-            its_priority = nth_priority(priority, k)
-            if number == 0:
-                put_in_order(t, type_id, its_priority, worker)
-            subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
-            while subgraph_id >= 0 and rows < cell_type.max_rows and spans < cell_type.max_batch:
-                subgraph = t.subgraphs[subgraph_id]
-                its_turn = passes == 1 or (subgraph.num_ready > 1) == (are_long > 0)
-                its_turn = its_turn and (may_begin or _has_begun(t.requests[subgraph.request]))
-                if subgraph.pinned in (0, worker) and subgraph.num_ready > 0 and its_turn:
-                    its_stop = record_of(t, subgraph).stop
-                    extra = page_ints(t, cell_type, subgraph)
-                    extra += ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
-                    fits = (rows == 0 or used + extra <= room) and (stop < 0 or its_stop < 0 or stop == its_stop)
-                    fits = fits and not (cell_type.is_whole and subgraph.num_ready > cell_type.max_rows - rows)
-                    if not (fits or settings.steps_first):
-                        return rows, used, stop, priorities
-                    fits = fits and not (are_long and _is_taken(t, nodes_at, singles, subgraph_id))
-                    is_new = subgraph.pinned == 0
-                    if fits and (not is_new or new < most_new):
-                        count = _rows_of(t, cell_type, subgraph, worker, cell_type.max_rows - rows)
-                        if cell_type.num_ragged > 0:
-                            count = min(count, max(1, (room - used) // extra))
-                            extra *= count
-                        for each in range(count):
-                            t.ints[nodes_at + rows + each] = ~subgraph_id
-                        if settings.reserve_pages and count == 0 and not _has_begun(t.requests[subgraph.request]):
-                            may_begin = False  # who comes behind does not begin before
-                        if count > 0:
-                            new += steps_of_new(subgraph, count) if is_new else 0
-                            rows, spans, used, stop = rows + count, spans + 1, used + extra, max(stop, its_stop)
-                            priorities |= 1 << subgraph.priority
-                subgraph_id = subgraph.next
-        if settings.prompts_apart and rows > 0:
-            break
-        singles = rows if not are_long else singles
-    return rows, used, stop, priorities
+
+@compiled
+def take_span(t: Tables, cell_type: CellType, subgraph_id: int, worker: int, nodes_at: int, passes: int) -> bool:
+    """Moves ready rows of a chain or loop to the task that is being formed, as far as it has pages for them; returns
+    False if nobody behind it may go before it."""
+    forming, settings, subgraph = t.forming[0], t.settings[0], t.subgraphs[subgraph_id]
+    its_turn = passes == 1 or int(subgraph.num_ready > 1) == forming.are_long
+    has_begun = _has_begun(t.requests[subgraph.request])
+    if not its_turn or not (forming.may_begin or has_begun):
+        return True
+    stop, left = record_of(t, subgraph).stop, cell_type.max_rows - forming.rows
+    extra = page_ints(t, cell_type, subgraph)
+    extra += ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
+    fits = forming.rows == 0 or forming.ragged + extra <= forming.room
+    fits = fits and (forming.stop < 0 or stop < 0 or stop == forming.stop)
+    fits = fits and not (cell_type.is_whole and subgraph.num_ready > left)
+    if not (fits or settings.steps_first):
+        return False
+    is_new = subgraph.pinned == 0
+    if not fits or (is_new and forming.new >= forming.most_new):
+        return True
+    if forming.are_long and _is_taken(t, nodes_at, forming.singles, subgraph_id):
+        return True
+    count = _rows_of(t, cell_type, subgraph, worker, left)
+    if cell_type.num_ragged > 0:
+        count = min(count, max(1, (forming.room - forming.ragged) // extra))
+        extra *= count
+    if settings.reserve_pages and count == 0 and not has_begun:
+        forming.may_begin = 0  # who comes behind does not begin before
+    if count > 0:
+        forming.new += steps_of_new(subgraph, count) if is_new else 0
+        forming.ragged += extra
+        add_rows(t, subgraph_id, count, 0, nodes_at)
+    return True
+
+
+@compiled
+def add_rows(t: Tables, subgraph_id: int, count: int, runs: int, nodes_at: int) -> None:
+    """Adds rows of a chain or loop to the task that is being formed; ``runs``: 1 if a task may take several steps of
+    it."""
+    forming, subgraph = t.forming[0], t.subgraphs[subgraph_id]
+    for row in range(nodes_at + forming.rows, nodes_at + forming.rows + count):
+        t.ints[row] = ~subgraph_id
+    forming.rows, forming.items, forming.is_loop = forming.rows + count, forming.items + 1, runs
+    forming.stop = max(forming.stop, record_of(t, subgraph).stop)
+    forming.chains += count if subgraph.what == CHAIN else 0
+    forming.members += count if subgraph.what == LOOP and not runs else 0
+    forming.priorities |= 1 << subgraph.priority
 
 
 @compiled

@@ -318,6 +318,27 @@ class Asked(Row):
     kept: Annotated[Rows[float], np.float64, 8]  # the policy's own, zeros at first
 
 
+class Forming(Row):
+    """The task that is being formed: what was collected for it so far, and what else may be. One row."""
+
+    rows: i4
+    items: i4  # nodes, and chains and loops
+    ragged: i4  # ints of the buffer that their ragged inputs and pages need, beyond one row each
+    chains: i4  # rows of chains
+    members: i4  # rows of loops that do not run
+    is_loop: i4  # 1 if they are of loops that run: then all are
+    stop: i4  # the output that says stop, or -1
+    priorities: i4  # client priorities of the rows, a bit each
+    most_rows: i4
+    most_items: i4
+    room: i4  # ints of the buffer for ragged inputs and pages
+    new: i4  # steps of chains and loops that no worker has yet
+    most_new: i4
+    singles: i4  # rows that are single steps, which come first
+    are_long: i4  # 1 while chains with several steps are collected
+    may_begin: i4  # 0: nobody takes his first pages now
+
+
 class Event(Row):
     """A line of the log."""
 
@@ -387,6 +408,7 @@ LANE = dtype_of(Lane)
 WAITING = dtype_of(Waiting)
 READY = dtype_of(Ready)
 ASKED = dtype_of(Asked)
+FORMING = dtype_of(Forming)
 EVENT = dtype_of(Event)
 SETTINGS = dtype_of(Settings)
 
@@ -420,6 +442,7 @@ class Tables(NamedTuple):
     order: Rows[int]  # rows of ``waiting``
     choices: Rows[Ready]  # the cell types that a policy chooses among now
     asked: Rows[Asked]  # one row: what a policy is asked
+    forming: Rows[Forming]  # one row: the task that is being formed
     slots: Rows[Slot]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
 
 
@@ -474,6 +497,7 @@ TABLES: dict[str, Table] = {
     "order": Table(_INT, lambda limits, workers: GRANULE * num_granules(limits.max_subgraphs)),
     "choices": Table(READY, lambda limits, workers: MAX_TYPES),
     "asked": Table(ASKED, lambda limits, workers: 1),
+    "forming": Table(FORMING, lambda limits, workers: 1),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
 }
 """Every table of ``Tables``, in its order."""
