@@ -136,6 +136,27 @@ def _kind_at(t: Tables, request: Request, place: int) -> int:
 
 
 @compiled
+def _reserve(t: Tables, request: Request, template: OpenTemplate) -> None:
+    """Writes down what lies in a request's places, and the rows that are reserved for it."""
+    for k in range(template.lists.shape[0]):
+        t.links[request.lists + 2 * k] = template.lists[k, 0]
+        t.links[request.lists + 2 * k + 1] = template.lists[k, 1]
+    for kind in range(template.needs.shape[0]):
+        t.links[request.needs + 2 * kind] = template.needs[kind, 0]
+        t.links[request.needs + 2 * kind + 1] = template.needs[kind, 1]
+        t.kinds[kind].reserved_worker += template.needs[kind, 0]
+        t.kinds[kind].reserved_host += template.needs[kind, 1]
+
+
+@compiled
+def _hand_over(t: Tables, request: Request) -> None:
+    """Hands the subgraphs that need nothing from others to the scheduler."""
+    for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
+        if t.subgraphs[k].waiting == 0:
+            enqueue(t, k)
+
+
+@compiled
 def admit(
     t: Tables,
     template: OpenTemplate,
@@ -197,16 +218,9 @@ def admit(
     for k in range(template.subgraphs.size):
         request.nodes_left += template.subgraphs[k].nodes_left
         request.length += most_steps(t, t.subgraphs[request.first_subgraph + k])
-    for k in range(num_places):
-        t.places[request.first_place + k] = NO_ROW
-    for k in range(num_lists):
-        t.links[request.lists + 2 * k] = template.lists[k, 0]
-        t.links[request.lists + 2 * k + 1] = template.lists[k, 1]
-    for kind in range(num_kinds):
-        t.links[request.needs + 2 * kind] = template.needs[kind, 0]
-        t.links[request.needs + 2 * kind + 1] = template.needs[kind, 1]
-        t.kinds[kind].reserved_worker += template.needs[kind, 0]
-        t.kinds[kind].reserved_host += template.needs[kind, 1]
+    for place in range(request.first_place, request.first_place + num_places):
+        t.places[place] = NO_ROW
+    _reserve(t, request, template)
     num_externals = 0
     for k in range(template.externals.shape[0]):
         num_externals += template.externals[k, 0]
@@ -214,9 +228,7 @@ def admit(
     _take_externals(t, request, template, rows, at)
     rows[at + num_externals + num_states] = request.first_place
     log_event(t, ADMITTED, request_id, -1, request.nodes_left)
-    for k in range(request.num_subgraphs):
-        if t.subgraphs[request.first_subgraph + k].waiting == 0:
-            enqueue(t, request.first_subgraph + k)
+    _hand_over(t, request)
     return request_id
 
 

@@ -14,7 +14,7 @@ from cellrt.core.scheduling.collecting import collect
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.queue import backlog_of, steps_ready
 from cellrt.core.state.step_times import step_time
-from cellrt.core.state.tables import ALL_TYPES, CHAIN_NEXT, NUM_PRIORITIES, Tables
+from cellrt.core.state.tables import ALL_TYPES, CHAIN_NEXT, NUM_PRIORITIES, Tables, Task
 from cellrt.core.tasks.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.tasks.step_arrays import write_steps
 from cellrt.native.jit import compiled
@@ -154,66 +154,78 @@ def _count_sizes(t: Tables, lengths_at: int, sizes_at: int, rows: int, steps: in
 
 
 @compiled
-def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_id: int) -> int:
-    """Forms at most one task of a cell type for a worker in task row ``task_id``; returns its number of rows.
+def _steps_that_fit(t: Tables, type_id: int, steps: int, header: int) -> int:
+    """So many steps, or as many as a task's buffer has room for."""
+    forming, cell_type = t.forming[0], t.types[type_id]
+    if steps == 1 or (forming.ragged > 0 and forming.is_loop == 0):
+        return 1
+    space = t.settings[0].buffer_ints - header - 4 * forming.rows - forming.ragged
+    return max(1, min(steps, space // (forming.rows * cell_type.per_row + 1)))
 
-    ``priority`` is the client priority whose turn it is: a task has as much of it as fits, then of the others.
-    Dependencies are not touched: ``schedule.submit_task`` does that.
-    """
-    ints, cell_type, task, forming = t.ints, t.types[type_id], t.tasks[task_id], t.forming[0]
-    buffer_ints = t.settings[0].buffer_ints
-    base = task_id * buffer_ints
-    header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
+
+@compiled
+def _write_header(t: Tables, task: Task, base: int, header: int, steps: int, goes_ahead: bool) -> int:
+    """Writes what the buffer says of a task of at most so many steps before its index arrays; returns where these
+    begin. The rows are sorted."""
+    ints, forming, rows = t.ints, t.forming[0], task.rows
     nodes_at = base + header
-    collect(t, type_id, priority, worker, nodes_at)
-    rows, is_loop = forming.rows, forming.is_loop
-    if rows == 0:
-        cell_type.starved_at |= cell_type.has_spans << worker
-        return 0
-    goes_ahead = is_loop == 1 and cell_type.ahead > 0
-    steps = _choose_steps(t, type_id, priority, rows, nodes_at)
-    if goes_ahead:
-        steps = _least_steps(t, type_id, rows, steps)
-    if steps > 1:
-        ragged_steps = 1 if is_loop == 1 else steps
-        space = buffer_ints - header - 4 * rows - forming.ragged * ragged_steps
-        steps = max(1, min(steps, space // (rows * cell_type.per_row + 1)))
-        if forming.ragged > 0 and is_loop == 0:
-            steps = 1
-    task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, is_loop, rows
-    task.priority, task.priorities, task.number = priority, forming.priorities, t.settings[0].num_tasks
-    task.is_sent = task.goes_ahead = 0
     lengths_at = nodes_at + rows
-    least = _least_steps(t, type_id, rows, steps)
-    task.steps = _sort_rows(t, worker, nodes_at, lengths_at, lengths_at + rows, rows, steps, least)
-    sizes_at = lengths_at + rows
+    sizes_at, least = lengths_at + rows, _least_steps(t, task.cell_type, rows, steps)
+    task.steps = _sort_rows(t, task.worker, nodes_at, lengths_at, sizes_at, rows, steps, least)
     done_at = sizes_at + task.steps
     task.positions = _count_sizes(t, lengths_at, sizes_at, rows, task.steps)
     for row in range(rows):
         ints[done_at + row] = ints[lengths_at + row]
         ints[done_at + rows + row] = 0
     ints[base + layout.H_ROWS], ints[base + layout.H_STEPS], ints[base + layout.H_GOES_ON] = rows, task.steps, 0
-    ints[base + layout.H_POSITIONS], ints[base + layout.H_IS_LOOP] = task.positions, is_loop
+    ints[base + layout.H_POSITIONS], ints[base + layout.H_IS_LOOP] = task.positions, forming.is_loop
     ints[base + layout.H_NODES], ints[base + layout.H_LENGTHS] = header, lengths_at - base
     ints[base + layout.H_BATCH_SIZES], ints[base + layout.H_DONE_STEPS] = sizes_at - base, done_at - base
-    ints[base + layout.H_FAILED] = done_at + rows - base
-    ints[base + layout.H_STOP_OUTPUT], ints[base + layout.H_LEAST_STEPS] = (
-        forming.stop,
-        task.steps if goes_ahead else least,
-    )
+    ints[base + layout.H_FAILED], ints[base + layout.H_STOP_OUTPUT] = done_at + rows - base, forming.stop
+    ints[base + layout.H_LEAST_STEPS] = task.steps if goes_ahead else least
     ints[base + layout.H_NUM_SPANS] = ints[base + layout.H_SPANS] = ints[base + layout.H_FLAGS] = 0
+    return done_at + 2 * rows
+
+
+@compiled
+def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_id: int) -> int:
+    """Forms at most one task of a cell type for a worker in task row ``task_id``; returns its number of rows.
+
+    ``priority`` is the client priority whose turn it is: a task has as much of it as fits, then of the others.
+    Dependencies are not touched: ``schedule.submit_task`` does that.
+    """
+    cell_type, task, forming, base = (
+        t.types[type_id],
+        t.tasks[task_id],
+        t.forming[0],
+        task_id * t.settings[0].buffer_ints,
+    )
+    header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
+    collect(t, type_id, priority, worker, base + header)
+    rows = forming.rows
+    if rows == 0:
+        cell_type.starved_at |= cell_type.has_spans << worker
+        return 0
+    goes_ahead = forming.is_loop == 1 and cell_type.ahead > 0
+    steps = _choose_steps(t, type_id, priority, rows, base + header)
+    if goes_ahead:
+        steps = _least_steps(t, type_id, rows, steps)
+    task.cell_type, task.worker, task.in_use, task.is_loop, task.rows = type_id, worker, 1, forming.is_loop, rows
+    task.priority, task.priorities, task.number = priority, forming.priorities, t.settings[0].num_tasks
+    task.is_sent = task.goes_ahead = 0
+    end = _write_header(t, task, base, header, _steps_that_fit(t, type_id, steps, header), goes_ahead)
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
-    if forming.chains == rows and task.steps == 1 and is_loop == 0 and is_plain:
-        write_steps(t, task, base, done_at + 2 * rows)
-        ints[base + layout.H_NOTES] = buffer_ints
+    if forming.chains == rows and task.steps == 1 and is_plain:
+        write_steps(t, task, base, end)
+        t.ints[base + layout.H_NOTES] = t.settings[0].buffer_ints
     else:
-        end = done_at + 2 * rows
         if cell_type.has_spans:
             end = write_spans(t, task, base, end)
-        if cell_type.ahead > 0 and is_loop + forming.members > 0:
+        if cell_type.ahead > 0 and forming.is_loop + forming.members > 0:
             end = write_flags(t, task, base, end)
         end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)
-        ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, base + buffer_ints, False) - base
+        buffer_end = base + t.settings[0].buffer_ints
+        t.ints[base + layout.H_NOTES] = give_noted_rows(t, notes_at, buffer_end, False) - base
     task.expected_ns = step_time(t, type_id, rows) * task.steps
     return rows
