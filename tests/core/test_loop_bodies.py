@@ -12,6 +12,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.notices import Notices
+from cellrt.core.state.settings import SchedulerSettings
 from cellrt.core.state.task_layout import TaskView
 from cellrt.core.templates.program import FIXED, LAST, OP_EXTERNAL, OP_MEMBER, OP_RESULT_LAST, SAME, rename_types
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, admit, make_processor, run
@@ -47,6 +48,22 @@ def complete_oldest(processor: Processor, stops: bool = False) -> Notices:
     notices = processor.complete(task, 0)
     assert broken_rules(processor.tables) == []
     return notices
+
+
+def test_a_body_of_one_cell_takes_one_step_a_task_as_no_task_knows_what_it_reads_of_itself():
+    processor = make_processor(settings=SchedulerSettings(loops_ahead=0))
+    cell = add_step(processor, 4)
+    processor.set_step_time(cell, 1, 1e-6)
+    alone = np.array(
+        [OP_EXTERNAL, 0, 1, OP_MEMBER, cell, 9, -1, 0, LAST, 0, 1, LAST, 0, 1, OP_RESULT_LAST, 1], np.int32
+    )
+    admit(processor, np.array(alone, np.int32))
+    for _ in range(9):
+        (task,) = processor.schedule(1)
+        view = TaskView(processor.task_buffer(task))
+        assert (view.lengths.tolist(), view.is_loop) == ([1], False)
+        complete_oldest(processor)
+    assert processor.schedule(1) == []
 
 
 def test_a_member_follows_the_one_it_reads_and_the_next_step_waits_for_all():

@@ -81,7 +81,7 @@ def _body(t: Tables, subgraph: Subgraph, length: int) -> str:
     by_all, ahead = int(body.all_done), int(t.types["ahead"][int(subgraph["cell_type"])])
     if body.left != (done <= by_all).sum() or (done < by_all).any() or (done > by_all + 1).any():
         return f"{body.left} members are counted that have not done {by_all + 1} steps; done are {done}"
-    if body.num_members == 1 and body.num_types == 0:
+    if body.runs:
         return "" if length == body.limit else f"{length} steps are begun of {body.limit}, and nobody is waited for"
     if body.to_send != (sent < length).sum() or (sent < length - 1).any():
         return f"{body.to_send} members are counted that have not sent {length} steps; sent are {sent}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 from cellrt.core.state.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.state.moves import QUEUED
 from cellrt.core.state.page_list import PageList, page_list_of
-from cellrt.core.state.record_layout import CARRY, LEADS, Input, Record, body_of, input_of, may_run, record_of
+from cellrt.core.state.record_layout import CARRY, LEADS, Input, Record, body_of, input_of, record_of
 from cellrt.core.state.rows import give_row
 from cellrt.core.state.settings import SUSPENSIONS
 from cellrt.core.state.step_times import step_time
@@ -52,7 +52,7 @@ def _has_pages(t: Tables, subgraph: Subgraph) -> bool:
 @compiled
 def _can_begin_anew(t: Tables, subgraph: Subgraph) -> bool:
     """Whether a subgraph is a loop of one cell of which all is there that its steps have read."""
-    if subgraph.what != LOOP or subgraph.state != QUEUED or not may_run(body_of(t, subgraph)):
+    if subgraph.what != LOOP or subgraph.state != QUEUED or not body_of(t, subgraph).runs:
         return False
     for port in range(t.types[subgraph.cell_type].num_inputs):
         read = input_of(t, subgraph, port)

@@ -15,7 +15,7 @@ from cellrt.core.running.loops_ahead import keep_last, settle
 from cellrt.core.running.record_ends import end_inputs, end_outputs, release_edges
 from cellrt.core.running.records import give_late_rows
 from cellrt.core.state.queue import dequeue, enqueue, loop_tasks, refresh
-from cellrt.core.state.record_layout import BODY_WORDS, BROKEN, NO_STOP, body_of, may_run, record_of
+from cellrt.core.state.record_layout import BODY_WORDS, BROKEN, NO_STOP, body_of, record_of
 from cellrt.core.state.tables import MIXED, Request, Subgraph, Tables
 from cellrt.native.jit import compiled
 
@@ -29,7 +29,7 @@ def send_loop(t: Tables, subgraph_id: int, steps: int) -> None:
     record.position += steps
     if record.position > record.unseen:
         record.num_sent += 1
-    if may_run(body):
+    if body.runs:
         refresh(t, subgraph_id)
         return
     body.to_send -= 1
@@ -56,7 +56,7 @@ def note_loop(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> boo
         record.done += abs(done)
         if done < 0 and record.stop != NO_STOP and record.done > record.unseen:
             body.stopped = record.done
-    if not may_run(body):
+    if not body.runs:
         if is_behind or has_failed or body.stopped > 0:
             settle(t, subgraph, record.done - 1)
     elif not is_behind and (has_failed or body.stopped > 0):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from cellrt.core.running.records import kind_of
 from cellrt.core.state import task_layout as layout
-from cellrt.core.state.record_layout import NO_STOP, ROWS_AT, body_of, may_run, output_of, output_position, record_of
+from cellrt.core.state.record_layout import NO_STOP, ROWS_AT, body_of, output_of, output_position, record_of
 from cellrt.core.state.rows import give_row, take_row
 from cellrt.core.state.tables import CHAIN, LOCATION_SHIFT, Subgraph, Tables, Task
 from cellrt.native.jit import compiled
@@ -66,11 +66,11 @@ def _write_flags_of(t: Tables, task: Task, subgraph: Subgraph, read_at: int, wri
     """Writes which flags the next steps of a loop's cell read and write: all read that of the one that may say stop, as
     it was at the task before. Returns whether they read or write one."""
     record, body = record_of(t, subgraph), body_of(t, subgraph)
-    if body.stopper < 0 or (may_run(body) and record.stop == NO_STOP and not task.is_loop):
+    if body.stopper < 0 or (body.runs and record.stop == NO_STOP and not task.is_loop):
         return False
     own = layout.NOBODYS + 1 + 2 * (t.requests[subgraph.request].first_subgraph + body.stopper)
     reads = record.position > max(body.all_done, record.unseen)
-    writes = may_run(body) or record.stop != NO_STOP
+    writes = body.runs or record.stop != NO_STOP
     if reads:
         t.ints[read_at] = own + (record.num_sent + 1) % 2
     if writes:
@@ -94,7 +94,7 @@ def keep_last(t: Tables, subgraph: Subgraph) -> None:
     """Gives back all rows of the state of a loop's cell that is over but those of its last step, which become the
     first."""
     record, turns = record_of(t, subgraph), t.types[subgraph.cell_type].ahead + 2
-    if not may_run(body_of(t, subgraph)):
+    if not body_of(t, subgraph).runs:
         settle(t, subgraph, record.done - 1)
     for number in range(t.types[subgraph.cell_type].num_outputs):
         output, kind, kept = output_of(t, subgraph, number), kind_of(t, subgraph, number), 0

@@ -13,7 +13,7 @@ from cellrt.core.running.records import ragged_ints
 from cellrt.core.scheduling.policy import put_in_order
 from cellrt.core.scheduling.spans import add_rows, begin_spans, take_span
 from cellrt.core.state.queue import backlog_of, nth_priority, pop_ready
-from cellrt.core.state.record_layout import body_of, may_run, record_of
+from cellrt.core.state.record_layout import body_of, record_of
 from cellrt.core.state.tables import GRAPH, LOOP, NUM_PRIORITIES, CellType, Tables
 from cellrt.native.jit import compiled
 
@@ -76,7 +76,7 @@ def _take(t: Tables, cell_type: CellType, subgraph_id: int, nodes_at: int) -> bo
     forming, subgraph = t.forming[0], t.subgraphs[subgraph_id]
     if subgraph.what == GRAPH:
         return _take_nodes(t, cell_type, subgraph_id, nodes_at)
-    runs = int(subgraph.what == LOOP and may_run(body_of(t, subgraph)))
+    runs = body_of(t, subgraph).runs if subgraph.what == LOOP else 0
     if not _fits_with(t, runs, record_of(t, subgraph).stop):
         return True
     extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0

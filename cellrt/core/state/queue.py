@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from cellrt.core.state.event_log import log_event
 from cellrt.core.state.moves import HANDED_OUT, QUEUED, move_subgraph
-from cellrt.core.state.record_layout import SAME, STEP, Input, body_of, input_of, may_run, record_of
+from cellrt.core.state.record_layout import SAME, STEP, Input, body_of, input_of, record_of
 from cellrt.core.state.tables import (
     ALL_TYPES,
     CHAIN,
@@ -195,7 +195,7 @@ def refresh(t: Tables, subgraph_id: int) -> None:
         body = body_of(t, subgraph)
         waits = waits and cell_type.ahead == 0
         waits = waits or 0 < body.stopped <= record.position or loop_tasks(t, subgraph) > cell_type.ahead
-        if cell_type.ahead > 0 and body.all_done < record.position < record.end and not may_run(body):
+        if cell_type.ahead > 0 and body.all_done < record.position < record.end and not body.runs:
             worker = body.sent_at
     if record.position < record.end and not waits and not is_away:
         most = max(1, 1 + lead) if cell_type.carries or is_loop else record.end

@@ -28,8 +28,8 @@ the last count as steps here, ``lead`` of them, and are ready at once; nobody se
 steps that a loop takes again.
 
 A loop has a record for each of its cells, a *member*, and a ``Body`` for what is common to them. They go in step:
-nobody begins the next before all have done this one, or sent it where loops go ahead. Of a loop of one cell all steps
-are begun from the start, and a task may take several; but not where its steps are of different cell types.
+nobody begins the next before all have done this one, or sent it where loops go ahead. A loop of one cell that carries
+its state *runs*: all its steps are begun from the start, and a task may take several.
 
 State that goes from step to step alternates between two rows of the record's own, so that a task may run twice; but
 where a step's output is also in a sequence or a value, its row there is the state's too. A loop that goes ahead of its
@@ -120,6 +120,7 @@ class Body(Row):
     stopped: i4  # the steps with that at which one of them said stop, or 0; BROKEN: a loop's one cell failed
     stopper: i4  # whose flags all read, by its subgraph: the one that may say stop, a loop's one cell, or -1
     num_members: i4
+    runs: i4  # 1 if a task may take several steps: of one cell, of one type, whose state is carried
     num_types: i4  # 0, or of a loop's one cell the number of types that its steps have
 
 
@@ -211,12 +212,6 @@ def most_steps(t: Tables, subgraph: Subgraph) -> int:
 
 
 @compiled
-def may_run(body: Body) -> bool:
-    """Return whether a task may take several steps of a loop: it has one cell, of one type."""
-    return body.num_members == 1 and body.num_types == 0
-
-
-@compiled
 def record_words(cell_type: CellType) -> int:
     """Return the words of a record of a cell type."""
     return output_position(0, cell_type, cell_type.num_outputs)
@@ -243,8 +238,7 @@ def loop_limit(links: NDArray[np.int32], subgraph: Subgraph) -> int:
         return 0
     record = record_at(links, int(subgraph["record"]))
     body = body_at(links, record.body)
-    is_told = record.stop != NO_STOP or (body.num_members == 1 and body.num_types == 0)
-    return int(body.limit - record.lead) if is_told else 0
+    return int(body.limit - record.lead) if record.stop != NO_STOP or body.runs else 0
 
 
 def chain_length(links: NDArray[np.int32], subgraph: Subgraph) -> int:

@@ -19,7 +19,6 @@ from cellrt.core.state.record_layout import (
     edge_at,
     input_at,
     input_position,
-    may_run,
     output_at,
     output_position,
     record_at,
@@ -85,7 +84,7 @@ def write_records(
             if not is_behind_member(draft, unit):
                 body, end = end, _write_body(draft, group, unit, links, end)
             record.body = first_link + body
-            if not may_run(body_at(links, body)):
+            if not body_at(links, body).runs:
                 record.end = 1
         else:
             end = _write_taps(draft, uses, unit, links, at, end, first_link)
@@ -248,11 +247,12 @@ def _write_body(draft: Draft, group: Ints, first: int, links: Ints, end: int) ->
     left = operation.left if operation.op == OP_MEMBER else 0
     count, num_types = max(0, left) + 1, max(0, -left)
     body, members = body_at(links, end), end + BODY_WORDS
+    body.runs = int(operation.op != OP_MEMBER)
     body.limit, body.stopper, body.num_types = word_of(draft.sums, draft.lengths[first]), -1, num_types
     body.num_members = body.left = body.to_send = count
     for k in range(count):
         links[members + k] = group[first + k]
-        if draft.units[first + k].stop >= 0 or (count == 1 and num_types == 0):
+        if draft.units[first + k].stop >= 0 or body.runs:
             body.stopper = group[first + k]
     for k in range(num_types):
         links[members + count + k] = draft.layers[operation.layer + k]
