@@ -70,7 +70,7 @@ def _write_flags_of(t: Tables, task: Task, subgraph: Subgraph, read_at: int, wri
         return False
     own = layout.NOBODYS + 1 + 2 * (t.requests[subgraph.request].first_subgraph + body.stopper)
     reads = record.position > max(body.all_done, record.unseen)
-    writes = body.runs or record.stop != NO_STOP
+    writes = body.runs > 0 or record.stop != NO_STOP
     if reads:
         t.ints[read_at] = own + (record.num_sent + 1) % 2
     if writes:
