@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from cellrt.core.scheduling.policy import CompiledPolicy, Policy
 from cellrt.core.state.buddy_allocator import make_blocks
+from cellrt.core.state.constants import MIN_RUN_S
 from cellrt.core.state.settings import SUSPENSIONS, Limits, SchedulerSettings
 from cellrt.core.state.tables import NEVER, Tables, make_tables
 
@@ -21,8 +22,6 @@ COPIED = (
     "prompts_apart",
 )
 """Settings that are in the tables as they are."""
-MIN_RUN_S = 0.7e-3
-"""The default of ``min_run_s`` for one worker; several share the turns that shorter runs cost, and have twice that."""
 
 
 def empty_tables(

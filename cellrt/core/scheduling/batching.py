@@ -12,15 +12,13 @@ from cellrt.core.pages.span_arrays import write_spans
 from cellrt.core.running.loops_ahead import write_flags
 from cellrt.core.scheduling.collecting import collect
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.constants import LATELY_RUNS
 from cellrt.core.state.queue import backlog_of, steps_ready
 from cellrt.core.state.step_times import step_time
 from cellrt.core.state.tables import ALL_TYPES, CHAIN_NEXT, NUM_PRIORITIES, Tables, Task
 from cellrt.core.tasks.index_arrays import give_noted_rows, subgraph_of, write_inputs, write_outputs
 from cellrt.core.tasks.step_arrays import write_steps
 from cellrt.native.jit import compiled
-
-LATELY_RUNS = 50
-"""Where a higher client priority was served so many longest runs ago or less, it is likely to come again."""
 
 
 @compiled

@@ -10,16 +10,11 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.constants import GAINS, MOST_OF_A_CHAIN, MOST_STEPS
 from cellrt.core.state.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.state.step_times import step_time
 from cellrt.core.state.tables import CHAIN, NUM_PRIORITIES, Subgraph, Tables, Task
 from cellrt.native.jit import compiled
-
-MOST_STEPS, MOST_OF_A_CHAIN = np.float32(12), np.float32(4)
-"""A few rows wait for company no longer than so many of their steps take: of chains and loops fewer, as their tasks
-have many steps, and so cost fewer turns however small they are."""
-GAINS = 1.25
-"""A step of all rows takes so many times as long as one of each worker's share, or they are not shared out."""
 
 
 @compiled

@@ -56,6 +56,7 @@ from cellrt.core.scheduling.gathering import (
 )
 from cellrt.core.scheduling.policy import chosen_type, first_score
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.constants import RUNS_BEFORE, SHORT_NS, TASK_NS
 from cellrt.core.state.queue import (
     backlog_of,
     dequeue,
@@ -70,13 +71,6 @@ from cellrt.core.state.tables import ALL_TYPES, CHAIN, NUM_PRIORITIES, READS_AS_
 from cellrt.core.tasks.index_arrays import rows_of_item, subgraph_of
 from cellrt.native.jit import compiled, inlined
 from cellrt.native.row_types import Rows
-
-SHORT_NS = 300_000.0
-"""What takes no longer is not worth a turn of its own."""
-TASK_NS = np.float32(50_000)
-"""About what a task costs besides its step."""
-WAITS = np.float32(6)
-"""What ended rows made ready follows a run once that, and the runs before it, took so many times as long."""
 
 
 @compiled
@@ -132,7 +126,7 @@ def _short_type(t: Tables, priority: int, worker: int, left_ns: float, ends_ns: 
         if t.settings[0].num_workers > 1 and not has_pinned(t, type_id, worker):
             continue
         step_ns, waited_ns = step_time(t, type_id, rows), ends_ns - t.since_ns[backlog_of(type_id, priority)]
-        if not 0 < step_ns <= left_ns or waited_ns < WAITS * (step_ns + TASK_NS):
+        if not 0 < step_ns <= left_ns or waited_ns < RUNS_BEFORE * (step_ns + TASK_NS):
             continue
         if best < 0 or _goes_before(t, type_id, best, worker):
             best = type_id

@@ -6,13 +6,9 @@ must not make the next runs shorter, which would cost more tasks: so each is nea
 
 from __future__ import annotations
 
-import numpy as np
-
+from cellrt.core.state.constants import NEARLY_BEST
 from cellrt.core.state.tables import NUM_SIZE_CLASSES, Tables, Task
 from cellrt.native.jit import compiled
-
-NEARLY_BEST = np.float32(1.1)
-"""Rows that take so many times as long as in the best batch, or less, are in one that is large enough."""
 
 
 @compiled
