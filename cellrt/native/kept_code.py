@@ -296,7 +296,7 @@ class KeptCode(_Cache):  # type: ignore[misc]
             name, first_line = _place(*self._key(sig), data.codegen.magic_tuple())
         except NotToldError:
             return
-        content = first_line + dumps(data._reduce())
+        content = first_line + dumps(data._replace(type_annotation="")._reduce())  # a text that nobody reads
         folder = folders_for(self._file)[0]
         partial = folder / f"{name}.{os.getpid()}-{next(_numbers)}"
         try:
