@@ -3,27 +3,37 @@
     python -m cellrt.engine.compilation
 
 compiles the scheduler, so that the first engine of an installation need not.
+
+Numba compiles with one core. Where there are two, a second process does half of the scheduler and leaves it on disk,
+where this one finds it. Whatever becomes of that process: what it has not left there is compiled here.
 """
 
 from __future__ import annotations
 
+import os
+import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from numba.core import event as events
 from numba.core.dispatcher import Dispatcher
 
 from cellrt.engine.announce import EVERY_S, QUIET_S, Announcement
-from cellrt.worker.cpu.warm_up import warm_up
+from cellrt.worker.cpu.warm_up import warm_up, warm_up_second_half
 
-CORE = "cellrt.core"
+CORE, MODULE = "cellrt.core", "cellrt.engine.compilation"
+SECOND_HALF = "second-half"
+MOST_S = 600.0
+"""What a second process may take."""
 
 
 @contextmanager
 def compilation_told(
     what: str, package: str = "", quiet_s: float = QUIET_S, every_s: float = EVERY_S
-) -> Iterator[None]:
+) -> Iterator[Callable[[str], None]]:
     """Tell of what Numba compiles inside, in any thread, once that takes longer than ``quiet_s`` seconds.
 
     Args:
@@ -31,12 +41,15 @@ def compilation_told(
         package: whose functions are counted, such as "cellrt.core": they are all compiled if one is. "": those of all
             packages, of which nobody knows how many there will be.
         quiet_s, every_s: seconds until something is said, and until it is said again in the log.
+
+    Gives what counts a function, by its name, that another process compiled.
     """
     message = f"cellrt compiles {what}, only once"
     announcement = Announcement(message, num_functions(package) if package else 0, quiet_s, every_s)
-    with events.install_listener("numba:compile", _Watch(announcement, package)):
+    watch = _Watch(announcement, package)
+    with events.install_listener("numba:compile", watch):
         try:
-            yield
+            yield watch.count
         finally:
             announcement.end()
 
@@ -50,8 +63,82 @@ def num_functions(package: str) -> int:
 
 def warm_up_told() -> None:
     """Compile the scheduler, and tell of it, or load it from disk."""
-    with compilation_told("its scheduler", CORE):
-        warm_up()
+    with compilation_told("its scheduler", CORE) as count, _SecondProcess(count) as second:
+        warm_up(half_way=second.wait)
+
+
+class _SecondProcess(events.Listener):  # type: ignore[misc]
+    """Compiles the second half in a process of its own, from when something is compiled here until it is left.
+
+    Args:
+        count: is told the name of each function that was compiled there.
+    """
+
+    def __init__(self, count: Callable[[str], None]) -> None:
+        self._count = count
+        self._reader: threading.Thread | None = None
+        self._process: subprocess.Popen[str] | None = None
+        self._is_due = has_second_core()
+
+    def __enter__(self) -> _SecondProcess:
+        events.register("numba:compile", self)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._is_due = False
+        events.unregister("numba:compile", self)
+        if self._process is not None and self._reader is not None:
+            self._process.kill()
+            self._reader.join()
+            self._process.wait()
+            for pipe in (self._process.stdin, self._process.stdout):
+                if pipe is not None:
+                    pipe.close()
+
+    def on_start(self, event: events.Event) -> None:
+        """Start it, once."""
+        if self._is_due and event.data["dispatcher"].py_func.__module__.startswith(CORE):
+            self._is_due = False
+            command = [sys.executable, *["-O"] * sys.flags.optimize, "-m", MODULE, SECOND_HALF]
+            environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+            pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            with suppress(OSError):
+                self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
+                self._reader = threading.Thread(target=self._read, daemon=True)
+                self._reader.start()
+
+    def on_end(self, event: events.Event) -> None:
+        """Do nothing: it is done when it ends."""
+
+    def _read(self) -> None:
+        if self._process is not None and self._process.stdout is not None:
+            for line in self._process.stdout:
+                self._count(line.strip())
+
+    def wait(self) -> None:
+        """Wait until it is done, if it was started."""
+        self._is_due = False
+        if self._process is not None:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.wait(MOST_S)
+
+
+def has_second_core() -> bool:
+    """Return whether this process may use two cores, and its interpreter is a Python that can be started again."""
+    is_python = "python" in Path(sys.executable or "").name.lower()
+    return is_python and len(os.sched_getaffinity(0)) > 1
+
+
+def _end_with_parent() -> None:
+    """End this process when the one that started it does: its end of the pipe is closed then."""
+    while os.read(0, 1):  # a reader with a buffer would be locked while the interpreter ends
+        pass
+    os._exit(1)
+
+
+def _name(event: events.Event) -> str:
+    function = event.data["dispatcher"].py_func
+    return f"{function.__module__}.{function.__qualname__}"
 
 
 class _Watch(events.Listener):  # type: ignore[misc]
@@ -59,19 +146,43 @@ class _Watch(events.Listener):  # type: ignore[misc]
 
     def __init__(self, announcement: Announcement, package: str) -> None:
         self._announcement, self._package = announcement, package
-        self._compiled: set[Dispatcher] = set()
+        self._compiled: set[str] = set()
 
     def on_start(self, event: events.Event) -> None:
         """Begin, if it has not begun."""
         self._announcement.begin()
 
     def on_end(self, event: events.Event) -> None:
-        """Count a function, once whatever number of signatures it has."""
-        function = event.data["dispatcher"]
-        if function not in self._compiled and function.py_func.__module__.startswith(self._package):
-            self._compiled.add(function)
+        """Count a function."""
+        self.count(_name(event))
+
+    def count(self, name: str) -> None:
+        """Count a function, once whatever number of signatures it has and of processes that compiled it."""
+        if name not in self._compiled and name.startswith(self._package):
+            self._compiled.add(name)
             self._announcement.advance()
 
 
+class _Teller(events.Listener):  # type: ignore[misc]
+    """Prints the names of what is compiled."""
+
+    def on_start(self, event: events.Event) -> None:
+        """Do nothing: it is not done."""
+
+    def on_end(self, event: events.Event) -> None:
+        """Print one."""
+        print(_name(event), flush=True)
+
+
+def main(arguments: list[str]) -> None:
+    """Compile all, or the second half as a second process does."""
+    if arguments == [SECOND_HALF]:
+        threading.Thread(target=_end_with_parent, daemon=True).start()
+        with events.install_listener("numba:compile", _Teller()):
+            warm_up_second_half()
+    else:
+        warm_up_told()
+
+
 if __name__ == "__main__":
-    warm_up_told()
+    main(sys.argv[1:])

@@ -10,6 +10,8 @@ And two processes that write at the same time may leave one function's code unde
 - what has another symbol is not kept;
 - each signature is one file, which begins with a digest of all that its content comes from.
 
+What an installation brings (``baselines.py``) is read where nothing was kept for this very processor.
+
 Where nothing can be written, what is compiled lasts as long as the process, and a warning says what to set.
 """
 
@@ -27,7 +29,7 @@ from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
 from types import CodeType, FunctionType
-from typing import Any
+from typing import Any, NamedTuple
 
 import llvmlite
 import numba
@@ -40,8 +42,10 @@ from numba.core.dispatcher import Dispatcher
 from numba.core.serialize import dumps
 from numba.misc.appdirs import AppDirs
 
+from cellrt.native.baselines import BROUGHT, Processor, brought_for
 from cellrt.native.parts import PartLibrary, rebuilt
 from cellrt.native.sources import LIBRARIES, Sources
+from cellrt.native.thrift import thrift
 
 Function = Callable[..., Any]
 
@@ -92,7 +96,8 @@ def _can_be_written(folder: Path) -> bool:
     return os.access(folder, os.W_OK | os.X_OK)
 
 
-SOURCES = Sources(folders_for(__file__)[0] / f"cellrt-sources.{sys.implementation.cache_tag}.json")
+SOURCES_FILE = f"cellrt-sources.{sys.implementation.cache_tag}.json"
+SOURCES = Sources(folders_for(__file__)[0] / SOURCES_FILE, BROUGHT / SOURCES_FILE)
 
 
 def named_compiler(options: object, is_part: bool = False) -> type[Compiler]:
@@ -120,7 +125,8 @@ def named_compiler(options: object, is_part: bool = False) -> type[Compiler]:
                 self.state.library = PartLibrary(self.state.targetctx.codegen(), func.__qualname__)
             FunctionIdentity.from_function = classmethod(identify)
             try:
-                return super().compile_extra(func)
+                with thrift():
+                    return super().compile_extra(func)
             finally:
                 FunctionIdentity.from_function = outer
 
@@ -269,11 +275,14 @@ class KeptCode(_Cache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         """Return the code for a signature, if it was kept and all that it was made of is the same."""
         target_context.refresh()
+        processor = target_context.codegen().magic_tuple()
         try:
-            name, first_line = self._place(sig, target_context.codegen())
+            key, content = self._key(sig)
         except NotToldError:
             return None
-        for folder in folders_for(self._file):
+        places = [(folder, processor) for folder in folders_for(self._file)] + brought_for(processor)
+        for folder, compiled_for in places:
+            name, first_line = _place(key, content, compiled_for)
             payload = _read(folder / name, first_line)
             if payload is not None:
                 return rebuilt(target_context, payload)
@@ -284,10 +293,10 @@ class KeptCode(_Cache):  # type: ignore[misc]
         if not self._is_enabled or not can_be_kept(data):
             return
         try:
-            name, first_line = self._place(sig, data.codegen)
+            name, first_line = _place(*self._key(sig), data.codegen.magic_tuple())
         except NotToldError:
             return
-        content = first_line + dumps(data._reduce())
+        content = first_line + dumps(data._replace(type_annotation="")._reduce())  # a text that nobody reads
         folder = folders_for(self._file)[0]
         partial = folder / f"{name}.{os.getpid()}-{next(_numbers)}"
         try:
@@ -304,8 +313,8 @@ class KeptCode(_Cache):  # type: ignore[misc]
         module = os.path.splitext(os.path.basename(self._file))[0]
         return re.sub(r"[^\w.]", "", f"{module}.{self._function.__qualname__}")
 
-    def _place(self, signature: Any, codegen: Any) -> tuple[str, bytes]:
-        """Return the name of the file for a signature, and its first line, a digest of what its content comes from.
+    def _key(self, signature: Any) -> tuple[_Key, str]:
+        """Return what tells a signature from others, and the content of what is compiled.
 
         Raise NotToldError if nobody can tell.
         """
@@ -313,11 +322,22 @@ class KeptCode(_Cache):  # type: ignore[misc]
             raise NotToldError
         content = content_of(self._function)
         held = [_told(cell.cell_contents, (self._function,)) for cell in self._function.__closure__ or ()]
-        key = [self._function.__module__, self._function.__qualname__, self._options, str(signature), held]
-        key += [codegen.magic_tuple()]
-        name = f"{self._stem()}-{_digest_of(key)[:16]}.{sys.implementation.cache_tag}.code"
-        told = _digest_of([*_versions(), *key, content])
-        return name, f"cellrt {FORMAT} {told}\n".encode()
+        names = self._function.__module__, self._function.__qualname__
+        return _Key(self._stem(), (*names, self._options, str(signature), held)), content
+
+
+class _Key(NamedTuple):
+    """What tells a signature from others: the beginning of its file's name, and all of it."""
+
+    stem: str
+    parts: tuple[object, ...]
+
+
+def _place(key: _Key, content: str, processor: Processor) -> tuple[str, bytes]:
+    """Return the name of a signature's file for a processor, and its first line, a digest of what it comes from."""
+    parts = [*key.parts, processor]
+    name = f"{key.stem}-{_digest_of(parts)[:16]}.{sys.implementation.cache_tag}.code"
+    return name, f"cellrt {FORMAT} {_digest_of([*_versions(), *parts, content])}\n".encode()
 
 
 def _read(path: Path, first_line: bytes) -> Any:

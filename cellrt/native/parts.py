@@ -47,6 +47,16 @@ class PartLibrary(JITCodeLibrary):  # type: ignore[misc]
         self._verify_declare_only_symbols()
         self._finalized = True
 
+    def _get_module_for_linking(self) -> Any:
+        """Return the module, which everybody may have a copy of."""
+        self._ensure_finalized()
+        if self._shared_module is None:
+            self._shared_module = self._final_module
+            for function in self._shared_module.functions:
+                if not function.is_declaration and function.linkage == llvm.Linkage.external:
+                    function.linkage = "linkonce_odr"
+        return self._shared_module
+
     def get_pointer_to_function(self, name: str) -> int:
         """Return 0: nobody calls it by its address."""
         return 0

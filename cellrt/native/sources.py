@@ -62,10 +62,13 @@ _LOCATED: dict[str, _Found | None] = {}
 
 
 class Sources:
-    """Digests of modules. What was found in a file of the same bytes before is read from ``kept``."""
+    """Digests of modules. What was found in a file of the same bytes before is read from ``kept``.
 
-    def __init__(self, kept: Path | None) -> None:
-        self._kept = kept
+    ``brought``: the same of an installation, which is only read.
+    """
+
+    def __init__(self, kept: Path | None, brought: Path | None = None) -> None:
+        self._kept, self._brought = kept, brought
         self._known: dict[str, Source] = {}
         """By the digest of a file's bytes, and whether it is a package."""
         self._is_read = False
@@ -152,10 +155,11 @@ class Sources:
 
     def _read(self) -> None:
         self._is_read = True
-        with suppress(OSError, ValueError, TypeError, AttributeError):
-            if self._kept is not None:
-                for key, (digest, imports, of_types, names) in json.loads(self._kept.read_text()).items():
-                    self._known[key] = Source(digest, tuple(imports), dict(of_types), tuple(names))
+        for path in (self._brought, self._kept):
+            with suppress(OSError, ValueError, TypeError, AttributeError):
+                if path is not None:
+                    for key, (digest, imports, of_types, names) in json.loads(path.read_text()).items():
+                        self._known[key] = Source(digest, tuple(imports), dict(of_types), tuple(names))
 
     def _write(self) -> None:
         """Keep what is known. Nobody finds it half written; where it cannot be, others parse the files again."""

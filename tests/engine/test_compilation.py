@@ -4,13 +4,19 @@ from __future__ import annotations
 
 import importlib.util
 import logging
+import os
+import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType
+from typing import Any, NamedTuple
 
 import numba
 import pytest
 
+from cellrt.core import entries
+from cellrt.engine import compilation
+from cellrt.engine.announce import Announcement
 from cellrt.engine.compilation import CORE, compilation_told, num_functions
 from cellrt.worker.cpu.warm_up import warm_up
 from tests.waiting import until
@@ -90,3 +96,80 @@ def test_an_error_inside_ends_the_telling(log: pytest.LogCaptureFixture) -> None
 def test_all_functions_of_the_core_are_known_before_one_is_compiled() -> None:
     warm_up()
     assert num_functions(CORE) > 300
+
+
+class Event(NamedTuple):
+    """Numba's, of a function that is being compiled."""
+
+    data: dict[str, Any]
+
+
+def of_the_core() -> Event:
+    return Event({"dispatcher": entries.schedule_tasks})
+
+
+@pytest.fixture
+def two_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "has_second_core", lambda: True)
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_second_process_ends_well_and_tells_nothing_of_what_is_loaded_from_disk() -> None:
+    warm_up()
+    told: list[str] = []
+    with compilation._SecondProcess(told.append) as second:
+        second.on_start(of_the_core())
+        second.wait()
+        assert second._process is not None and second._process.returncode == 0
+    assert not [name for name in told if name.startswith(CORE)]
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_second_process_that_cannot_start_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(compilation, "MODULE", "cellrt.engine.no_such_module")
+    with compilation._SecondProcess(print) as second:
+        second.on_start(of_the_core())
+        second.wait()
+        assert second._process is not None and second._process.returncode == 1
+    monkeypatch.setattr(sys, "executable", "/no/such/python")
+    with compilation._SecondProcess(print) as second:
+        second.on_start(of_the_core())
+        second.wait()
+        assert second._process is None
+
+
+@pytest.mark.usefixtures("two_cores")
+def test_a_second_process_ends_with_what_it_was_started_for() -> None:
+    with pytest.raises(KeyboardInterrupt), compilation._SecondProcess(print) as second:
+        second.on_start(of_the_core())
+        raise KeyboardInterrupt
+    assert second._process is not None and second._process.returncode is not None
+
+
+def test_a_second_process_ends_when_nobody_holds_its_pipe() -> None:
+    program = "import time\nfrom cellrt.engine import compilation\n"
+    program += "compilation.warm_up_second_half = lambda: time.sleep(60)\ncompilation.main(['second-half'])"
+    with subprocess.Popen([sys.executable, "-c", program], stdin=subprocess.PIPE) as process:
+        assert process.stdin is not None
+        process.stdin.close()
+        assert process.wait(30) == 1
+
+
+def test_no_second_process_starts_on_one_core_nor_of_a_program_that_is_no_python(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0})
+    assert not compilation.has_second_core()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: {0, 1})
+    assert compilation.has_second_core()
+    monkeypatch.setattr(sys, "executable", "/usr/bin/editor")
+    assert not compilation.has_second_core()
+
+
+def test_what_two_processes_compile_is_counted_once() -> None:
+    announcement = Announcement("it", 0)
+    watch = compilation._Watch(announcement, CORE)
+    watch.on_end(of_the_core())
+    watch.count(f"{CORE}.entries.schedule_tasks")
+    watch.count("numba.np.arrayobj.impl")
+    assert announcement._num_done == 1

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from cellrt.core.processor import Processor
@@ -25,21 +27,23 @@ from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans
 LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, max_events=8)
 
 
-def warm_up() -> None:
-    """Runs a request to its end, cancels one, loses a worker and copies a row. Minutes the first time, then 20 ms."""
-    processor = Processor(1, LIMITS)
+def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
+    """Runs a request to its end, cancels one, loses a worker and copies a row. Minutes the first time, then 20 ms.
+
+    ``half_way`` is called between what ``warm_up_second_half`` does not do and what it does too.
+    """
+    processor, kind, chain = _processor()
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
-    kind = processor.add_kind(64, 64)
-    chain = processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
     words = [OP_EXTERNAL, kind, 3, OP_EXTERNAL, kind, 1, OP_CHAIN, chain, 3, STEP, 0, 1, CARRY, 3, OP_RESULT, 6, 1, 1]
     shape = processor.compile(np.array(words, np.int32))
-    for sequence in range(3):
-        (request,), _ = processor.admit_many([shape] if sequence else shape, np.arange(1))
-        if sequence == 0:
-            processor.cancel(request)
-            continue
+    cancelled = [processor.admit_many(each, np.arange(1))[0][0] for each in (shape, [shape])]
+    half_way()
+    for request in cancelled:
+        processor.cancel(request)
+    for is_lost in (False, True):
+        processor.admit_many([shape], np.arange(1))
         tasks = processor.schedule(1)
-        if sequence == 2:
+        if is_lost:
             processor.lose_worker(1)
             continue
         for task in tasks:
@@ -55,13 +59,7 @@ def warm_up() -> None:
     processor.close_session(session)
     for values in (bytes_.reshape(-1), np.frombuffer(bytes(16), np.uint8)):  # one of them cannot be written to
         put_columns(bytes_, rows[None], 0, 1, values)
-    buffer, none = np.zeros(HEADER + INPUT, np.int32), np.zeros(0, np.int32)
-    unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))
-    unpack_pages(buffer, 0, np.zeros((0, most_pages(buffer, 0)), np.int32), none, none)
-    # Asks for scratch, and so runs nothing.
-    ports, scratch = np.zeros((0, 8), np.int64), np.zeros(0, np.uint8)
-    run_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, scratch)
-    run_span_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, np.zeros(1, np.int64), 0, scratch)
+    _run_tasks()
     for get, get_of, move in (
         (get_rows, get_rows_of, move_rows),
         (get_rows_nogil, get_rows_of_nogil, move_rows_nogil),
@@ -69,3 +67,30 @@ def warm_up() -> None:
         get(bytes_, rows, np.zeros((1, 8), np.uint8))
         get_of(bytes_, rows, 0, 0, np.zeros((1, 8), np.uint8))
         move(bytes_, rows, bytes_, rows)
+
+
+def warm_up_second_half() -> None:
+    """Compiles what takes longest of the second half of ``warm_up``, without the first: it needs no request."""
+    processor, _, _ = _processor()
+    processor.schedule(1)
+    processor.lose_worker(1)
+    _run_tasks()
+    processor.suspend(1)
+    processor.starvation(1)
+
+
+def _processor() -> tuple[Processor, int, int]:
+    """A processor with a kind of rows and a cell type."""
+    processor = Processor(1, LIMITS)
+    kind = processor.add_kind(64, 64)
+    return processor, kind, processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
+
+
+def _run_tasks() -> None:
+    """Asks for scratch, and so runs nothing."""
+    buffer, none = np.zeros(HEADER + INPUT, np.int32), np.zeros(0, np.int32)
+    unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))
+    unpack_pages(buffer, 0, np.zeros((0, most_pages(buffer, 0)), np.int32), none, none)
+    ports, scratch = np.zeros((0, 8), np.int64), np.zeros(0, np.uint8)
+    run_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, scratch)
+    run_span_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, np.zeros(1, np.int64), 0, scratch)

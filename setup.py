@@ -1,0 +1,46 @@
+"""With CELLRT_COMPILE=1 in the environment a wheel brings what is compiled; all else is in pyproject.toml."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from setuptools import Distribution, setup
+from setuptools.command.build_py import build_py
+
+HERE = Path(__file__).resolve().parent
+NEEDED = """CELLRT_COMPILE=1 compiles with what the wheel will run with, and cellrt's dependencies are not here (%s).
+Install them, and build with --no-build-isolation (pip) or --no-isolation (python -m build)."""
+
+
+class CompiledDistribution(Distribution):
+    """One for this Python and machine alone."""
+
+    def has_ext_modules(self) -> bool:
+        """Return True: the wheel's name has both."""
+        return True
+
+
+class BuildCompiled(build_py):
+    """Copies the package, and compiles in the copy."""
+
+    def run(self) -> None:
+        """Copy and compile."""
+        super().run()
+        if self.editable_mode:  # what is compiled there is kept beside the sources
+            return
+        try:
+            import numba  # noqa: F401
+            import torch  # noqa: F401
+        except ImportError as error:
+            raise SystemExit(NEEDED % error) from None
+        command = [sys.executable, "-m", "tools.compile_ahead", str(Path(self.build_lib).resolve())]
+        subprocess.run(command, cwd=HERE, check=True)
+
+
+if os.environ.get("CELLRT_COMPILE", "0") not in ("", "0"):
+    setup(distclass=CompiledDistribution, cmdclass={"build_py": BuildCompiled})
+else:
+    setup()
