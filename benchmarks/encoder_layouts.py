@@ -85,15 +85,15 @@ def lay_slotted(order: Sequence[int], lengths: Sequence[int]) -> tuple[list[Row]
     return _even(first_fit(order, lengths, PLACES // size, size), lengths)
 
 
-def lay_flat(order: Sequence[int], lengths: Sequence[int]) -> tuple[list[Row], int]:
+def lay_flat(order: Sequence[int], lengths: Sequence[int], places: int = PLACES) -> tuple[list[Row], int]:
     """All in one row, which nothing is skipped for."""
-    row, places = Row(), 0
+    row, taken = Row(), 0
     for one in order:
-        if places + lengths[one] > PLACES:
+        if taken + lengths[one] > places:
             break
         row.append(one)
-        places += lengths[one]
-    return [row], places
+        taken += lengths[one]
+    return [row], taken
 
 
 def _even(rows: list[Row], lengths: Sequence[int]) -> tuple[list[Row], int]:

@@ -1,20 +1,30 @@
-"""A language model whose requests arrive by a Poisson process, as in ORCA's section 6.2: latency against throughput.
+"""A language model whose requests arrive whatever the server does, as in ORCA's section 6.2: latency and throughput.
 
-Prompts of U(32, 512) tokens and answers of U(1, 128), a quarter of each here, of random weights. The latency of a
-request is divided by the tokens that it makes; the figure is the median over requests, against the requests answered a
-second. Iterations (requests join and leave between steps), the same strictly in order and with all pages reserved, as
-ORCA has it, with prompts in tasks of their own, which go first, as vLLM had it (Pensieve section 3.4.2), whole requests
-(nobody joins), and transformers' continuous batching.
+"random": a Poisson process, prompts of U(32, 512) tokens and answers of U(1, 128), a quarter of each here. "Azure": a
+stretch of the conversations that Azure published (2023), with their lengths by ``AZURE_SCALE`` and the gaps between
+them, stretched to the rate, so that bursts stay bursts. Weights are random. The latency of a request is divided by the
+tokens that it makes; the figure is the median over requests, against the requests answered a second. Iterations
+(requests join and leave between steps), the same strictly in order and with all pages reserved, as ORCA has it, with
+prompts in tasks of their own, which go first, as vLLM had it (Pensieve section 3.4.2), whole requests (nobody joins),
+and transformers' continuous batching.
+
+The trace is a file that ``CELLRT_AZURE_TRACE`` names, or lies beside the repository in ``shared/data``; else "Azure" is
+left out: AzureLLMInferenceTrace_conv.csv of https://github.com/Azure/AzurePublicDataset.
 """
 
 from __future__ import annotations
 
+import csv
+import os
 import threading
 import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
+from datetime import datetime
 from functools import partial
-from typing import Any
+from itertools import islice
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -31,6 +41,10 @@ from cellrt.unfolders.completion import complete
 
 PROMPTS, ANSWERS = (8, 128), (1, 32)
 NO_END, PAGE_SIZE, MOST_IN_A_TASK = -1, 16, 16
+AZURE_SCALE, AZURE_LONGEST, AZURE_FIRST = 16, (256, 64), 1000
+"""Lengths are divided by this, and cut to these many tokens of a prompt and of an answer; the first of the stretch."""
+TRACE_VARIABLE = "CELLRT_AZURE_TRACE"
+TRACE = Path(__file__).resolve().parents[2] / "shared" / "data" / "azure_llm_conv_2023.csv"
 LOADS = (0.3, 0.6, 0.9, 1.2)
 WAYS: dict[str, SchedulerSettings] = {
     "iterations": SchedulerSettings(),
@@ -47,6 +61,49 @@ def draw_requests(count: int, vocabulary: int, seed: int) -> list[Asked]:
     draw = np.random.default_rng(seed)
     sizes = zip(draw.integers(PROMPTS[0], PROMPTS[1] + 1, count), draw.integers(ANSWERS[0], ANSWERS[1] + 1, count))
     return [Asked(draw.integers(0, vocabulary, int(read)).tolist(), int(steps)) for read, steps in sizes]
+
+
+class Arriving(NamedTuple):
+    """Requests, and given how many shall arrive a second, when each does, in seconds from the start ``[count]``."""
+
+    requests: list[Asked]
+    at_rate: Callable[[float], Seconds]
+
+
+def random_requests(count: int, vocabulary: int) -> Arriving:
+    """As ORCA has them."""
+    return Arriving(
+        draw_requests(count, vocabulary, seed=1), lambda rate: poisson_arrivals(rate, count, seed=round(10 * rate))
+    )
+
+
+def traced_requests(trace: Path, count: int, vocabulary: int) -> Arriving:
+    """A stretch of Azure's; the words of the prompts are drawn.
+
+    Raises ValueError where the trace has fewer requests.
+    """
+    draw = np.random.default_rng(1)
+    with trace.open(encoding="utf-8", newline="") as file:
+        rows = list(islice(csv.DictReader(file), AZURE_FIRST, AZURE_FIRST + count))
+    if len(rows) < count:
+        raise ValueError(f"{trace} has fewer than {AZURE_FIRST + count} requests")
+    times = [datetime.fromisoformat(row["TIMESTAMP"][:26]) for row in rows]
+    offsets_s = np.array([(each - times[0]).total_seconds() for each in times])
+    requests = []
+    for row in rows:
+        given = int(row["ContextTokens"]), int(row["GeneratedTokens"])
+        read, steps = (min(max(1, size // AZURE_SCALE), most) for size, most in zip(given, AZURE_LONGEST))
+        requests.append(Asked(draw.integers(0, vocabulary, read).tolist(), steps))
+    return Arriving(requests, lambda rate: offsets_s * (count / rate / offsets_s[-1]))
+
+
+def find_trace() -> Path | None:
+    """The file of Azure's trace, if it is there."""
+    path = Path(os.environ.get(TRACE_VARIABLE, TRACE))
+    if not path.is_file():
+        tell(f"Azure's arrivals are left out: {TRACE_VARIABLE} names no file (see benchmarks/lm_open.py)")
+        return None
+    return path
 
 
 def serve_by_engine(engine: cellrt.Engine, requests: Sequence[Asked], arrivals: Seconds) -> tuple[Seconds, float]:
@@ -88,24 +145,40 @@ def run_open(recorder: Recorder, model: Llama, options: Options) -> None:
         cell = language_model(model, NO_END, page_size=PAGE_SIZE, max_batch=MOST_IN_A_TASK)
         for name, settings in WAYS.items():
             engine = ends.enter_context(cellrt.Engine(1, page_bytes=1 << 28, settings=settings))
-            engine.register(complete("lm", cell, max_tokens=ANSWERS[1]))
+            engine.register(complete("lm", cell, max_tokens=AZURE_LONGEST[1]))
             servers[f"cellrt, {name}"] = partial(serve_by_engine, engine)
         if are_there("transformers' continuous batching", "transformers"):
-            peer = Continuous(make_reference(model), ANSWERS[1])
+            peer = Continuous(make_reference(model), AZURE_LONGEST[1])
             ends.callback(peer.close)
             servers["transformers, continuous"] = partial(serve_by_peer, peer)
         count = 24 if options.quick else 80
-        requests = draw_requests(count, model.sizes.vocabulary, seed=1)
-        for serve in servers.values():
-            serve(requests[:8], np.zeros(8))
-        latencies_s, seconds = servers["cellrt, iterations"](requests, np.zeros(count))
-        recorder.add("random, open", "iterations, at most", count / seconds, "requests/s")
-        for load in LOADS[2:3] if options.quick else LOADS:
-            arrivals = poisson_arrivals(load * count / seconds, count, seed=round(10 * load))
-            for name, serve in servers.items():
-                latencies_s, took_s = serve(requests, arrivals)
-                each_ms = 1e3 * latencies_s / np.array([asked.steps for asked in requests])
-                which = {"server": name, "load": load}
-                recorder.add("random, open", "latency a token", float(np.median(each_ms)), "ms", **which)
-                recorder.add("random, open", "throughput", count / took_s, "requests/s", **which)
-                tell(f"load {load}: {name}")
+        arriving = {"random, open": random_requests(count, model.sizes.vocabulary)}
+        if (trace := find_trace()) is not None:
+            arriving["Azure, open"] = traced_requests(trace, count, model.sizes.vocabulary)
+        for case, (requests, at_rate) in arriving.items():
+            compare_open(recorder, case, servers, requests, at_rate, LOADS[2:3] if options.quick else LOADS)
+
+
+def compare_open(
+    recorder: Recorder,
+    case: str,
+    servers: dict[str, Serve],
+    requests: list[Asked],
+    at_rate: Callable[[float], Seconds],
+    loads: Sequence[float],
+) -> None:
+    """Every way under every load with the same requests."""
+    count = len(requests)
+    for serve in servers.values():
+        serve(requests[:8], np.zeros(8))
+    _, seconds = servers["cellrt, iterations"](requests, np.zeros(count))
+    recorder.add(case, "iterations, at most", count / seconds, "requests/s")
+    for load in loads:
+        arrivals = at_rate(load * count / seconds)
+        for name, serve in servers.items():
+            latencies_s, took_s = serve(requests, arrivals)
+            each_ms = 1e3 * latencies_s / np.array([asked.steps for asked in requests])
+            which = {"server": name, "load": load}
+            recorder.add(case, "latency a token", float(np.median(each_ms)), "ms", **which)
+            recorder.add(case, "throughput", count / took_s, "requests/s", **which)
+            tell(f"{case}: load {load}: {name}")

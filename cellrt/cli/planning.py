@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.progress import Progress, SpinnerColumn, TextColumn
@@ -232,8 +232,15 @@ def simulate(
     deadline_ms: Annotated[
         float | None,
         typer.Option(
-            min=0.001, help="In how many ms each must be done: tells the share that is. What is late is done as well."
+            min=0.001, help="In how many ms each must be done: tells the share that is. What is late is dropped."
         ),
+    ] = None,
+    schedule_by_ms: Annotated[
+        float | None, typer.Option(min=0.001, help="In how many ms each must have begun; what has not is dropped.")
+    ] = None,
+    in_time: Annotated[
+        float | None,
+        typer.Option(min=0.001, max=1, help="Find the shortest deadline by which this share of the requests is done."),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Seed of the random times.")] = 0,
     arena_bytes: ArenaOption = None,
@@ -247,36 +254,36 @@ def simulate(
         from cellrt.core.scheduling.policies import POLICIES
         from cellrt.core.scheduling.policy import policy_of
         from cellrt.engine.arena_sizes import ArenaBytes
+        from cellrt.engine.due import Due
         from cellrt.planning.profile import read_profile
-        from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
+        from cellrt.planning.simulation import Plant, fewest_workers, poisson_times, shortest_deadline
 
+        if in_time is not None and (deadline_ms is not None or p99_ms is not None):
+            raise DefinitionError("--in-time finds a deadline: give it without --deadline-ms and --p99-ms")
         unfolder, read, memory = load_model(model), read_profile(profile), ArenaBytes(arena_bytes, page_bytes)
-        order, deadline_s = policy_of(policy, POLICIES), None if deadline_ms is None else deadline_ms / 1e3
+        order = policy_of(policy, POLICIES)
+        due = Due(*(None if each_ms is None else each_ms / 1e3 for each_ms in (deadline_ms, schedule_by_ms)))
         _check_places(plot)
         given = read_requests(unfolder, requests, count)
         outcomes: list[Outcome] = []
-        fewest: list[tuple[float, int | None]] = []  # by rate; None: all are too few
+        found: list[str | None] = []  # by rate, the answer to what was asked for; None: there is none
         for each in rate:
             times_s = poisson_times(each, count, seed)
-            if p99_ms is None:
-                plant = Plant(unfolder, read, workers, memory, order)
-                templates = [plant.template(request) for request in given]
-                outcomes.append(plant.play(templates, times_s, each, loop_share, deadline_s))
-            else:
-                found, tried = fewest_workers(
-                    unfolder,
-                    read,
-                    given,
-                    times_s,
-                    most=workers,
-                    bound_s=p99_ms / 1e3,
-                    loop_share=loop_share,
-                    arena_bytes=memory,
-                    policy=order,
-                    deadline_s=deadline_s,
-                )
+            if p99_ms is not None:
+                how: dict[str, Any] = {"loop_share": loop_share, "arena_bytes": memory, "policy": order, "due": due}
+                how |= {"most": workers, "bound_s": p99_ms / 1e3}
+                fewest, tried = fewest_workers(unfolder, read, given, times_s, **how)
                 outcomes += tried
-                fewest.append((each, None if found is None else found.workers))
+                found.append(None if fewest is None else _told_workers(fewest, p99_ms))
+                continue
+            plant = Plant(unfolder, read, workers, memory, order)
+            templates = [plant.template(request) for request in given]
+            if in_time is not None:
+                kept = shortest_deadline(plant, templates, times_s, each, in_time, loop_share, due.begun_s)
+                outcomes += [] if kept is None else [kept]
+                found.append(None if kept is None else _told_deadline(kept))
+            else:
+                outcomes.append(plant.play(templates, times_s, each, loop_share, due))
         if plot is not None:
             from cellrt.planning.drawing import draw_load
 
@@ -289,14 +296,24 @@ def simulate(
         typer.echo(json.dumps([outcome.as_json() for outcome in outcomes]))
     else:
         _show_outcomes(outcomes)
-    for each, count_of in fewest:
-        if count_of is None:
+    for each, told in zip(rate, found):
+        if told is not None and not as_json:
+            console().print(f"{told} at {each:g} requests/s", highlight=False)
+        if told is None and in_time is None:
             complaint(f"{workers} workers are too few for a p99 of {p99_ms:g} ms at {each:g} requests/s")
-        elif not as_json:
-            noun = "worker keeps" if count_of == 1 else "workers keep"
-            console().print(f"{count_of} {noun} the p99 below {p99_ms:g} ms at {each:g} requests/s", highlight=False)
-    if any(count_of is None for _, count_of in fewest):
+        if told is None and in_time is not None:
+            complaint(f"no deadline is kept by {in_time:.4g} of the requests at {each:g} requests/s: too few begin")
+    if None in found:
         raise typer.Exit(1)
+
+
+def _told_workers(fewest: Outcome, p99_ms: float) -> str:
+    noun = "worker keeps" if fewest.workers == 1 else "workers keep"
+    return f"{fewest.workers} {noun} the p99 below {p99_ms:g} ms"
+
+
+def _told_deadline(kept: Outcome) -> str:
+    return f"a deadline of {1e3 * (kept.deadline_s or 0):.4g} ms is kept by {kept.in_time or 0:.1%} of the requests"
 
 
 def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
@@ -306,7 +323,7 @@ def _show_outcomes(outcomes: Sequence[Outcome]) -> None:
     for head in (*heads, "in time") if has_deadlines else heads:
         table.add_column(head, justify="right")
     for one in outcomes:
-        times = (f"{1e3 * seconds:.2f}" for seconds in (one.p50_s, one.p90_s, one.p99_s))
+        times = ("-" if s is None else f"{1e3 * s:.2f}" for s in (one.p50_s, one.p90_s, one.p99_s))
         row = (f"{one.rate:,.0f}", f"{one.throughput:,.0f}", f"{one.mean_rows:.1f}", f"{one.busy:.0%}", *times)
         table.add_row(str(one.workers), *row, *([] if one.in_time is None else [f"{one.in_time:.1%}"]))
     console().print(table)

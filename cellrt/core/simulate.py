@@ -2,11 +2,11 @@
 
 No threads, no tensors, no clock of the machine: the same arrivals always give the same tasks at the same
 times. It makes tests of the scheduler exact (Figure 2.5 of BatchMaker is one) and tells how many workers a
-trace needs.
+trace needs, and which deadlines it can keep.
 
 Time is a whole number of nanoseconds inside, so that sums are exact. Of what happens at one moment,
-completions come first, then arrivals in order, then scheduling: who arrives when a task ends may join the
-next task.
+completions come first, then arrivals in order, then what is late is dropped if it is to be, then scheduling: who
+arrives when a task ends may join the next task.
 
 Where pages of growing states run out, requests are suspended as an engine's are (``suspension.py``). Copies of pages
 take their time from the worker whose next task needs them.
@@ -15,6 +15,7 @@ take their time from the worker whose next task needs them.
 from __future__ import annotations
 
 import heapq
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -48,8 +49,9 @@ class Arrival:
         work: its cell graph: a program (``program.py``), or a template that the same processor compiled.
         loop_steps: steps each loop takes before it stops, in order of their subgraphs; to the limit if None.
         priority: the client's, 0 (lowest) to 3.
-        deadline_s: when it must be done, in seconds as ``time_s``, for the policy; None: any time. It is done anyway.
-        schedule_by_s: when its first task must be submitted, the same.
+        deadline_s: when it must be done, in seconds as ``time_s``; None: any time.
+        schedule_by_s: when its first task must be submitted, the same. Policies go by both; whether what is late is
+            dropped is up to ``simulate``.
     """
 
     time_s: float
@@ -76,7 +78,10 @@ class SimulatedTask:
 
 @dataclass(frozen=True)
 class SimulatedRequest:
-    """One request, by the index of its arrival; until its admission it waited for room in the tables."""
+    """One request, by the index of its arrival; until its admission it waited for room in the tables.
+
+    What was dropped ends at infinity; so does the admission of what was dropped before it.
+    """
 
     request: int
     arrival_s: float
@@ -93,7 +98,7 @@ class Simulation:
 
     @property
     def finish_s(self) -> list[float]:
-        """When each request was done, in order of the arrivals given."""
+        """When each request was done, in order of the arrivals given; infinity for what was dropped."""
         return [request.finish_s for request in self.requests]
 
 
@@ -109,8 +114,9 @@ def simulate(
     queue_depth: int = 1,
     reading: ReadingCost = _nothing,
     page_s: float = 0.0,
+    drops_late: bool = False,
 ) -> Simulation:
-    """Runs a trace of arrivals on an idle processor with simulated workers, until every request is done.
+    """Runs a trace of arrivals on an idle processor with simulated workers, until every request is done or dropped.
 
     Args:
         processor: holds the cell types, the limits and the settings, and says how many workers there are.
@@ -119,6 +125,8 @@ def simulate(
         queue_depth: a worker with fewer tasks outstanding is given more: 1 means only when it is idle.
         reading: what a task takes besides for the rows of growing states that it reads.
         page_s: seconds that copying a page takes, between a worker and the host.
+        drops_late: whether a request ends, as an engine's does, when its deadline comes before it is done, or its time
+            to begin before a task of it was submitted. Else it is done all the same.
 
     Raises:
         RequestTooLargeError: a request would not fit even if it were alone.
@@ -127,7 +135,7 @@ def simulate(
     """
     if queue_depth < 1 or processor.num_live:
         raise ValueError(f"need a queue depth of at least 1, not {queue_depth}, and an idle processor")
-    return _Simulator(processor, arrivals, cost, queue_depth, reading, page_s).run()
+    return _Simulator(processor, arrivals, cost, queue_depth, reading, page_s, drops_late).run()
 
 
 @dataclass(eq=False)
@@ -150,6 +158,7 @@ class _Simulator:
         queue_depth: int,
         reading: ReadingCost,
         page_s: float,
+        drops_late: bool,
     ) -> None:
         self.processor, self.arrivals, self.cost, self.queue_depth = processor, arrivals, cost, queue_depth
         self.reading, self.page_s = reading, page_s
@@ -159,11 +168,15 @@ class _Simulator:
         self.arriving = deque(sorted(zip(times, range(len(times)))))
         self.ends: list[tuple[int, int]] = []  # heap of (time, location of the worker)
         self.waiting: deque[int] = deque()
+        self.late: list[tuple[int, int, bool]] | None = [] if drops_late else None
+        """Heap of (time, arrival, whether it is the time to begin) of what has arrived; None: nothing is dropped."""
         self.arrival_of: dict[int, int] = {}
+        self.id_of: dict[int, int] = {}
+        """The other way, of those that were admitted and have neither been done nor dropped."""
         self.taken: Counter[tuple[int, int]] = Counter()
         """Steps that loops have taken in tasks that were submitted, by arrival and subgraph."""
-        self.admissions = [0] * len(arrivals)
-        self.finishes = [0] * len(arrivals)
+        self.admissions: list[float] = [math.inf] * len(arrivals)
+        self.finishes: list[float] = [math.inf] * len(arrivals)
         self.tasks: list[SimulatedTask] = []
 
     def _template(self, arrival: Arrival) -> SizedTemplate:
@@ -180,13 +193,15 @@ class _Simulator:
 
     def run(self) -> Simulation:
         while self.ends or self.arriving:
-            now = min(queue[0][0] for queue in (self.ends, self.arriving) if queue)
+            now = min(queue[0][0] for queue in (self.ends, self.arriving, self.late) if queue)
             self.processor.clock.set(now)
             while self.ends and self.ends[0][0] == now:
                 self._complete(self.workers[heapq.heappop(self.ends)[1] - 1], now)
             while self.arriving and self.arriving[0][0] == now:
-                self.waiting.append(self.arriving.popleft()[1])
+                self._arrive(self.arriving.popleft()[1])
                 self.processor.clock.note_arrivals([now])
+            while self.late and self.late[0][0] <= now:
+                self._drop(*heapq.heappop(self.late)[1:])
             self._admit(now)
             self._schedule(now)
         if self.processor.num_live or self.waiting:
@@ -197,19 +212,40 @@ class _Simulator:
         arrival, admission, finish = self.arrivals[k], self.admissions[k], self.finishes[k]
         return SimulatedRequest(k, arrival.time_s, admission / 1e9, finish / 1e9)
 
+    def _arrive(self, k: int) -> None:
+        self.waiting.append(k)
+        if self.late is not None:
+            for is_begun, time_ns in enumerate(self._due_ns(k)):
+                if time_ns < NEVER:
+                    heapq.heappush(self.late, (time_ns, k, bool(is_begun)))
+
+    def _due_ns(self, k: int) -> tuple[int, int]:
+        """When a request must be done and have begun."""
+        times_s = self.arrivals[k].deadline_s, self.arrivals[k].schedule_by_s
+        done_ns, begun_ns = (NEVER if time_s is None else round(time_s * 1e9) for time_s in times_s)
+        return done_ns, begun_ns
+
+    def _drop(self, k: int, is_begun: bool) -> None:
+        """Ends a request whose time has passed, unless it is over, or has begun where that is the time to begin."""
+        if k in self.id_of:
+            if is_begun and self.processor.has_begun(self.id_of[k]):
+                return
+            request = self.id_of.pop(k)
+            if self.processor.cancel(request):
+                del self.arrival_of[request]
+        elif k in self.waiting:
+            self.waiting.remove(k)
+
     def _admit(self, now: int) -> None:
         """Admits those who wait, in order of arrival, as far as there is room."""
         while self.waiting:
             k = self.waiting[0]
-            arrival = self.arrivals[k]
-            times_s = arrival.deadline_s, arrival.schedule_by_s
-            done_ns, begun_ns = [NEVER if time_s is None else round(time_s * 1e9) for time_s in times_s]
-            how = arrival.priority, False, -1, done_ns, begun_ns
+            how = self.arrivals[k].priority, False, -1, *self._due_ns(k)
             admitted = self.processor.admit(self.templates[k], k, *how)
             if admitted is None:
                 return
             self.waiting.popleft()
-            self.arrival_of[admitted[0]] = k
+            self.arrival_of[admitted[0]], self.id_of[k] = k, admitted[0]
             self.admissions[k] = now
 
     def _schedule(self, now: int) -> None:
@@ -318,6 +354,7 @@ class _Simulator:
     def _finish(self, request: int, what: int, now: int) -> None:
         if what == NOTICE_DONE:
             self.finishes[self.arrival_of[request]] = now
+            del self.id_of[self.arrival_of[request]]
             if self.processor.release([request]):
                 return
         del self.arrival_of[request]

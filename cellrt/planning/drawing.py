@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -37,7 +38,7 @@ def draw_load(outcomes: Sequence[Outcome], path: Path) -> None:
         shown = sorted((one for one in outcomes if one.workers == workers), key=lambda one: one.rate)
         for name, style in (("p50_s", ":"), ("p90_s", "--"), ("p99_s", "-")):
             label = f"{workers} workers, {name.removesuffix('_s')}"
-            times_ms = [1e3 * getattr(one, name) for one in shown]
+            times_ms = [1e3 * (getattr(one, name) or math.nan) for one in shown]
             axes.plot([one.rate for one in shown], times_ms, style, marker="o", color=colour, label=label)
     axes.set(yscale="log", xlabel="requests a second", ylabel="latency, ms")
     axes.legend()

@@ -3,12 +3,14 @@
 The scheduler is the real one; only time and results are not (``core/simulate.py``). What the engine's host does is
 added: a request reaches the scheduler when the host has had its time for it and for all before it, and a task takes its
 worker longer. There are as many rows and pages as an engine would have, so requests wait for room and are suspended as
-there; what a step reads of growing states, and copies of pages, take their time. That tasks of several workers wait for
-each other's turns, and HTTP, are not in it.
+there; what a step reads of growing states, and copies of pages, take their time. What is late is dropped as there. That
+tasks of several workers wait for each other's turns, that what cannot be done in time is refused before it is begun,
+and HTTP, are not in it.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import accumulate
@@ -22,18 +24,29 @@ from cellrt.core.simulate import Arrival, simulate
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.engine.arena_sizes import AS_MEMORY_ALLOWS, ArenaBytes, ArenaSizes
 from cellrt.engine.discovery import Discovery
+from cellrt.engine.due import ANY_TIME, Due
 from cellrt.engine.registry import Model, Registry
 from cellrt.errors import DefinitionError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.planning.profile import HostCosts, Profile
 
 MAX_NODES = 65_535
+SPAN, PRECISION = 1024, 1.01
+"""A deadline is looked for between the median latency by this and times this, until it is known to a hundredth."""
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a load came to. Times in seconds; ``busy`` is the share of the time that a worker ran, ``in_time`` the share
-    of the requests that were done by their deadlines, None if they had none."""
+    """What a load came to.
+
+    Attributes:
+        throughput: requests a second that were done.
+        mean_rows: of a task.
+        busy: the share of the time that a worker ran.
+        p50_s, p90_s, p99_s: latencies of what was done, in seconds; None if nothing was.
+        deadline_s, schedule_by_s: in how many seconds each had to be done and have begun; None: any time.
+        in_time: the share of the requests that were done and not dropped; None if nothing could be late.
+    """
 
     workers: int
     rate: float
@@ -41,9 +54,11 @@ class Outcome:
     throughput: float
     mean_rows: float
     busy: float
-    p50_s: float
-    p90_s: float
-    p99_s: float
+    p50_s: float | None
+    p90_s: float | None
+    p99_s: float | None
+    deadline_s: float | None = None
+    schedule_by_s: float | None = None
     in_time: float | None = None
 
     def as_json(self) -> dict[str, Any]:
@@ -95,7 +110,7 @@ class Plant:
         times_s: Sequence[float],
         rate: float,
         loop_share: float = 1.0,
-        deadline_s: float | None = None,
+        due: Due = ANY_TIME,
     ) -> Outcome:
         """Plays requests at their times.
 
@@ -104,14 +119,15 @@ class Plant:
             times_s: when each arrives.
             rate: what the times were drawn for, in requests a second; for the outcome.
             loop_share: how many of its most steps each loop takes.
-            deadline_s: in how many seconds each must be done. What is late is done all the same.
+            due: in how many seconds after its arrival each must be done, and have begun. What is late is dropped.
         """
         arrivals = [
             Arrival(
                 handed_in_s,
                 template,
                 loop_steps=_loop_steps(template, loop_share),
-                deadline_s=None if deadline_s is None else time_s + deadline_s,
+                deadline_s=None if due.done_s is None else time_s + due.done_s,
+                schedule_by_s=None if due.begun_s is None else time_s + due.begun_s,
             )
             for template, time_s, handed_in_s in zip(templates, times_s, self._handed_in_s(times_s), strict=True)
         ]
@@ -121,22 +137,28 @@ class Plant:
             self._cost,
             reading=lambda cell_type, rows_read: rows_read * self._costs[cell_type].read_s,
             page_s=self._host.page_s,
+            drops_late=True,
         )
         finish_s, arrival_s = np.array(simulation.finish_s), np.array(times_s)
-        elapsed_s = float(finish_s.max() - arrival_s.min())
+        is_done = np.isfinite(finish_s)
+        took_s = (finish_s - arrival_s)[is_done]
+        p50_s, p90_s, p99_s = np.percentile(took_s, (50, 90, 99)).tolist() if took_s.size else [None] * 3
+        ends_s = [*finish_s[is_done], *(task.end_s for task in simulation.tasks), arrival_s.max()]
+        elapsed_s = max(float(max(ends_s) - arrival_s.min()), 1e-9)
         busy_s = sum(task.end_s - task.start_s for task in simulation.tasks)
-        p50, p90, p99 = np.percentile(finish_s - arrival_s, (50, 90, 99))
         return Outcome(
             self._workers,
             rate,
             len(arrivals),
-            len(arrivals) / elapsed_s,
-            float(np.mean([task.rows for task in simulation.tasks])),
+            int(is_done.sum()) / elapsed_s,
+            float(np.mean([task.rows for task in simulation.tasks])) if simulation.tasks else 0.0,
             busy_s / elapsed_s / self._workers,
-            float(p50),
-            float(p90),
-            float(p99),
-            None if deadline_s is None else float(np.mean(finish_s - arrival_s <= deadline_s)),
+            p50_s,
+            p90_s,
+            p99_s,
+            due.done_s,
+            due.begun_s,
+            None if due == ANY_TIME else float(is_done.mean()),
         )
 
     def _cost(self, cell_type: int, rows: int, steps: int) -> float:
@@ -172,15 +194,59 @@ def fewest_workers(
     loop_share: float = 1.0,
     arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
     policy: Policy | None = None,
-    deadline_s: float | None = None,
+    due: Due = ANY_TIME,
 ) -> tuple[Outcome | None, list[Outcome]]:
-    """The outcome with the fewest workers whose p99 is within the bound, if any, and all that were tried."""
+    """The outcome with the fewest workers whose p99 is within the bound, if any, and all that were tried.
+
+    With times in ``due`` it is the p99 of what was done in time.
+    """
     tried: list[Outcome] = []
     rate = len(times_s) / max(times_s[-1], 1e-9)
     for workers in range(1, most + 1):
         plant = Plant(unfolder, profile, workers, arena_bytes, policy)
         templates = [plant.template(request) for request in requests]
-        tried.append(plant.play(templates, times_s, rate, loop_share, deadline_s))
-        if tried[-1].p99_s <= bound_s:
+        tried.append(plant.play(templates, times_s, rate, loop_share, due))
+        if (p99_s := tried[-1].p99_s) is not None and p99_s <= bound_s:
             return tried[-1], tried
     return None, tried
+
+
+def shortest_deadline(
+    plant: Plant,
+    templates: Sequence[SizedTemplate],
+    times_s: Sequence[float],
+    rate: float,
+    share: float,
+    loop_share: float = 1.0,
+    schedule_by_s: float | None = None,
+) -> Outcome | None:
+    """Find the shortest deadline, to about a hundredth of it, by which such a share of the requests is done.
+
+    Args:
+        plant, templates, times_s, rate, loop_share: as of ``Plant.play``.
+        share: above 0, at most 1.
+        schedule_by_s: in how many seconds each must have begun besides.
+
+    Returns:
+        What that deadline came to; None if no deadline is enough, as too few begin in time.
+    """
+
+    def play(seconds: float | None) -> Outcome:
+        return plant.play(templates, times_s, rate, loop_share, Due(seconds, schedule_by_s))
+
+    def is_kept(outcome: Outcome) -> bool:
+        return outcome.in_time is None or outcome.in_time >= share
+
+    without = play(None)
+    if without.p50_s is None or not is_kept(without):
+        return None
+    low_s, high_s = without.p50_s / SPAN, without.p50_s * SPAN
+    shortest = play(high_s)
+    while is_kept(shortest) and high_s > PRECISION * low_s:
+        middle_s = math.sqrt(low_s * high_s)
+        found = play(middle_s)
+        if is_kept(found):
+            shortest, high_s = found, middle_s
+        else:
+            low_s = middle_s
+    return shortest if is_kept(shortest) else None

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.encoder import NAMES, Work, draw_lengths, forming_us, in_order
+from benchmarks.encoder import ETA, NAMES, Q, Work, draw_lengths, forming_us, in_order
 from benchmarks.encoder_layouts import LAYOUTS, LONGEST, PLACES, PlainEncoder
 from cellrt.cells.transformer_stack import StackSizes, TransformerStack
 from tests.core.test_das import Request, algorithm_1
@@ -41,7 +41,7 @@ def test_the_order_of_das_is_that_of_the_pseudo_code(lengths: list[int], seed: i
     begin_by_s = np.random.default_rng(seed).permutation(len(lengths)).tolist()
     work = Work([torch.zeros(size) for size in lengths], [0.0] * len(lengths), begin_by_s)
     requests = [Request(k, 0, begin_by_s[k], size) for k, size in enumerate(lengths)]
-    ((*expected,),) = algorithm_1(requests, 1, PLACES, 0.5, 0.5)
+    ((*expected,),) = algorithm_1(requests, 1, PLACES, ETA, Q)
     left, found = PLACES, list[int]()
     for one in in_order("DAS", range(len(lengths)), work, lengths):
         if lengths[one] <= left:

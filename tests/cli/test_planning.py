@@ -107,7 +107,11 @@ def test_a_profile_is_tuned_and_played(tmp_path: Path) -> None:
     assert {outcome["workers"] for outcome in json.loads(found)} == {1}
     how = ["--policy", "deadline-aware-utility", "--deadline-ms", 10_000]
     assert {each["in_time"] for each in json.loads(run("simulate", MODEL, *options, *how, "--json"))} == {1.0}
-    assert "in time" in run("simulate", MODEL, *options, *how)
+    assert "in time" in run("simulate", MODEL, *options, *how, "--schedule-by-ms", 10_000)
+    assert "ms is kept by" in run("simulate", MODEL, *options, "--in-time", 0.99)
+    assert "give it without --deadline-ms" in run("simulate", MODEL, *options, *how, "--in-time", 0.99, status=1)
+    told = run("simulate", MODEL, *options, "--schedule-by-ms", 0.001, "--in-time", 0.99, status=1)
+    assert "no deadline is kept by 0.99 of the requests at 100 requests/s" in told
     assert "got 'luck'" in run("simulate", MODEL, *options, "--policy", "luck", status=1)
     said = run("simulate", MODEL, *options, "--p99-ms", 10_000)
     assert "1 worker keeps the p99 below 10000 ms at 100 requests/s" in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -106,6 +107,34 @@ def test_a_run_ends_with_the_first_of_its_rows_that_ends(min_run_s, expected, fi
     simulation = simulate(processor, [request(0, 2), request(0, 3), request(0.5, 6)], unit_cost)
     assert [(*moment, tuple(sorted(rows))) for *moment, rows in spans(simulation)] == expected
     assert simulation.finish_s == finish_s
+
+
+def test_what_is_late_ends_and_leaves_its_place_to_others():
+    """One at a time: the first is done, the second is dropped in its third step, the third before it is admitted; the
+    fourth has begun in time."""
+    processor = make_processor(limits=replace(SMALL, max_requests=2))
+    cell = add_step(processor, 1)
+    arrivals = [
+        Arrival(0, chain(cell, 3), deadline_s=3),
+        Arrival(0, chain(cell, 4), deadline_s=5.5),
+        Arrival(0, chain(cell, 2), schedule_by_s=2.5),
+        Arrival(1, chain(cell, 3), schedule_by_s=6.5),
+    ]
+    simulation = simulate(processor, arrivals, unit_cost, drops_late=True)
+    assert simulation.finish_s == [3, math.inf, math.inf, 9]
+    assert [task.requests for task in simulation.tasks] == [(0,)] * 3 + [(1,)] * 3 + [(3,)] * 3
+    assert simulation.requests[2].admission_s == math.inf
+    assert processor.num_live == 0 and not broken_rules(processor.tables)
+    processor = make_processor(limits=replace(SMALL, max_requests=2))
+    add_step(processor, 1)
+    assert simulate(processor, arrivals, unit_cost).finish_s == [3, 7, 9, 12]
+
+
+def test_what_must_begin_at_once_is_dropped_as_it_comes():
+    processor = make_processor()
+    cell = add_step(processor, 1)
+    simulation = simulate(processor, [Arrival(1, chain(cell, 1), schedule_by_s=1)], unit_cost, drops_late=True)
+    assert simulation.finish_s == [math.inf] and simulation.tasks == ()
 
 
 def test_requests_wait_for_room_in_order():

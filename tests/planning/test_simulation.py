@@ -12,10 +12,11 @@ import torch
 from cellrt import Graph, Unfolder
 from cellrt.core.scheduling.policies import POLICIES
 from cellrt.engine.arena_sizes import ArenaBytes
+from cellrt.engine.due import Due
 from cellrt.errors import DefinitionError
 from cellrt.planning.measuring import reading_seconds
 from cellrt.planning.profile import CellProfile, HostCosts, Profile, read_profile
-from cellrt.planning.simulation import Plant, fewest_workers, poisson_times
+from cellrt.planning.simulation import Plant, fewest_workers, poisson_times, shortest_deadline
 from tests.engine.paged_models import WIDTH, make_cells
 from tests.serve import models
 
@@ -75,12 +76,41 @@ def test_a_policy_decides_how_many_are_done_by_their_deadlines() -> None:
     def in_time(name: str) -> float | None:
         plant = Plant(models.chain, narrow, 1, policy=POLICIES[name])
         templates = [plant.template(chain(steps)) for steps in (40, 40, 1, 1, 1, 1, 1, 1)]
-        return plant.play(templates, [0.0] * 8, 1.0, deadline_s=20.5 * STEP_S).in_time
+        return plant.play(templates, [0.0] * 8, 1.0, due=Due(20.5 * STEP_S)).in_time
 
     assert in_time("first-come-first-served") == 0
     assert in_time("shortest-job-first") == in_time("deadline-aware-utility") == 6 / 8
     plant = Plant(models.chain, narrow, 1)
     assert plant.play([plant.template(chain(1))], [0.0], 1.0).in_time is None
+
+
+def test_what_is_late_is_dropped_and_not_counted_as_done() -> None:
+    """Of three chains of ten steps, one row a task, the second is dropped as it goes on and the third as it waits."""
+    narrow = Profile("cpu", {models.STEP.identity: CellProfile("step", (1,), (STEP_S,), 1)})
+    plant = Plant(models.chain, narrow, 1)
+    templates = [plant.template(chain(10)) for _ in range(3)]
+    by_end = plant.play(templates, [0.0] * 3, 1.0, due=Due(15.5 * STEP_S))
+    assert by_end.in_time == pytest.approx(1 / 3) and by_end.p99_s == pytest.approx(10 * STEP_S)
+    assert 1 / (20 * STEP_S) <= by_end.throughput <= 1 / (15.5 * STEP_S)  # what was sent by then goes on
+    by_begin = plant.play(templates, [0.0] * 3, 1.0, due=Due(None, 15.5 * STEP_S))
+    assert by_begin.in_time == pytest.approx(2 / 3) and by_begin.p99_s == pytest.approx(20 * STEP_S, rel=0.01)
+    nothing = plant.play(templates, [0.0] * 3, 1.0, due=Due(0.5 * STEP_S))
+    assert nothing.in_time == 0 and nothing.p50_s is None and nothing.throughput == 0
+
+
+def test_the_shortest_deadline_that_is_kept_is_found() -> None:
+    narrow = Profile("cpu", {models.STEP.identity: CellProfile("step", (1,), (STEP_S,), 1)})
+    plant = Plant(models.chain, narrow, 1)
+    templates, times_s = [plant.template(chain(10)) for _ in range(4)], [0.0] * 4
+
+    def shortest_s(share: float, begun_s: float | None = None) -> float | None:
+        found = shortest_deadline(plant, templates, times_s, 1.0, share, schedule_by_s=begun_s)
+        return None if found is None else found.deadline_s
+
+    assert shortest_s(0.25) == pytest.approx(10 * STEP_S, rel=0.011)
+    assert shortest_s(1.0) == pytest.approx(40 * STEP_S, rel=0.011)
+    assert shortest_s(0.5, 15 * STEP_S) == pytest.approx(20 * STEP_S, rel=0.011)
+    assert shortest_s(0.75, 15 * STEP_S) is None  # no more than two begin by then
 
 
 def test_a_profile_of_other_cells_is_refused() -> None:
@@ -114,7 +144,9 @@ def test_a_model_whose_pages_run_out_is_simulated_as_it_is_served() -> None:
         profile = Profile("cpu", {cell.identity: step}, HostCosts(0.0, 0.0, page_s))
         plant = Plant(Unfolder("led", unfold, torch.zeros(2, WIDTH)), profile, 1, ArenaBytes(pages=page_bytes))
         times_s = [STEP_S * k for k in range(40)]
-        return plant.play([plant.template(torch.zeros(2, WIDTH))] * len(times_s), times_s, 1.0).p99_s
+        found_s = plant.play([plant.template(torch.zeros(2, WIDTH))] * len(times_s), times_s, 1.0).p99_s
+        assert found_s is not None
+        return found_s
 
     roomy_s, tight_s = p99_s(None), p99_s(1)
     assert tight_s >= roomy_s
