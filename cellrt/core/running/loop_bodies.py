@@ -14,6 +14,7 @@ from __future__ import annotations
 from cellrt.core.running.loops_ahead import keep_last, settle
 from cellrt.core.running.record_ends import end_inputs, end_outputs, release_edges
 from cellrt.core.running.records import give_late_rows
+from cellrt.core.state.moves import LIVE
 from cellrt.core.state.queue import dequeue, enqueue, loop_tasks, refresh
 from cellrt.core.state.record_layout import BODY_WORDS, BROKEN, NO_STOP, body_of, record_of
 from cellrt.core.state.tables import MIXED, Request, Subgraph, Tables
@@ -57,7 +58,7 @@ def note_loop(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> boo
         if done < 0 and record.stop != NO_STOP and record.done > record.unseen:
             body.stopped = record.done
     if not body.runs:
-        if is_behind or has_failed or body.stopped > 0:
+        if t.requests[subgraph.request].state != LIVE:  # else other cells may still read what is in flight
             settle(t, subgraph, record.done - 1)
     elif not is_behind and (has_failed or body.stopped > 0):
         settle(t, subgraph, record.num_sent - 1 - loop_tasks(t, subgraph) - int(has_failed))
