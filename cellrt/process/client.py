@@ -25,7 +25,7 @@ from cellrt.process import address as addresses
 from cellrt.process.binding import Binding
 from cellrt.process.bindings import Bindings, check_name
 from cellrt.process.link import Link
-from cellrt.process.pending import RemoteFuture, when_accepted
+from cellrt.process.pending import RemoteFuture, Tell, when_accepted
 from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of
 from cellrt.process.wire import welcomed
@@ -329,12 +329,13 @@ class Client(Serving):
         sessions: Sequence[int],
         due: Due,
         priority: int,
-    ) -> Sequence[RequestFuture]:
+        tell: Tell | None = None,
+    ) -> Sequence[RemoteFuture]:
         """Hands in a request of each of several sessions; the engine refuses each by itself. Raises if one cannot be
-        unfolded, and then hands in none."""
+        unfolded, and then hands in none. ``tell``: as of ``Kindred``."""
         priority = self._check(priority)
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
-        return self._link.submit(self, asked, due, priority, None, sessions, None, is_each=True)
+        return self._link.submit(self, asked, due, priority, None, sessions, None, is_each=True, tell=tell)
 
     def _check(self, priority: int) -> int:
         """The priority. Raises what ended the connection, and RequestError for what is no priority."""

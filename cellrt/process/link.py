@@ -35,7 +35,7 @@ from cellrt.graph.known import Alike
 from cellrt.process.binding import Binding
 from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering
-from cellrt.process.pending import Kindred, Pending, RemoteFuture, Unanswered, copied
+from cellrt.process.pending import Kindred, Pending, RemoteFuture, Tell, Unanswered, copied
 from cellrt.process.recorded import LENGTH, template_of
 from cellrt.process.submissions import Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
@@ -158,11 +158,12 @@ class Link:
         accepted: Awaited | None,
         *,
         is_each: bool = False,
-    ) -> list[RequestFuture]:
+        tell: Tell | None = None,
+    ) -> list[RemoteFuture]:
         """Hands in requests, all or none, by their graphs, with the number of each one's session, or none; returns at
         once.
 
-        ``is_each``: the engine refuses those that it cannot take, and takes the others.
+        ``is_each``: the engine refuses those that it cannot take, and takes the others. ``tell``: hears of their ends.
 
         ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
         """
@@ -180,7 +181,7 @@ class Link:
             head = Submission(first, count, session_numbers, time.perf_counter_ns(), *how)
             pending: dict[int, Pending] = {}
             for template, (binding, alike) in zip(templates, asked):
-                kindred = Kindred(template, binding.formats, channel)
+                kindred = Kindred(template, binding.formats, channel, tell)
                 for place in alike.places:
                     future = futures[place] = RemoteFuture(owner, id)
                     pending[id] = future, kindred
@@ -280,7 +281,7 @@ class Link:
                 self._make_good()
                 if not self._tell_news():
                     break
-        if self._wire.is_behind:
+        if self._wire.is_behind and not self._lock.locked():  # who sends at this moment looks behind that
             self._watch(select.EPOLLIN | select.EPOLLOUT)
 
     def _watch(self, what: int) -> None:

@@ -76,18 +76,9 @@ class Arrived:
         """A request's results; asked for once, as nobody keeps them for others."""
         return unpacked(self._each.pop(number))
 
-    def bytes_of(self, number: int) -> list[tuple[str, torch.dtype, list[int], Part]]:
-        """A request's results as they came: names, dtypes, shapes and bytes; in the place of ``of``."""
-        memory, places, template, formats = self._each.pop(number)
-        at, found, view = 0, list[tuple[str, torch.dtype, list[int], Part]](), memoryview(memory)
-        for index, rows in places:
-            layout = template.results[index]
-            format = formats[layout.kind]
-            size = abs(rows) * format.num_bytes
-            shape = [*format.spec.shape] if rows < 0 else [rows, *format.spec.shape]
-            found.append((layout.name, format.spec.dtype, shape, view[at : at + size]))
-            at += padded(size)
-        return found
+    def packed(self, number: int) -> Packed:
+        """A request's results as they came; in the place of ``of``."""
+        return self._each.pop(number)
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
         """Some requests' results."""
@@ -115,6 +106,30 @@ def read_outcomes(
             template, formats = found
             yield id, bool(is_end), (bytearray(body[at : at + size]), places, template, formats)
         at += size
+
+
+class Output(NamedTuple):
+    """One of the results in what came of a request: its name, dtype and shape, and which bytes there are its."""
+
+    name: str
+    dtype: torch.dtype
+    shape: list[int]
+    begin: int
+    end: int
+
+
+def outputs_of(outcome: Packed) -> list[Output]:
+    """Where each of the results lies in the memory in which they came."""
+    _, places, template, formats = outcome
+    at, found = 0, list[Output]()
+    for index, rows in places:
+        layout = template.results[index]
+        format = formats[layout.kind]
+        size = abs(rows) * format.num_bytes
+        shape = [*format.spec.shape] if rows < 0 else [rows, *format.spec.shape]
+        found.append(Output(layout.name, format.spec.dtype, shape, at, at + size))
+        at += padded(size)
+    return found
 
 
 def unpacked(outcome: Packed) -> Result:

@@ -23,17 +23,25 @@ from cellrt.process.wire import Kind
 class RemoteFuture(RequestFuture):
     """A future whose request runs in another process; ``id`` is its number on the connection."""
 
+    when_ended: Callable[[RequestFuture], object] | None = None
+    """Called by who takes in that it has ended together with others (``Kindred.tell``); for whoever submitted it."""
+
     def __init__(self, owner: Owner, id: int) -> None:
         super().__init__(owner)
         self.id = id
 
 
+Tell = Callable[[list[RemoteFuture]], object]
+"""Told, by the thread that hears answers, of requests that have ended together, instead of each one's callbacks."""
+
+
 class Kindred(NamedTuple):
-    """What requests of one submission and one graph have in common."""
+    """What requests of one submission and one graph have in common; ``tell``: who hears of their ends, if anybody."""
 
     template: Template
     formats: Sequence[RowFormat]
     channel: Channel | None
+    tell: Tell | None
 
 
 Pending = tuple[RemoteFuture, Kindred]
@@ -69,8 +77,8 @@ class Unanswered:
         awaited, self.awaited = list(self.awaited.values()), {}
         for one in awaited:
             one.say(error=copied(error))
-        for future, _ in pending:
-            future.finish(copied(error))
+        for future, kindred in pending:
+            _fail(future, kindred, copied(error))
         self._note_gone()
 
     def take(self, kind: int, body: memoryview) -> None:
@@ -95,23 +103,29 @@ class Unanswered:
         ended: list[RequestFuture] = []
         arrived, steps = Arrived(), Arrived()
         stepped: dict[Channel, None] = {}
+        told: dict[Tell, list[RemoteFuture]] = {}
         for id, is_end, outcome in read_outcomes(body, self._known):
             if is_end:
                 if (pending := self.pending.pop(id, None)) is not None:
-                    ended.append(pending[0])
+                    future, kindred = pending
+                    ended.append(future)
                     arrived.add(outcome)
+                    if kindred.tell is not None:
+                        told.setdefault(kindred.tell, []).append(future)
             elif (waiting := self.pending.get(id)) is not None and (channel := waiting[1].channel) is not None:
                 channel.put(steps, steps.add(outcome))
                 stepped[channel] = None
         for channel in stepped:
             channel.wake()
         finish_together(enumerate(ended), arrived)
+        for tell, futures in told.items():
+            tell(futures)
         self._note_gone()
 
     def _take_error(self, id: int, error: CellrtError) -> None:
         self._say(id, error)
         if (pending := self.pending.pop(id, None)) is not None:
-            pending[0].finish(error)
+            _fail(*pending, error)
 
     def _say(self, number: int, error: CellrtError | None = None) -> None:
         if (awaited := self.awaited.pop(number, None)) is not None:
@@ -153,6 +167,12 @@ async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -
     if accepted.error is not None:
         raise accepted.error
     return futures
+
+
+def _fail(future: RemoteFuture, kindred: Kindred, error: CellrtError) -> None:
+    future.finish(error)
+    if kindred.tell is not None:
+        kindred.tell([future])
 
 
 def copied(error: CellrtError) -> CellrtError:

@@ -9,11 +9,15 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture
+from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError, InternalError
+from cellrt.process.pending import RemoteFuture
 from cellrt.process.remote_session import RemoteSession
 
 if TYPE_CHECKING:
@@ -22,6 +26,8 @@ if TYPE_CHECKING:
 log = logging.getLogger("cellrt")
 Begun = Callable[[RequestFuture | CellrtError], object]
 """Told of a request that was handed in, or why it could not be."""
+Ended = Callable[[RequestFuture], object]
+"""Told of its end, behind that; by the loop."""
 
 
 class Piece(NamedTuple):
@@ -30,6 +36,7 @@ class Piece(NamedTuple):
     session: RemoteSession
     request: Any
     begun: Begun
+    ended: Ended | None
 
 
 How = tuple[object, Due, int]
@@ -39,17 +46,21 @@ How = tuple[object, Due, int]
 class Pieces:
     """See the module. For the sessions of one client and for one loop, in its thread.
 
-    Each request is as if it came alone: one that is refused refuses no other.
+    Each request is as if it came alone: one that is refused refuses no other. Answers that come together are one call
+    of the loop.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
+        self._mailbox = mailbox_of(asyncio.get_running_loop())
         self._waves: list[dict[How, list[Piece]]] = []
         """Each has at most one request of a session: that of the first wave goes first."""
         self._num_of: dict[int, int] = {}
         """Requests of each session that wait, by its number."""
 
-    def submit(self, session: RemoteSession, request: Any, due: Due, priority: int, begun: Begun) -> None:
+    def submit(
+        self, session: RemoteSession, request: Any, due: Due, priority: int, begun: Begun, ended: Ended | None = None
+    ) -> None:
         """Has a request handed in at the end of the round, after those of its session before it."""
         number = session._number
         wave = self._num_of.get(number, 0)
@@ -59,7 +70,7 @@ class Pieces:
                 asyncio.get_running_loop().call_soon(self._hand_in)
             self._waves.append({})
         how = session._binding, due, priority
-        self._waves[wave].setdefault(how, []).append(Piece(session, request, begun))
+        self._waves[wave].setdefault(how, []).append(Piece(session, request, begun, ended))
 
     def _hand_in(self) -> None:
         waves, self._waves = self._waves, []
@@ -75,7 +86,7 @@ class Pieces:
         requests = [piece.request for piece in pieces]
         told: Sequence[RequestFuture | CellrtError]
         try:
-            told = self._client._hand_in_each(binding, requests, numbers, due, priority)
+            told = self._client._hand_in_each(binding, requests, numbers, due, priority, self._leave_ended)
         except CellrtError as error:
             if len(pieces) > 1:
                 for piece in pieces:
@@ -86,4 +97,17 @@ class Pieces:
             log.exception("requests of sessions could not be handed in")
             told = [InternalError(f"{type(bug).__name__}: {bug}") for _ in pieces]
         for piece, its in zip(pieces, told):
+            if isinstance(its, RemoteFuture):
+                its.when_ended = piece.ended
             piece.begun(its)
+
+    def _leave_ended(self, futures: list[RemoteFuture]) -> None:
+        """In a thread of the client's: leaves the ends of requests to the loop, which has heard of their begin then."""
+        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            self._mailbox.put(partial(_tell_ended, futures))
+
+
+def _tell_ended(futures: list[RemoteFuture]) -> None:
+    for future in futures:
+        if future.when_ended is not None:
+            future.when_ended(future)

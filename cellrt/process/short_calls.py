@@ -66,14 +66,17 @@ class Receiver:
         self._vector = _Vector(_address_of(self._packet), num_bytes)
         self._header = _Header(vectors=ctypes.pointer(self._vector), num_vectors=1, control=_address_of(self._control))
 
-    def receive(self, fd: int) -> tuple[bytes, list[int]]:
-        """The next packet of a socket, empty at the end of the connection, and the descriptors that came with it.
+    def receive(self, fd: int) -> tuple[bytes, list[int]] | None:
+        """The next packet of a socket, empty at the end of the connection, and the descriptors that came with it; None
+        if there is none now.
 
-        Raises OSError: BlockingIOError if there is none.
+        Raises OSError.
         """
         header = self._header
         header.control_size = len(self._control)
         while (size := _recvmsg(fd, header, _RECEIVE_FLAGS)) < 0:
+            if ctypes.get_errno() == errno.EAGAIN:
+                return None
             _raise_unless_interrupted()
         fds = self._fds(header.control_size) if header.control_size else []
         return bytes(memoryview(self._packet)[:size]), fds

@@ -206,14 +206,14 @@ class Wire:
         """
         for _ in range(PACKETS_TOGETHER):
             try:
-                packet, fds = self._receiver.receive(self.sock.fileno())
-            except BlockingIOError:
-                return
+                received = self._receiver.receive(self.sock.fileno())
             except ConnectionResetError:
                 return  # told once, when the other end left something unread; then comes what it had sent before
             except OSError as error:
                 raise BrokenWireError(str(error)) from None
-            yield from self._messages(packet, fds)
+            if received is None:
+                return
+            yield from self._messages(*received)
 
     def _messages(self, packet: bytes, fds: list[int]) -> Iterator[tuple[int, memoryview]]:
         try:

@@ -33,6 +33,8 @@ DIRECT = "cellrt.websocket"
 """The extension of ASGI by which an application has the connection itself."""
 FIN, TEXT, BINARY = 0x80, 0x1, 0x2
 """Of the first byte of a frame: that it is its message's last, and what it has."""
+_WHOLE = (FIN | TEXT, FIN | BINARY)
+"""Of the first byte of a frame that is a whole message."""
 TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
@@ -271,8 +273,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return size
 
     def _take_frame(self, first: int, data: bytes | bytearray, at: int, begin: int, end: int) -> None:
-        is_whole = first in (FIN | TEXT, FIN | BINARY)
-        if is_whole and self._listener is not None and not self._is_in_fragments:
+        if first in _WHOLE and self._listener is not None and not self._is_in_fragments:
             self._hear(apply_mask(data[begin:end], data[begin - 4 : begin]), first == FIN | TEXT)
             return
         if first & 0x0F <= BINARY:

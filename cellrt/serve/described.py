@@ -8,15 +8,17 @@ tensors each may differ in its first dimension that is not what a cell has as a 
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import msgspec
 import torch
 
+from cellrt.definition.bits import tensor_of
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import CellrtError, DefinitionError, RequestError, UnknownModelError
 from cellrt.graph.binding import Binding as GraphBinding
@@ -24,7 +26,7 @@ from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.language.language import Language
 from cellrt.process.binding import Binding
-from cellrt.serve.arrays import BYTES, NAMES
+from cellrt.serve.arrays import BYTES, NAMES, from_bytes
 from cellrt.serve.forms import (
     TOO_DEEP,
     Form,
@@ -112,12 +114,42 @@ class Described:
         """A request from JSON. Raises RequestError."""
         return self.request.read(checked(value, self.limits), "request")
 
+    @cached_property
+    def raw_rows(self) -> RawRows | None:
+        """How a request is read whose one tensor comes as raw rows; None if the model takes none."""
+        form = self.request
+        if not isinstance(form, TensorForm) or form.shape[:1] != (VARIABLE,) or VARIABLE in form.shape[1:]:
+            return None
+        return RawRows(self, form, next(iter(self.inputs)))
+
     def read_tensors(self, tensors: Mapping[str, Any]) -> Any:
         """A request from its input tensors. Raises RequestError if some are missing or unknown."""
         missing = [name for name, each in self.inputs.items() if name not in tensors and not each.is_optional]
         if missing or tensors.keys() - self.inputs.keys():
             raise RequestError(f"model {self.name!r}: expected inputs {list(self.inputs)}, got {list(tensors)!r:.200}")
         return self._assemble({name: self.inputs[name].read(value) for name, value in tensors.items()})
+
+
+class RawRows:
+    """Reads a request that is one tensor of rows: raw and little-endian, as many as there are."""
+
+    def __init__(self, described: Described, form: TensorForm, name: str) -> None:
+        self._described, self._form, self._name = described, form, name
+        self._row_shape, self._dtype = form.shape[1:], form.dtype
+        self._row_bytes = math.prod(self._row_shape) * form.dtype.itemsize
+        self._most = 0 if form.dtype == torch.bool else described.limits.max_steps
+        """So many rows need no further look; truth values are bytes of any value."""
+
+    def read(self, data: bytes) -> Any:
+        """Return the request. Raises RequestError."""
+        count, rest = divmod(len(data), self._row_bytes) if self._row_bytes else (0, len(data))
+        if rest:
+            raise RequestError(f"expected rows of {self._row_bytes} bytes, got {len(data)} bytes")
+        shape = count, *self._row_shape
+        if 0 < count <= self._most:
+            return self._form.of(tensor_of(bytearray(data), self._dtype, shape))
+        name = self._name
+        return self._described.read_tensors({name: from_bytes(data, self._dtype, shape, f"input {name!r}")})
 
 
 def language_in(described: Described) -> Language | None:

@@ -22,16 +22,15 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 from cellrt.engine.due import due
 from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import mailbox_of
-from cellrt.errors import CellrtError, EngineClosedError, RequestError, http_status
+from cellrt.errors import CellrtError, EngineClosedError, OverloadError, RequestError, http_status
 from cellrt.process.memory import Part
-from cellrt.process.outcomes import Arrived
+from cellrt.process.outcomes import Arrived, Packed, outputs_of
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve import oip
 from cellrt.serve.arrays import NAMES, to_bytes
 from cellrt.serve.connection import DIRECT, WebSocketProtocol
 from cellrt.serve.described import Described
 from cellrt.serve.door import Door, blamed, told
-from cellrt.serve.forms import TensorForm
 from cellrt.serve.guard import no_websocket, refuse
 from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
 from cellrt.serve.openai_answers import model_entry
@@ -103,8 +102,33 @@ def packed(number: int, outputs: Sequence[RawOutput]) -> bytes:
     """A binary answer: the length of a head in 4 bytes, the head in JSON, and the contents of the outputs one after the
     other."""
     shown = _shown(tuple([(name, datatype, *shape) for name, datatype, shape, _ in outputs]))
+    return b"".join([_head(number, shown), *[content for *_, content in outputs]])
+
+
+def _head(number: int, shown: bytes) -> bytes:
     head = b'{"number":%d,"outputs":%s}' % (number, shown)
-    return b"".join([HEAD_LENGTH.pack(len(head)), head, *[content for *_, content in outputs]])
+    return HEAD_LENGTH.pack(len(head)) + head
+
+
+class _Binary:
+    """Makes binary answers of what came from the engine's process: no tensor is made of what is only sent on. What one
+    answer's head shows is kept for the next, which is mostly of the same kind."""
+
+    _like: tuple[Any, ...] = ()
+    _shown = b""
+    _ranges: Sequence[tuple[int, int]] = ()
+
+    def answer(self, number: int, outcome: Packed) -> bytes:
+        """As ``packed``."""
+        memory, places, template, formats = outcome
+        if self._like != (places, template.results, id(formats)):
+            outputs = outputs_of(outcome)
+            self._shown = _shown(tuple([(name, NAMES[dtype], *shape) for name, dtype, shape, *_ in outputs]))
+            self._ranges = [(begin, end) for *_, begin, end in outputs]
+            self._like = places, template.results, id(formats)
+            self._formats = formats  # else another's id might become the same
+        head = _head(number, self._shown)
+        return head + b"".join([memory[begin:end] for begin, end in self._ranges])
 
 
 @lru_cache(MAX_HEADS)
@@ -122,15 +146,9 @@ def read_frame(described: Described, message: str | bytes) -> Frame:
 
 
 def _rows(described: Described, data: bytes) -> Any:
-    form = described.request
-    if not isinstance(form, TensorForm) or form.shape[:1] != (-1,) or -1 in form.shape[1:]:
+    if (rows := described.raw_rows) is None:
         raise RequestError(f"model {described.name!r} takes no raw rows: send JSON")
-    info = next(iter(described.inputs.values())).info
-    row_bytes = form.dtype.itemsize * oip.count_of(form.shape[1:], "a row")
-    if len(data) % row_bytes:
-        raise RequestError(f"expected rows of {row_bytes} bytes, got {len(data)} bytes")
-    rows = oip.from_raw(data, (len(data) // row_bytes, *form.shape[1:]), info)
-    return described.read_tensors({info.name: rows})
+    return rows.read(data)
 
 
 class NativeDoor:
@@ -203,25 +221,35 @@ class NativeDoor:
                 await socket.close(code, type(error).__name__)
 
 
-class _Taken(NamedTuple):
-    """A message as it came: its content, or why none is taken any more; when; and what it takes as long as it waits."""
-
-    content: str | bytes | CellrtError
-    begin_s: float
-    num_bytes: int
+_Taken = tuple[str | bytes | CellrtError, float, int]
+"""A message as it came: its content, or why none is taken any more; when; and what it takes as long as it waits."""
 
 
 class _Asked:
-    """A message that was taken: when it came, whether it was binary, its model and request, its future, and how it
-    ended: the future, or why there is none; None as long as it has not."""
+    """A message that was taken: whose it is, when it came, whether it was binary, its model and request, its future,
+    and how it ended: the future, or why there is none; None as long as it has not."""
 
-    __slots__ = ("begin_s", "described", "ended", "future", "given", "is_binary")
+    __slots__ = ("begin_s", "described", "ended", "future", "given", "is_binary", "of")
 
-    def __init__(self, begin_s: float, is_binary: bool, described: Described) -> None:
-        self.begin_s, self.is_binary, self.described = begin_s, is_binary, described
+    def __init__(self, of: _SocketSession, begin_s: float, is_binary: bool) -> None:
+        self.of, self.begin_s, self.is_binary, self.described = of, begin_s, is_binary, of.described
         self.given: Any = None
         self.future: RequestFuture | None = None
         self.ended: RequestFuture | CellrtError | None = None
+
+    def note_begun(self, begun: RequestFuture | CellrtError) -> None:
+        """Takes in that the request was handed in, or why not."""
+        if isinstance(begun, CellrtError):
+            self.note_ended(begun)
+            return
+        self.future = begun
+        if self.of.is_over:
+            begun.cancel()
+
+    def note_ended(self, ended: RequestFuture | CellrtError) -> None:
+        """Takes in how it ended."""
+        self.ended = ended
+        self.of.resume()
 
 
 class _SocketSession:
@@ -235,7 +263,7 @@ class _SocketSession:
 
     def __init__(self, door: Door, described: Described, socket: WebSocket) -> None:
         """Raises RequestError for a wrong address."""
-        self._door, self._described, self._socket = door, described, socket
+        self._door, self.described, self._socket = door, described, socket
         self._connection: WebSocketProtocol = socket.scope["extensions"][DIRECT]
         self._limits = door.backend.settings.limits
         self._sequence = _sequence_of(socket.query_params)
@@ -246,6 +274,7 @@ class _SocketSession:
         self._waiting: deque[_Taken] = deque()
         self._waiting_bytes = 0
         self._asked: deque[_Asked] = deque()
+        self._binary = _Binary()
         self._finding: asyncio.Task[None] | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._is_ending = self._is_at_it = False
@@ -254,9 +283,9 @@ class _SocketSession:
     async def run(self) -> None:
         """Serves until either end has had enough, or the session is lost with its engine. Raises CellrtError."""
         id, is_start, is_end = self._sequence
-        backend, name = self._door.backend, self._described.name
+        backend, name = self._door.backend, self.described.name
         ends = {ENDING: self._door.draining}
-        if self._described.keeps_state:
+        if self.described.keeps_state:
             ends["the session is lost with its engine"] = backend.engine_lost
             self._session = await backend.session(name, id, is_start=is_start)
         try:
@@ -304,13 +333,18 @@ class _SocketSession:
         if not self._over.done():
             self._over.set_result(None)
 
+    @property
+    def is_over(self) -> bool:
+        """Whether nobody is answered any more."""
+        return self._over.done()
+
     def hear(self, message: str | bytes) -> None:
         """Takes a message in."""
         content = EngineClosedError(ENDING) if self._door.draining.is_set() else message
-        taken = _Taken(content, time.perf_counter(), len(message) + MESSAGE_BYTES)
+        num_bytes = len(message) + MESSAGE_BYTES
         self._num_taken += 1
-        self._waiting_bytes += taken.num_bytes
-        self._waiting.append(taken)
+        self._waiting_bytes += num_bytes
+        self._waiting.append((content, time.perf_counter(), num_bytes))
         self.resume()
 
     def resume(self) -> None:
@@ -318,8 +352,9 @@ class _SocketSession:
         if self._is_at_it or self._over.done():
             return
         self._is_at_it = True
+        asked, waiting = self._asked, self._waiting
         try:
-            while self._answer_one() or self._ask_one():
+            while (asked and self._answer_one()) or (waiting and self._ask_one()):
                 pass
             if self._waiting_bytes > self._limits.max_body_bytes:
                 self._connection.read_no_more()
@@ -333,23 +368,22 @@ class _SocketSession:
             self._is_at_it = False
 
     def _ask_one(self) -> bool:
-        """Asks what came first of what waits; False if there is nothing, or no place for it."""
-        is_full = len(self._asked) >= self._limits.max_streams_per_connection
-        if not self._waiting or is_full or self._finding is not None:
+        """Asks what came first of what waits; False if there is no place for it."""
+        if len(self._asked) >= self._limits.max_streams_per_connection or self._finding is not None:
             return False
         content, begin_s, num_bytes = self._waiting.popleft()
         self._waiting_bytes -= num_bytes
-        asked = _Asked(begin_s, type(content) is bytes, self._described)
+        asked = _Asked(self, begin_s, type(content) is bytes)
         self._asked.append(asked)
         try:
             if isinstance(content, CellrtError):
                 raise content
             if self._session is None and not self._door.draining.is_set():  # another engine, or version of the model
-                known = self._door.backend.known(self._described.name)
+                known = self._door.backend.known(self.described.name)
                 if known is None:
                     self._finding = self._loop.create_task(self._ask_when_found(asked, content))
                     return False
-                self._described = known
+                self.described = known
             self._ask(asked, content)
         except CellrtError as error:
             asked.ended = error
@@ -358,7 +392,7 @@ class _SocketSession:
     async def _ask_when_found(self, asked: _Asked, content: str | bytes) -> None:
         """Asks when the model is described as it is now; the messages after it wait."""
         try:
-            self._described = await self._door.backend.model(self._described.name)
+            self.described = await self._door.backend.model(self.described.name)
             self._ask(asked, content)
         except CellrtError as error:
             asked.ended = error
@@ -369,42 +403,27 @@ class _SocketSession:
         self.resume()
 
     def _ask(self, asked: _Asked, content: str | bytes) -> None:
-        described = asked.described = self._described
+        described = asked.described = self.described
         frame = read_frame(described, content)
         asked.given, priority = frame.request, int(frame.priority)
-        with self._door.counted(described.name):
-            if self._session is not None:
-                how = due(frame.deadline_s, frame.schedule_by_s), priority
-                self._door.backend.pieces.submit(self._session, frame.request, *how, partial(self._note, asked))
-            else:
-                options = oip.Parameters(frame.deadline_s, priority, None, frame.schedule_by_s).options
-                self._note(asked, self._door.backend.client.submit(described.name, frame.request, **options))
-
-    def _note(self, asked: _Asked, begun: RequestFuture | CellrtError) -> None:
-        """Takes in that a request was handed in, or why not."""
-        if isinstance(begun, CellrtError):
-            asked.ended = begun
-            self.resume()
-            return
-        asked.future = begun
-        if self._over.done():
-            begun.cancel()
+        self._door.measures.note_message(described.name)
+        if self._session is not None:
+            how = due(frame.deadline_s, frame.schedule_by_s), priority, asked.note_begun, asked.note_ended
+            self._door.backend.pieces.submit(self._session, frame.request, *how)
         else:
-            begun.add_done_callback(Telling(self._leave_end, asked))
+            options = oip.Parameters(frame.deadline_s, priority, None, frame.schedule_by_s).options
+            future = self._door.backend.client.submit(described.name, frame.request, **options)
+            asked.note_begun(future)
+            future.add_done_callback(Telling(self._leave_end, asked))
 
     def _leave_end(self, asked: _Asked, future: Any) -> None:
         """In a thread of the client's: leaves the end of a request to the loop."""
         with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
-            self._mailbox.put(partial(self._take_end, asked, future))
-
-    def _take_end(self, asked: _Asked, future: RequestFuture) -> None:
-        asked.ended = future
-        if asked is self._asked[0]:
-            self.resume()
+            self._mailbox.put(partial(asked.note_ended, future))
 
     def _answer_one(self) -> bool:
         """Answers what was asked first, if that has ended and the client reads; False if not."""
-        if not self._asked or (ended := self._asked[0].ended) is None:
+        if (ended := self._asked[0].ended) is None:
             return False
         if not self._connection.takes_more:
             if self._unread is None:
@@ -418,8 +437,10 @@ class _SocketSession:
         try:
             if isinstance(ended, CellrtError):
                 raise ended
-            message = _answer_of(ended, number, asked)
+            message = self._answer_of(ended, number, asked)
         except CellrtError as error:
+            if isinstance(error, OverloadError):
+                self._door.measures.rejections.labels(asked.described.name).inc()
             message, status = oip.encode({"number": number, **told(error)}).decode(), http_status(error)
         if not self._connection.say(message):
             self.lose()
@@ -431,21 +452,19 @@ class _SocketSession:
     def _count(self, number: int, model: str, status: int, seconds: float) -> None:
         """Counts an answer."""
         measures = self._door.measures
-        measures.count_answer("session", status, seconds)
+        measures.count_message("session", status, seconds)
         if number == 0 and status == HTTPStatus.OK:
             measures.first_result.labels(model).observe(seconds)
 
-
-def _answer_of(future: RequestFuture, number: int, asked: _Asked) -> str | bytes:
-    """The answer to a message, from the future of its request. Raises the request's error."""
-    if asked.is_binary and (untaken := future.untaken()) is not None and isinstance(untaken[0], Arrived):
-        its = untaken[0].bytes_of(untaken[1])  # no tensor is made of what is only sent on
-        return packed(number, [RawOutput(name, NAMES[dtype], shape, content) for name, dtype, shape, content in its])
-    with blamed(asked.described, asked.given):
-        results = future.result()
-    if asked.is_binary:
-        return packed(number, as_raw(results))
-    return oip.encode({"number": number, "results": oip.as_json(results)}).decode()
+    def _answer_of(self, future: RequestFuture, number: int, asked: _Asked) -> str | bytes:
+        """The answer to a message, from the future of its request. Raises the request's error."""
+        if asked.is_binary and (untaken := future.untaken()) is not None and isinstance(untaken[0], Arrived):
+            return self._binary.answer(number, untaken[0].packed(untaken[1]))
+        with blamed(asked.described, asked.given):
+            results = future.result()
+        if asked.is_binary:
+            return packed(number, as_raw(results))
+        return oip.encode({"number": number, "results": oip.as_json(results)}).decode()
 
 
 def _sequence_of(query: Mapping[str, str]) -> oip.InSequence:

@@ -2,13 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable
+from bisect import bisect_left
+from collections import Counter as Tally
+from collections.abc import Callable, Sequence
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
 from prometheus_client.multiprocess import MultiProcessCollector
 
 SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
+
+
+class _Seconds(Histogram):
+    """A histogram that takes in many at once, each at a tenth of what one alone costs."""
+
+    def observe_all(self, amounts: Sequence[float]) -> None:
+        """As ``observe``, of each."""
+        for bucket, count in Tally(bisect_left(self._upper_bounds, amount) for amount in amounts).items():
+            self._buckets[bucket].inc(count)
+        self._sum.inc(sum(amounts))
 
 
 class Measures:
@@ -22,7 +35,7 @@ class Measures:
             ["handler", "code"],
             registry=registry,
         )
-        self.http_seconds = Histogram(
+        self.http_seconds = _Seconds(
             "cellrt_http_request_duration_seconds",
             "From a request's head to the end of its answer.",
             ["handler"],
@@ -64,8 +77,11 @@ class Measures:
         )
         self._last_of: dict[str, Gauge] = {}
         """By model, for the same reason as ``_answers``."""
-        self._answers: dict[tuple[str, int], tuple[Counter, Histogram]] = {}
+        self._answers: dict[tuple[str, int], tuple[Counter, _Seconds]] = {}
         """Of those that have been: to look them up by their labels takes longer than to count."""
+        self._taken: dict[str, None] = {}
+        self._seconds: dict[tuple[str, int], list[float]] = {}
+        """What of this round of the loop is to be counted: models, and answers with how long they took."""
         self.registry = CollectorRegistry() if is_shared else registry
         if is_shared:
             MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
@@ -77,6 +93,28 @@ class Measures:
             gauge = self._last_of[model] = self.last_inference.labels(model)
         gauge.set(time.time())
 
+    def note_message(self, model: str) -> None:
+        """As ``note_inference``, when the round of the loop is over that runs here."""
+        self._count_soon()
+        self._taken[model] = None
+
+    def count_message(self, handler: str, status: int, seconds: float) -> None:
+        """As ``count_answer``, when the round of the loop is over that runs here: many are answered in one."""
+        self._count_soon()
+        self._seconds.setdefault((handler, status), []).append(seconds)
+
+    def _count_soon(self) -> None:
+        if not self._taken and not self._seconds:
+            asyncio.get_running_loop().call_soon(self._count_round)
+
+    def _count_round(self) -> None:
+        taken, self._taken = self._taken, {}
+        for model in taken:
+            self.note_inference(model)
+        each, self._seconds = self._seconds, {}
+        for (handler, status), seconds in each.items():
+            self._count(handler, status, seconds)
+
     def last_inference_ms(self, model: str) -> int:
         """When that last was, at any front end, in milliseconds since 1970; 0: never."""
         last_s = self.registry.get_sample_value("cellrt_last_inference_timestamp_seconds", {"model": model})
@@ -84,12 +122,15 @@ class Measures:
 
     def count_answer(self, handler: str, status: int, seconds: float) -> None:
         """Counts an answer, which took so long."""
+        self._count(handler, status, [seconds])
+
+    def _count(self, handler: str, status: int, seconds: Sequence[float]) -> None:
         found = self._answers.get((handler, status))
         if found is None:
             found = self.http_requests.labels(handler, str(status)), self.http_seconds.labels(handler)
             self._answers[handler, status] = found
-        found[0].inc()
-        found[1].observe(seconds)
+        found[0].inc(len(seconds))
+        found[1].observe_all(seconds)
 
     def count_call(self, handler: str, code: str, seconds: float) -> None:
         """Counts an answer over gRPC, by the name of its status."""

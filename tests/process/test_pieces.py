@@ -10,7 +10,7 @@ import torch
 
 from cellrt.engine.due import ANY_TIME
 from cellrt.engine.places import QueueLimit
-from cellrt.errors import CellrtError, InternalError, OverloadError, RequestError, SessionError
+from cellrt.errors import CellrtError, EngineClosedError, InternalError, OverloadError, RequestError, SessionError
 from cellrt.process.client import Client, connect
 from cellrt.process.pieces import Pieces
 from cellrt.process.wire import Wire
@@ -87,6 +87,48 @@ def test_a_fault_of_our_own_is_told_to_all_who_wait(client, monkeypatch):
     monkeypatch.setattr(client._link, "submit", lambda *_, **__: 1 // 0)
     told = asked_together(client, [(session, steps(1)) for session in sessions])
     assert [type(error) for error in told] == [InternalError] * 2
+
+
+def test_answers_that_come_together_are_one_call_of_the_loop(doorkeeper):
+    with connect(doorkeeper.address) as client:
+        client.register(models.kept, warm_up=False)
+        sessions = [client.session("kept") for _ in range(4)]
+        sessions[-1].close()
+        calls: list[Any] = []
+        ended: list[Any] = []
+
+        async def ask() -> None:
+            pieces = Pieces(client)
+            put = pieces._mailbox.put
+            pieces._mailbox.put = lambda call: (calls.append(call), put(call))[1]  # type: ignore[method-assign]
+            for session in sessions:
+                pieces.submit(session, steps(2), ANY_TIME, 1, lambda _: None, ended.append)
+            async with asyncio.timeout(WAIT_S):
+                while len(ended) < len(sessions):
+                    await asyncio.sleep(0)
+
+        asyncio.run(ask())
+        assert len(calls) <= 2  # of results and of the refusal
+        assert all(future.done() for future in ended)
+        assert [type(future.error()) for future in ended].count(SessionError) == 1
+
+
+def test_what_is_under_way_ends_with_the_connection_and_is_told(doorkeeper):
+    with connect(doorkeeper.address) as client:
+        client.register(models.chain, warm_up=False)
+        client.register(models.kept, warm_up=False)
+        doorkeeper.engine._manager.places.limit = QueueLimit(2, None)
+        ended: list[Any] = []
+
+        async def ask() -> None:
+            client.submit("chain", held())
+            Pieces(client).submit(client.session("kept"), steps(1), ANY_TIME, 1, lambda _: client.close(), ended.append)
+            async with asyncio.timeout(WAIT_S):
+                while not ended:
+                    await asyncio.sleep(0)
+
+        asyncio.run(ask())
+        assert isinstance(ended[0].error(), EngineClosedError)
 
 
 def test_where_a_queue_is_full_those_are_taken_for_which_there_are_places(doorkeeper):

@@ -144,6 +144,19 @@ def test_too_many_requests_are_refused_and_told_when_to_come_again(small: Server
     assert f'cellrt_rejections_total{{model="chain"}} {statuses.count(429)}.0' in text
 
 
+def test_messages_of_websockets_that_are_refused_are_counted(small: Server) -> None:
+    connect = pytest.importorskip("websockets.sync.client").connect
+    url = f"ws://{small.address}/v1/models/kept/session"
+    with ExitStack() as stack:
+        socks = [stack.enter_context(connect(url, proxy=None, additional_headers=HEADERS)) for _ in range(12)]
+        for sock in socks:
+            sock.send(json.dumps(LONG))
+        kinds = [json.loads(sock.recv(WAIT_S)).get("type") for sock in socks]
+    assert 1 <= kinds.count("OverloadError") <= 4
+    line = f'cellrt_rejections_total{{model="kept"}} {kinds.count("OverloadError")}.0'
+    until(lambda: line in small.http.get("/metrics").text, "the front ends have counted them")
+
+
 @pytest.mark.slow
 def test_requests_that_come_at_once_are_never_too_large_together() -> None:
     body = b'{"request": [[1, 2]]}'
