@@ -7,6 +7,8 @@ import functools
 import gc
 import importlib.util
 import os
+import shutil
+import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
 
@@ -14,6 +16,8 @@ import hypothesis
 import pytest
 
 from tests.effort import IN_MAKE_SLOW, IN_MAKE_TEST
+
+INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 
 # Tests make engines by the hundred, whose cells nobody compiles beside them: those that want it say so.
 os.environ.setdefault("CELLRT_COMPILE", "off")
@@ -33,6 +37,14 @@ def reason_without_gpu() -> str | None:
     import torch
 
     return None if torch.cuda.is_available() else "there is no CUDA device"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """All processes of a run share a folder for what torch's compiler finds out, and headers that it compiles: that is
+    half of what a small cell takes."""
+    if INDUCTOR_VARIABLE not in os.environ:
+        folder = os.environ[INDUCTOR_VARIABLE] = tempfile.mkdtemp(prefix="cellrt-tests-inductor-")
+        config.add_cleanup(lambda: shutil.rmtree(folder, ignore_errors=True))
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,6 +20,7 @@ from cellrt import Cell
 from cellrt.definition.aot.form import compile_cell
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import CACHE_VARIABLE, MOST_IMPORTING_S, LibraryStore, wait_for_imports
+from cellrt.definition.aot.tracing import INDUCTOR_VARIABLE, environment_for
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.waiting import until
 
@@ -33,6 +34,13 @@ def assert_runs(cell: Cell, store: LibraryStore) -> None:
     outputs = form.run(3, {"input": x})
     assert outputs is not None
     torch.testing.assert_close(outputs["output"], cell.run(x)[0])
+
+
+def test_what_torchs_compiler_keeps_goes_where_its_own_variable_says(tmp_path, monkeypatch) -> None:
+    monkeypatch.delenv(INDUCTOR_VARIABLE, raising=False)
+    assert environment_for(tmp_path)[INDUCTOR_VARIABLE] == str(tmp_path / "inductor")
+    monkeypatch.setenv(INDUCTOR_VARIABLE, "elsewhere")
+    assert environment_for(tmp_path)[INDUCTOR_VARIABLE] == "elsewhere"
 
 
 @pytest.mark.slow

@@ -30,6 +30,8 @@ BUILD, PRODUCT = (Path(__file__).with_name(name) for name in ("build.py", "produ
 OPERATORS = (PRODUCT, Path(__file__).parents[1] / "attention_operator.py")
 PROGRAM, EXPORTED, REFUSED, SAID, STATUS = "program.pt2", "exported.json", "refused", "said", "status"
 BEGUN, ENDED = "begun", "ended"
+INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+"""Where torch's compiler keeps what it finds out of the C++ compiler, and headers that are compiled."""
 """Files that say how far a cell has come; the others say what became of it."""
 MOST_TRACING_S = 120.0
 """A fork gets no more: it stops for ever where it needs a lock that another thread had."""
@@ -115,9 +117,6 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
         found = {"library": str(library), "is_new": is_new, **step.facts()}
         (folder / EXPORTED).write_text(json.dumps(found))
         if is_new:
-            # One folder for all: AOTInductor keeps there what it found out of the compiler.
-            own = {"TORCHINDUCTOR_CACHE_DIR": str(libraries / "inductor"), "OMP_NUM_THREADS": "1"}
-            own["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
             counts = map(str, (len(step.weights), step.num_outputs))
             command = [
                 sys.executable,
@@ -128,7 +127,7 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
                 str(library),
                 *counts,
             ]
-            os.execve(sys.executable, command, {**os.environ, **own})
+            os.execve(sys.executable, command, environment_for(libraries))
         status = 0
     except NotCompiledError as refused:
         (folder / REFUSED).write_text(f"{refused.reason.name}\n{refused.detail}")
@@ -136,6 +135,15 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
         os.write(2, f"{type(error).__name__}: {error}".encode())
     finally:
         os._exit(status)
+
+
+def environment_for(libraries: Path) -> dict[str, str]:
+    """The environment of a compiler whose libraries go to a folder.
+
+    What AOTInductor finds out of the C++ compiler goes to one folder for all, which somebody may have named.
+    """
+    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    return {INDUCTOR_VARIABLE: str(libraries / "inductor"), **os.environ, **own}
 
 
 def _be_told_of_end(signal_number: int) -> None:
