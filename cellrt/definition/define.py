@@ -78,7 +78,7 @@ def cell(
         max_batch_rows: of a cell with pages or spans, whose nodes may have many rows: the most rows of a task, and
             ``max_batch`` is then the most nodes. Default: 512, ``max_batch`` if that is more, or
             where a task takes sequences whole as many as the longest has, which the module says in an attribute
-            ``longest_span``.
+            ``longest_span``. Others have no more than a worker's memory holds of its outputs (``arena_bytes``).
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.

@@ -175,13 +175,21 @@ class Registry:
             min_batch=cell.min_batch,
             # Inside a run the number of rows shrinks: not for cells that support certain sizes only.
             max_steps=1 if cell.batch_sizes and not cell.has_steps else 1 << 20,
-            max_rows=cell.max_batch_rows,
+            max_rows=self._most_task_rows(cell, outputs),
             is_whole=cell.is_whole,
         )
         made = CellType(type_id, cell, tuple(p.kind for p in inputs), tuple(p.kind for p in outputs), form)
         self.types[type_id] = made
         self._type_ids[cell.identity] = type_id
         return made
+
+    def _most_task_rows(self, cell: Cell, outputs: Sequence[Port]) -> int:
+        """The most rows of a cell's tasks whose nodes may have several: what a module makes of them comes to no more
+        memory than a worker has for such rows. One that needs all rows of a node at once keeps its own."""
+        if not cell.has_spans or cell.is_whole:
+            return cell.max_batch_rows
+        there = self._processor.tables.kinds["worker_rows"]
+        return max(1, min([cell.max_batch_rows, *[int(there[port.kind]) for port in outputs]]))
 
     def use(self, cells: Iterable[Cell]) -> dict[str, int]:
         """Types of cells that are known, by identity; they stay as long as the model that asks: see ``release``."""

@@ -90,5 +90,6 @@ def check_span(cell: Cell, count: int) -> None:
     if count > cell.max_batch_rows:
         raise RequestTooLargeError(
             f"cell {cell.name!r}: {count} rows; it needs all of them in one task, which has at most "
-            f"{cell.max_batch_rows} (see cell(max_batch_rows=...))"
+            f"{cell.max_batch_rows}; that takes cell(max_batch_rows={count}) or more, or an attribute longest_span of "
+            "its module, which says how many rows the longest sequence has"
         )

@@ -7,9 +7,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
 
 from cellrt.definition.define import cell
-from cellrt.definition.spec import RowSpec, grows, rows
+from cellrt.definition.spans import PagedRows
+from cellrt.definition.spec import RowSpec, grows, rows, span
 from cellrt.engine import arena_sizes
 from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes, NumRows
 from cellrt.engine.engine import Engine
@@ -22,6 +24,7 @@ from tests.engine.test_resident_memory import resident_bytes
 from tests.engine.test_room_of_sessions import appending
 
 MB, GB = 1 << 20, 1 << 30
+WIDE = 4096
 ROW, PAGE = rows(1024), grows(1024, page_size=256).stored
 
 
@@ -151,6 +154,42 @@ def test_an_engine_made_as_the_error_says_has_the_pages():
                 continue
             assert "with what its session has kept, the request needs 80 pages of 1" in str(error)
             page_bytes = wanted_bytes(error, "page_bytes")
+
+
+class Wide(nn.Module):
+    """A large row for each row of a state that grows."""
+
+    def forward(self, x: torch.Tensor, total: PagedRows) -> torch.Tensor:
+        total.append(x)
+        return x.repeat(1, WIDE // WIDTH)
+
+
+def test_tasks_have_no_more_rows_than_a_worker_has_room_for_their_outputs():
+    made = cell(Wide(), {"x": (WIDTH,), "total": grows(WIDTH, page_size=4)}, name="wide")
+
+    def read(graph, x):
+        return {"last": graph.chain(made, x=x, total=graph.pages(made)).last.output}
+
+    with small_engine(arena_bytes=64 * WIDE * 4, page_bytes=1 << 20) as engine:
+        engine.register(Unfolder("read", read, torch.zeros(2, WIDTH)), warm_up=False)
+        x = torch.randn(100, WIDTH)
+        last = engine.submit("read", x).result(WAIT_S)["last"]
+        assert torch.equal(last, x[-1].repeat(WIDE // WIDTH))
+        assert engine.statistics()["cells"]["wide"]["tasks"] == 2  # of 64 rows and 36
+        engine.check()
+
+
+def test_what_must_be_read_whole_and_is_longer_is_told_what_it_takes():
+    made = cell(lambda x, spans: x, {"x": (WIDTH,), "spans": span(whole=True)}, name="whole")
+
+    def read(graph, x):
+        return {"x": graph.chain(made, x=x).output}
+
+    with small_engine() as engine:
+        engine.register(Unfolder("read", read, torch.zeros(2, WIDTH)), warm_up=False)
+        assert len(engine.submit("read", torch.ones(512, WIDTH)).result(WAIT_S)["x"]) == 512
+        with pytest.raises(RequestTooLargeError, match=r"at most 512; that takes cell\(max_batch_rows=600\) or more"):
+            engine.submit("read", torch.ones(600, WIDTH))
 
 
 def test_tables_that_are_too_small_are_named_with_what_they_must_be():

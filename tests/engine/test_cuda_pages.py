@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import cache
 from typing import NamedTuple
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from cellrt.cells.language_models import layered_language_model
+from cellrt.cells.language_models import language_model, layered_language_model
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spans import PagedRows
@@ -23,18 +24,33 @@ from cellrt.unfolders.completion import complete
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.executor import DeviceOptions
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, watch_suspensions
-from tests.engine.paged_models import POISON, WIDTH, SumSoFar, make_cells, make_request, serve_in_company, sums
+from tests.engine.paged_models import (
+    POISON,
+    WIDTH,
+    PagedCells,
+    SumSoFar,
+    make_cells,
+    make_request,
+    serve_in_company,
+    sums,
+)
 from tests.engine.test_cuda_device import stub, stub_engines  # noqa: F401 - fixtures
 from tests.engine.test_cuda_worker import FEW, OPTIONS, device_engine, on_every_device
 from tests.unfolders.language_models import draw_prompt, small_cell, small_layers
 from tests.unfolders.test_completion_sampling import EVERYTHING, sampling_model
 
-CELLS = {page_size: make_cells(page_size, most) for page_size, most in ((1, 5), (2, 64), (3, 7))}
+CELLS = {1: 5, 2: 64, 3: 7}
+"""The most rows of a task, by the size of a page."""
 LEADING = st.one_of(st.just(0), st.integers(1, 40))
 REQUEST = st.tuples(st.integers(0, 99), st.integers(1, 12), st.integers(1, 30), st.integers(1, 20), LEADING)
 CAPTURED = DeviceOptions(ring_bytes=1 << 16, capture_after=1)
 STEPS = 60
-MODELS = {"one cell": small_cell(4, 16), "layers": small_layers(4, 16)}
+MODELS = {"one cell": small_cell, "layers": small_layers}
+
+
+@cache
+def cells_of(page_size: int) -> PagedCells:
+    return make_cells(page_size, CELLS[page_size])
 
 
 class Total(NamedTuple):
@@ -95,7 +111,7 @@ def counts_of(engine) -> dict[str, int]:
 def test_whatever_the_company_and_the_room_each_result_is_that_of_its_request_alone(
     requests, page_size, workers, options, queue_depth, count, poisoned, cancelled
 ):
-    model, chosen = sums(CELLS[page_size]), SchedulerSettings(loops_ahead=count)
+    model, chosen = sums(cells_of(page_size)), SchedulerSettings(loops_ahead=count)
     engine = device_engine("dry", workers, options, page_bytes=1, debug=True, queue_depth=queue_depth, settings=chosen)
     serve_in_company(engine, model, requests, poisoned, cancelled)
 
@@ -186,13 +202,13 @@ def test_pieces_that_are_captured_race_with_nothing(stub_engines):  # noqa: F811
     assert counts["replayed"] > 15 and counts["eager"] <= 5, counts
 
 
-SAMPLING = {"one cell": sampling_model(4, 16), "layers": sampling_model(4, 16, layered_language_model)}
+SAMPLING = {"one cell": language_model, "layers": layered_language_model}
 
 
 @on_every_device
 @pytest.mark.parametrize("kind", SAMPLING)
 def test_a_language_model_samples_what_it_samples_on_a_cpu(device, kind):
-    model = SAMPLING[kind]
+    model = sampling_model(4, 16, SAMPLING[kind])
     engine = device_engine(device, 1, CAPTURED, debug=True, arena_bytes=1 << 20, page_bytes=1 << 18)
     asked = [{}, {"temperature": 1.0}, {"temperature": 0.8, "top_p": 0.9}, EVERYTHING]
     try:
@@ -214,7 +230,7 @@ def test_a_language_model_samples_what_it_samples_on_a_cpu(device, kind):
 @on_every_device
 @pytest.mark.parametrize("kind", MODELS)
 def test_a_language_model_says_what_it_says_on_a_cpu(device, kind):
-    model = complete("lm", MODELS[kind])
+    model = complete("lm", MODELS[kind](4, 16))
     engine = device_engine(device, 1, CAPTURED, debug=True, arena_bytes=1 << 19, page_bytes=1 << 18)
     try:
         engine.register(model)
@@ -229,7 +245,7 @@ def test_a_language_model_says_what_it_says_on_a_cpu(device, kind):
 
 
 def test_pages_that_run_out_are_lent_and_come_back():
-    model = sums(CELLS[1])
+    model = sums(cells_of(1))
     engine = device_engine("dry", 1, DeviceOptions(dry_delay_s=2e-4), page_bytes=1, debug=True)
     suspended = watch_suspensions(engine)
     requests = [make_request(seed, 3, 8, 40) for seed in range(12)]

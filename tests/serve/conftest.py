@@ -9,6 +9,7 @@ import pytest
 
 from tests.serve.helpers import Server, start
 
+ALLOWED_ORIGIN = "https://app.example"
 MODELS = ("chain", "kept", "count", "limited", "letters", "two", "half", "tree", "pair", "network", "scaled", "summed")
 
 
@@ -22,5 +23,6 @@ def weight_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def server(weight_file: Path) -> Iterator[Server]:
-    with start(*MODELS, options=["--grpc-port", "0"], environment={"CELLRT_TEST_WEIGHT": str(weight_file)}) as made:
+    options = ["--grpc-port", "0", "--allowed-origin", "https://b.example", "--allowed-origin", ALLOWED_ORIGIN]
+    with start(*MODELS, options=options, environment={"CELLRT_TEST_WEIGHT": str(weight_file)}) as made:
         yield made

@@ -9,15 +9,10 @@ import pytest
 
 from cellrt.errors import DefinitionError
 from cellrt.serve.settings import Settings
-from tests.serve.helpers import Server, start
+from tests.serve.conftest import ALLOWED_ORIGIN as ALLOWED
+from tests.serve.helpers import Server
 
-FOREIGN, ALLOWED = "http://evil.example", "https://app.example"
-
-
-@pytest.fixture(scope="module")
-def server():
-    with start("letters", options=["--allowed-origin", "https://b.example", "--allowed-origin", ALLOWED]) as made:
-        yield made
+FOREIGN = "http://evil.example"
 
 
 def unload_answer(server: Server, origin: str) -> httpx.Response:
