@@ -450,6 +450,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path, dpi: int = 110) -> None:
             ax.plot([row["load"] for row in line], [row["value"] for row in line], label=", ".join(pair), **how)
         ax.set(title=f"{case}, {patience} deadlines", xlabel="load, in parts of what cellrt does at most")
         ax.set_ylabel("utility a second")
-    axes[0].legend(fontsize=7, loc="lower right")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=dpi)
