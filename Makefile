@@ -102,7 +102,7 @@ docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Each module writes its own picture and says at its top what it needs.
-PICTURES := rooms states request_life batching cell_graphs latency busy_moment
+PICTURES := rooms states request_life batching cell_graphs latency policies busy_moment
 
 pictures: $(VENV)/.demo
 	@for name in $(PICTURES); do PYTHONPATH=. $(BIN)/python -m tools.$$name || exit 1; done

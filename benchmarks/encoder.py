@@ -111,21 +111,14 @@ class Seen(NamedTuple):
     @property
     def utility(self) -> float:
         """What began in time, by its worth, a second."""
-        return sum(1 / len(self.work.sentences[k]) for k in self._counted()) / self._seconds
-
-    @property
-    def throughput(self) -> float:
-        """Sentences a second."""
-        return len(self._counted()) / self._seconds
+        return sum(1 / len(self.work.sentences[k]) for k in self._counted()) / (
+            (1 - 2 * EDGE) * self.work.arrivals_s[-1]
+        )
 
     @property
     def in_time(self) -> float:
-        """The share that began in time."""
+        """The share that began in time; the throughput is so much of what arrives."""
         return len(self._counted()) / sum(map(self._counts, range(len(self.work.sentences))))
-
-    @property
-    def _seconds(self) -> float:
-        return (1 - 2 * EDGE) * self.work.arrivals_s[-1]
 
     def _counted(self) -> list[int]:
         return [k for k in self.done if self._counts(k)]
@@ -325,7 +318,6 @@ def _rounds(load: float, peak: float, batch_s: float, variance: float, options: 
 
 def _record(recorder: Recorder, case: str, found: Sequence[Seen], which: dict[str, Any]) -> None:
     recorder.add(case, "utility", float(np.mean([seen.utility for seen in found])), "1/s", **which)
-    recorder.add(case, "throughput", float(np.mean([seen.throughput for seen in found])), "sentences/s", **which)
     recorder.add(case, "begun in time", 100 * float(np.mean([seen.in_time for seen in found])), "%", **which)
 
 
@@ -436,7 +428,7 @@ def run(recorder: Recorder, options: Options) -> None:
         draw(recorder.rows, options.plot)
 
 
-def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
+def draw(rows: Sequence[dict[str, Any]], path: Path, dpi: int = 110) -> None:
     """Utility against load, a panel for each case: the layouts under DAS, and cellrt under the other policies."""
     from matplotlib.figure import Figure
 
@@ -458,6 +450,6 @@ def draw(rows: Sequence[dict[str, Any]], path: Path) -> None:
             ax.plot([row["load"] for row in line], [row["value"] for row in line], label=", ".join(pair), **how)
         ax.set(title=f"{case}, {patience} deadlines", xlabel="load, in parts of what cellrt does at most")
         ax.set_ylabel("utility a second")
-    axes[0].legend(fontsize=7)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    figure.savefig(path, dpi=dpi)

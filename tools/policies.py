@@ -16,7 +16,7 @@ RESULTS, PICTURE = ROOT / "benchmarks" / "results" / "cpu-2-cores", ROOT / "docs
 
 def main() -> None:
     """Draws it."""
-    draw([json.loads(line) for line in (RESULTS / "encoder.jsonl").read_text().splitlines()], PICTURE)
+    draw([json.loads(line) for line in (RESULTS / "encoder.jsonl").read_text().splitlines()], PICTURE, dpi=72)
 
 
 if __name__ == "__main__":
