@@ -61,11 +61,11 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
     if task.reads_late:
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
-    row = 0
+    row, may_be_several = 0, t.types[task.cell_type].carries == 0
     while row < task.rows:
         id, length, first, rows = t.ints[nodes_at + row], t.ints[lengths_at + row], row, 1
         subgraph = t.subgraphs[subgraph_of(t, id)]
-        if id < 0 and subgraph.what == CHAIN and t.ints[failed_at + row] == 0:
+        if may_be_several and id < 0 and subgraph.what == CHAIN and t.ints[failed_at + row] == 0:
             while row + rows < task.rows and t.ints[nodes_at + row + rows] == id and not t.ints[failed_at + row + rows]:
                 rows += 1
         row += rows

@@ -213,13 +213,13 @@ def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_
     task.is_sent = task.goes_ahead = 0
     end = _write_header(t, task, base, header, _steps_that_fit(t, type_id, steps, header), goes_ahead)
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
-    if forming.chains == rows and task.steps == 1 and is_plain:
+    if forming.nodes + forming.loops == 0 and task.steps == 1 and is_plain:
         write_steps(t, task, base, end)
         t.ints[base + layout.H_NOTES] = t.settings[0].buffer_ints
     else:
         if cell_type.has_spans:
             end = write_spans(t, task, base, end)
-        if cell_type.ahead > 0 and forming.is_loop + forming.members > 0:
+        if cell_type.ahead > 0 and forming.loops > 0:
             end = write_flags(t, task, base, end)
         end, notes_at = write_inputs(t, task, base, end)
         write_outputs(t, task, base, end)

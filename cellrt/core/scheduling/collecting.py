@@ -33,7 +33,7 @@ def collect(t: Tables, type_id: int, priority: int, worker: int, nodes_at: int) 
             if number == 0 and forming.rows < forming.most_rows:
                 put_in_order(t, type_id, its_priority, worker)
             subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
-            while subgraph_id >= 0 and forming.rows < forming.most_rows and forming.items < forming.most_items:
+            while subgraph_id >= 0 and forming.rows < forming.most_rows and forming.spans < forming.most_spans:
                 subgraph = t.subgraphs[subgraph_id]
                 following = subgraph.next
                 if subgraph.num_ready > 0 and (subgraph.pinned == 0 or subgraph.pinned == worker):
@@ -54,10 +54,10 @@ def collect(t: Tables, type_id: int, priority: int, worker: int, nodes_at: int) 
 def _begin(t: Tables, cell_type: CellType, type_id: int, worker: int) -> None:
     """Begins a task without rows. Ready nodes that no worker holds are shared out among the idle workers."""
     forming, settings = t.forming[0], t.settings[0]
-    forming.rows = forming.items = forming.ragged = forming.chains = forming.members = forming.is_loop = 0
+    forming.rows = forming.spans = forming.ragged = forming.nodes = forming.loops = forming.is_loop = 0
     forming.priorities = forming.new = forming.singles = 0
     forming.stop, forming.room = -1, task_room(t, cell_type)
-    forming.most_rows = forming.most_items = cell_type.max_batch
+    forming.most_rows = forming.most_spans = cell_type.max_batch
     if cell_type.has_spans:
         forming.most_rows = cell_type.max_rows
         begin_spans(t, type_id, worker)
@@ -76,16 +76,19 @@ def _take(t: Tables, cell_type: CellType, subgraph_id: int, nodes_at: int) -> bo
     forming, subgraph = t.forming[0], t.subgraphs[subgraph_id]
     if subgraph.what == GRAPH:
         return _take_nodes(t, cell_type, subgraph_id, nodes_at)
-    runs = body_of(t, subgraph).runs if subgraph.what == LOOP else 0
-    if not _fits_with(t, runs, record_of(t, subgraph).stop):
+    runs, stop = 0, -1
+    if subgraph.what == LOOP:
+        runs, stop = body_of(t, subgraph).runs, record_of(t, subgraph).stop
+    if not _fits_with(t, runs, stop):
         return True
-    extra = ragged_ints(t, cell_type, subgraph) if cell_type.num_ragged > 0 else 0
-    if forming.rows > 0 and forming.ragged + extra > forming.room:
-        return False
     count = min(subgraph.num_ready, forming.most_rows - forming.rows)
-    if extra > 0:
-        count = max(1, min(count, (forming.room - forming.ragged) // extra))
-    forming.ragged += count * extra
+    if cell_type.num_ragged > 0:
+        extra = ragged_ints(t, cell_type, subgraph)
+        if forming.rows > 0 and forming.ragged + extra > forming.room:
+            return False
+        if extra > 0:
+            count = max(1, min(count, (forming.room - forming.ragged) // extra))
+            forming.ragged += count * extra
     add_rows(t, subgraph_id, count, runs, nodes_at)
     return True
 
@@ -104,7 +107,7 @@ def _take_nodes(t: Tables, cell_type: CellType, subgraph_id: int, nodes_at: int)
                 return False
             forming.ragged += extra
         count = pop_ready(t, subgraph, nodes_at + forming.rows, most)
-        forming.rows, forming.items = forming.rows + count, forming.items + count
+        forming.rows, forming.nodes = forming.rows + count, forming.nodes + count
     forming.priorities |= 1 << subgraph.priority
     return True
 

@@ -17,7 +17,7 @@ from cellrt.core.running.records import ragged_ints
 from cellrt.core.scheduling.gathering import gains_by_sharing, steps_of_new, steps_without_a_worker
 from cellrt.core.state.moves import LIVE
 from cellrt.core.state.record_layout import record_of
-from cellrt.core.state.tables import CHAIN, LOOP, CellType, Request, Subgraph, Tables
+from cellrt.core.state.tables import LOOP, CellType, Request, Subgraph, Tables
 from cellrt.native.jit import compiled
 
 ALL = 1 << 30
@@ -60,7 +60,7 @@ def take_span(t: Tables, cell_type: CellType, subgraph_id: int, worker: int, nod
         forming.may_begin = 0  # who comes behind does not begin before
     if count > 0:
         forming.new += steps_of_new(subgraph, count) if is_new else 0
-        forming.ragged += extra
+        forming.ragged, forming.spans = forming.ragged + extra, forming.spans + 1
         add_rows(t, subgraph_id, count, 0, nodes_at)
     return True
 
@@ -72,11 +72,11 @@ def add_rows(t: Tables, subgraph_id: int, count: int, runs: int, nodes_at: int) 
     forming, subgraph = t.forming[0], t.subgraphs[subgraph_id]
     for row in range(nodes_at + forming.rows, nodes_at + forming.rows + count):
         t.ints[row] = ~subgraph_id
-    forming.rows, forming.items, forming.is_loop = forming.rows + count, forming.items + 1, runs
-    forming.stop = max(forming.stop, record_of(t, subgraph).stop)
-    forming.chains += count if subgraph.what == CHAIN else 0
-    forming.members += count if subgraph.what == LOOP and not runs else 0
+    forming.rows += count
     forming.priorities |= 1 << subgraph.priority
+    if subgraph.what == LOOP:
+        forming.loops, forming.is_loop = forming.loops + count, runs
+        forming.stop = max(forming.stop, record_of(t, subgraph).stop)
 
 
 @compiled

@@ -322,15 +322,15 @@ class Forming(Row):
     """The task that is being formed: what was collected for it so far, and what else may be. One row."""
 
     rows: i4
-    items: i4  # nodes, and chains and loops
+    spans: i4  # of a cell with spans: chains and loops
     ragged: i4  # ints of the buffer that their ragged inputs and pages need, beyond one row each
-    chains: i4  # rows of chains
-    members: i4  # rows of loops that do not run
+    nodes: i4  # rows that are nodes
+    loops: i4  # rows of loops
     is_loop: i4  # 1 if they are of loops that run: then all are
     stop: i4  # the output that says stop, or -1
     priorities: i4  # client priorities of the rows, a bit each
     most_rows: i4
-    most_items: i4
+    most_spans: i4
     room: i4  # ints of the buffer for ragged inputs and pages
     new: i4  # steps of chains and loops that no worker has yet
     most_new: i4
