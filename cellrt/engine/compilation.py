@@ -10,6 +10,7 @@ where this one finds it. Whatever becomes of that process: what it has not left 
 
 from __future__ import annotations
 
+import gc
 import os
 import subprocess
 import sys
@@ -177,7 +178,11 @@ class _Teller(events.Listener):  # type: ignore[misc]
 
 
 def main(arguments: list[str]) -> None:
-    """Compile all, or the second half as a second process does."""
+    """Compile all, or the second half as a second process does.
+
+    No garbage is collected here, which is an eighth of the time; a program's own collector is left as it is.
+    """
+    gc.disable()
     if arguments == [SECOND_HALF]:
         threading.Thread(target=_end_with_parent, daemon=True).start()
         with events.install_listener("numba:compile", _Teller()):

@@ -2,7 +2,6 @@
 
 Each of these was measured on the scheduler's 570 functions, and changes nothing that comes out:
 
-- The garbage collector looks in vain at all that Numba makes, again and again: nearly an eighth.
 - What type an operator gives for numbers and arrays is asked tens of thousands of times, and found a thousand times
   by trials that end in exceptions with coloured texts. Here it is remembered while one function is compiled.
 - Compiler flags are compared by dicts made for it, and all have one hash.
@@ -15,7 +14,6 @@ Numba lets one thread compile at a time, so this touches nobody else's work; whe
 
 from __future__ import annotations
 
-import gc
 import operator
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,15 +42,12 @@ def thrift() -> Iterator[None]:
         yield
         return
     callbacks = ffi.lib._lock._cblist
-    told, is_collecting = callbacks[:], gc.isenabled()
+    told = callbacks[:]
     made = _remembering(), _equal_flags, _hashing(), _variables
     _set(True, [], made)
-    gc.disable()
     try:
         yield
     finally:
-        if is_collecting:
-            gc.enable()
         _set(False, told, _PLAIN)
 
 
