@@ -101,9 +101,11 @@ class _SecondProcess(events.Listener):  # type: ignore[misc]
             self._is_due = False
             command = [sys.executable, *["-O"] * sys.flags.optimize, "-m", MODULE, SECOND_HALF]
             environment = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-            pipes: dict[str, int] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL}
+            pipe, nothing = subprocess.PIPE, subprocess.DEVNULL
             with suppress(OSError):
-                self._process = subprocess.Popen(command, env=environment, text=True, **pipes)
+                self._process = subprocess.Popen(
+                    command, env=environment, text=True, stdin=pipe, stdout=pipe, stderr=nothing
+                )
                 self._reader = threading.Thread(target=self._read, daemon=True)
                 self._reader.start()
 

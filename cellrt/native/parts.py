@@ -33,6 +33,8 @@ class _Codegen:
 class PartLibrary(JITCodeLibrary):  # type: ignore[misc]
     """The code of a part."""
 
+    _shared_module: Any
+
     @property
     def codegen(self) -> Any:
         """Return the code generator."""
