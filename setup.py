@@ -1,4 +1,4 @@
-"""With CELLRT_COMPILE=1 in the environment a wheel brings what is compiled; all else is in pyproject.toml."""
+"""With CELLRT_COMPILED_WHEEL=1 in the environment a wheel brings what is compiled; all else is in pyproject.toml."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
-NEEDED = """CELLRT_COMPILE=1 compiles with what the wheel will run with, and cellrt's dependencies are not here (%s).
+NEEDED = """CELLRT_COMPILED_WHEEL=1 compiles with what the wheel will run with, and cellrt's dependencies are not here (%s).
 Install them, and build with --no-build-isolation (pip) or --no-isolation (python -m build)."""
 
 
@@ -40,7 +40,7 @@ class BuildCompiled(build_py):
         subprocess.run(command, cwd=HERE, check=True)
 
 
-if os.environ.get("CELLRT_COMPILE", "0") not in ("", "0"):
+if os.environ.get("CELLRT_COMPILED_WHEEL", "0") not in ("", "0"):
     setup(distclass=CompiledDistribution, cmdclass={"build_py": BuildCompiled})
 else:
     setup()

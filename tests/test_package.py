@@ -195,7 +195,7 @@ def test_the_first_engine_of_a_wheel_that_brings_what_is_compiled_compiles_nothi
     source, dist, home = copied_into(tmp_path / "source"), tmp_path / "dist", tmp_path / "home"
     home.mkdir()
     build = (sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(dist), str(source))
-    run(*build, cwd=tmp_path, timeout_s=800, CELLRT_COMPILE="1")
+    run(*build, cwd=tmp_path, timeout_s=800, CELLRT_COMPILED_WHEEL="1")
     (wheel,) = dist.glob("*.whl")
     tag, machine = f"cp{sys.version_info.major}{sys.version_info.minor}", sysconfig.get_platform().replace("-", "_")
     assert wheel.name.endswith(f"-{tag}-{tag}-{machine}.whl")
