@@ -11,7 +11,8 @@ from setuptools import Distribution, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
-NEEDED = """CELLRT_COMPILED_WHEEL=1 compiles with what the wheel will run with, and cellrt's dependencies are not here (%s).
+NEEDED = """CELLRT_COMPILED_WHEEL=1 compiles with what the wheel will run with, and cellrt's dependencies are not here:
+%s.
 Install them, and build with --no-build-isolation (pip) or --no-isolation (python -m build)."""
 
 
