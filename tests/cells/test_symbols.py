@@ -45,7 +45,10 @@ def kept() -> Iterator[tuple[Path, str, set[str]]]:
         for path in sorted(folder.glob("*.code")):
             with path.open("rb") as file:
                 if file.readline().startswith(f"cellrt {kept_code.FORMAT} ".encode()):
-                    payload = pickle.load(file)
+                    try:
+                        payload = pickle.load(file)
+                    except (ModuleNotFoundError, AttributeError):  # of what has moved since: nobody reads it any more
+                        continue
                     described = payload[1]
                     symbols = set(kept_code.symbols_of(llvm.parse_bitcode(bitcode_of(payload))))
                     yield path, described.mangled_name, symbols
