@@ -53,6 +53,7 @@ test:
 
 interpreted: $(VENV)/.dev
 	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow and not hypothesis" tests/core
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/engine/test_turn_protocol.py
 
 # Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
 core: $(VENV)/.demo
@@ -69,7 +70,7 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 
 slow: $(VENV)/.dev
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow and hypothesis" tests/core
+	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow and hypothesis" tests/core tests/engine/test_turn_protocol.py
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile thorough --timeout 600 \
 		--numprocesses 2 --dist loadfile
 

@@ -117,6 +117,25 @@ class Processor:
         self._of_tasks = tuple(grown.tasks[name] for name in ("cell_type", "rows", "positions", "steps"))
 
     @property
+    def at(self) -> Any:
+        """What an ``entry`` takes for the tables; good until one of them is replaced."""
+        return self._at
+
+    @property
+    def num_notices(self) -> int:
+        """How many notices a task may leave, at most."""
+        return len(self._notices)
+
+    def make_notices(self) -> NDArray[np.int32]:
+        """Memory for the notices of a task."""
+        return np.zeros_like(self._notices)
+
+    @property
+    def must_take_over(self) -> bool:
+        """Whether tasks run whose buffers were replaced: then ``complete`` must be told of every task."""
+        return bool(self._buffers.older)
+
+    @property
     def num_kinds(self) -> int:
         """Kinds of rows (shape and dtype) added so far."""
         return len(self._grown.kind_rows)
@@ -221,9 +240,18 @@ class Processor:
         self._notices = np.zeros((max(len(self._notices), 4 * max_rows + 64), 2), np.int32)
         return type_id
 
-    def remove_type(self, type_id: int) -> None:
-        """Takes out a cell type that no request uses any more; another type may get its id."""
+    def remove_type(self, type_id: int, heir: int | None = None) -> None:
+        """Takes out a cell type that no request uses any more; another type may get its id.
+
+        ``heir``: another type of the same cell, which takes over what was counted.
+        """
         self._free_types.append(type_id)
+        counts, num_tasks = self.tables.counts, self.tables.num_tasks
+        if heir is not None:
+            num_tasks[heir] += num_tasks[type_id]
+            for name in ("tasks", "rows", "positions"):
+                counts[name][heir] += counts[name][type_id]
+        counts[type_id], num_tasks[type_id] = 0, 0
 
     def set_priority(self, type_id: int, priority: int) -> None:
         """Sets a cell type's priority: higher goes first."""

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from time import perf_counter_ns
 
 from cellrt.core.processor import Processor
+from cellrt.core.state.notices import Notices
 from cellrt.core.state.tables import STUCK
 from cellrt.core.state.views import note_copies, take_copies
 from cellrt.worker.base import Done, Launch, Worker
@@ -74,8 +75,13 @@ class Crew:
         for location, worker in enumerate(self._workers, 1):
             if worker.has_finished():
                 for done in worker.poll():
-                    self._deaths.pop(location, None)
                     yield location, done
+
+    def take_notices(self) -> Iterator[Notices]:
+        """What the scheduler said of tasks that workers have taken in themselves."""
+        for worker in self._workers:
+            if (notices := worker.take_notices()) is not None:
+                yield notices
 
     def find_dead(self) -> list[int]:
         """Locations whose worker has died since the last look.
@@ -94,6 +100,8 @@ class Crew:
         What it had not begun another worker runs, or its successor. None instead of tasks: there is no successor.
         """
         dead = self._workers[location - 1]
+        if dead.has_completed():
+            self._deaths.pop(location, None)
         self._deaths[location] = self._deaths.get(location, 0) + 1
         can_return = dead.is_replaceable and not self.is_closing and self._deaths[location] <= MAX_DEATHS
         if self._make is None or not can_return:

@@ -159,8 +159,8 @@ class Engine(Serving):
         )
         turns = manager.turns
         calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds
-        limits = self._processor.limits
-        make = worker_maker(devices, options, arenas, shared, registry.types, *calls, threads_per_worker, limits)
+        ring = self._processor, turns.words, queue_depth
+        make = worker_maker(devices, options, arenas, shared, registry.types, *ring, *calls, threads_per_worker)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, chosen.admit_by)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)

@@ -27,6 +27,7 @@ from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalE
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas, copy_page
 from cellrt.worker.base import Done, Worker
+from cellrt.worker.turn_words import ALWAYS, BY_HAND, WHEN_IDLE, make_words
 
 T = TypeVar("T")
 
@@ -74,7 +75,9 @@ class Manager:
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.workers: list[Worker] = []
-        self.turns = Turns(self.workers, self.step, self._next_moment_s, self._end, self.abandon)
+        self.turns = Turns(
+            self.workers, make_words(processor.num_workers), self.step, self._next_moment_s, self._end, self.abandon
+        )
         self.places = Places("the engine", max_queue)
         self.room = Room(self.turns.gate)
         self.is_closing = False
@@ -82,11 +85,11 @@ class Manager:
         self.is_over = False
         """Whether the last turn was taken: nothing ends any more."""
         self.sessions = Sessions(session_limits, processor, arenas)
-        self.statistics = Statistics()
+        self.statistics = Statistics(processor.tables)
         self.after_turn: Callable[[], None] | None = None
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        late = Deadlines(processor, self.statistics.least_times, registry.name_of)
+        late = Deadlines(processor, registry.name_of)
         self._requests = Requests(processor, arenas, self.sessions, self._replies, late)
         room = self.sessions.evict_some, self._requests.give_way
         self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), *room)
@@ -127,6 +130,8 @@ class Manager:
 
     def step(self) -> None:
         """One turn: take in what happened, then keep the workers busy."""
+        for notices in self._crew.take_notices():  # first: what is over is known before anybody asks for it
+            self._requests.take_notices(notices)
         if self.turns.has_messages() or self.turns.was_interrupted:
             self._take_messages()
         self._clock.set(self._clock_ns())
@@ -149,6 +154,15 @@ class Manager:
             self.after_turn()
         if self._debug and not self._processor.num_running:
             self.check()
+        self.turns.words[BY_HAND] = self._by_hand()
+
+    def _by_hand(self) -> int:
+        """Why the next turns must be taken in Python (``turn_words.py``)."""
+        processor = self._processor
+        is_traced = self._replies.trace is not None
+        if is_traced or processor.has_pages or processor.must_take_over or self._requests.has_waiting:
+            return ALWAYS
+        return WHEN_IDLE if self._debug else 0
 
     def abandon(self) -> None:
         """Ends all requests and threads soon, and waits for nothing: for an engine that was dropped, and at exit."""
@@ -330,12 +344,10 @@ class Manager:
             whose, failed = self._processor.rows_in_flight(done.task), self._processor.counts_of(done.task)[0]
             for failure in done.failures:
                 self._requests.note_failure(*whose[failure.row], self._registry.types[failed], failure.error)
-        notices = self._processor.complete(done.task, done.busy_ns)
-        type_id, rows, positions, steps = self._processor.counts_of(done.task)
-        self.statistics.count_task(type_id, rows, positions, location, done.busy_ns, 0 if done.failures else steps)
+        notices = self._processor.complete(done.task, max(1, done.busy_ns))
         if self._replies.trace is not None:
             row = self._processor.tables.tasks[done.task]
-            self._replies.trace.complete(row, location, self._registry.name_of(type_id), done)
+            self._replies.trace.complete(row, location, self._registry.name_of(int(row["cell_type"])), done)
         self._requests.take_notices(notices)
 
     def _bury(self, location: int) -> None:
@@ -359,8 +371,7 @@ class Manager:
         for model in [model for model in self._retired if self.sessions.give_up(model)]:
             self._retired.remove(model)
             for made, heir in self._registry.release(model.types):
-                self.statistics.forget_type(made.id, heir)
-                self._processor.remove_type(made.id)
+                self._processor.remove_type(made.id, heir)
                 for worker in self.workers:
                     worker.forget(made)
         while self._drains and self._is_drained():

@@ -81,6 +81,11 @@ class Requests:
         return self._num_held > 0
 
     @property
+    def has_waiting(self) -> bool:
+        """Whether any wait to be admitted."""
+        return self._waiting.first() is not None
+
+    @property
     def next_deadline_ns(self) -> int | None:
         """The earliest deadline, None if there is none."""
         return self._deadlines.next_ns

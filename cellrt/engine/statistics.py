@@ -11,15 +11,15 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.state.tables import NUM_SIZE_CLASSES, Tables
 from cellrt.definition.cell import Cell
-from cellrt.engine.least_times import LeastTimes
 from cellrt.worker.cell_type import CellType
 
 WINDOW = 4096
 TAKEN_TOGETHER = 256
 TIME_BOUNDS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
 """Upper bounds of the histograms of times; one more bucket has what is longer."""
-NUM_SIZES = 18
+NUM_SIZES = NUM_SIZE_CLASSES
 """Buckets of the histograms of rows: up to 1, 2, 4, ... rows, and more."""
 EAGER = "eager"
 """How the form of a cell begins that runs as its module does."""
@@ -99,49 +99,18 @@ class Statistics:
     """Written in turns; ``snapshot`` may be read from any thread (it may lag by a turn).
 
     Times of requests are taken in many at a time: one by one, that would be a good part of what a tiny request costs.
+    What cells and workers did, the scheduler counts.
+
+    Attributes:
+        tables: of the scheduler, for those counts.
     """
 
+    tables: Tables
     every: Ends = field(default_factory=Ends)
     by_model: dict[str, Ends] = field(default_factory=dict)
-    tasks: Counter[int] = field(default_factory=Counter)
-    rows: Counter[int] = field(default_factory=Counter)
-    steps: Counter[int] = field(default_factory=Counter)
-    sizes: dict[int, list[int]] = field(default_factory=dict)
-    """Tasks by the power of 2 that their rows reach, by type."""
-    busy_ns: Counter[int] = field(default_factory=Counter)
-    """By the location of the worker."""
-    least_times: LeastTimes = field(default_factory=LeastTimes)
     _new: deque[_Done] = field(default_factory=deque)
     """Whose times are not taken in."""
     _taking_in: threading.Lock = field(default_factory=threading.Lock)
-
-    def count_task(self, type_id: int, rows: int, positions: int, location: int, busy_ns: int, steps: int) -> None:
-        """Counts a complete task of ``rows`` rows, ``positions`` nodes that it did (of a loop: steps), and its time.
-
-        ``steps``: of its longest row; 0 if rows of it failed.
-        """
-        if steps and busy_ns:
-            self.least_times.note_task(type_id, steps, busy_ns)
-        sizes = self.sizes.get(type_id)
-        if sizes is None:
-            sizes = self.sizes[type_id] = [0] * NUM_SIZES
-        sizes[min(NUM_SIZES - 1, (rows - 1).bit_length())] += 1
-        self.busy_ns[location] += busy_ns
-        self.tasks[type_id] += 1
-        self.rows[type_id] += rows
-        self.steps[type_id] += positions
-
-    def forget_type(self, type_id: int, heir: int | None) -> None:
-        """Begins a type's counts anew, for another cell that gets its number; ``heir``: another type of the same cell,
-        whose counts they are from now on."""
-        self.least_times.forget(type_id)
-        for counts in (self.tasks, self.rows, self.steps):
-            count = counts.pop(type_id, 0)
-            if heir is not None:
-                counts[heir] += count
-        sizes = self.sizes.pop(type_id, None)
-        if heir is not None and sizes is not None:
-            self.sizes[heir] = [a + b for a, b in zip(sizes, self.sizes.get(heir, [0] * NUM_SIZES))]
 
     def count_done(
         self, model: str, arrivals_ns: Sequence[tuple[int, int]], started_ns: NDArray[np.int64], now_ns: int
@@ -217,20 +186,22 @@ class Statistics:
             for name in [*unfinished, *(name for name in list(self.by_model) if name not in unfinished)]
         }
         workers = {
-            location: {"busy_s": busy / 1e9, **counts.get(location, {})}
-            for location, busy in sorted(dict(self.busy_ns).items())
+            location: {"busy_s": busy_ns / 1e9, **counts.get(location, {})}
+            for location, busy_ns in enumerate(self.tables.busy_ns.tolist())
+            if busy_ns
         }
         return {**self.every.snapshot(), "models": models, "cells": cells, "workers": workers}
 
     def _of_cell(self, types: Sequence[CellType]) -> dict[str, Any]:
         """Counts of a cell: of the types that it has, one for each form."""
-        tasks = sum(self.tasks[made.id] for made in types)
+        ids = [made.id for made in types]
+        tasks, rows, nodes = (int(self.tables.counts[name][ids].sum()) for name in ("tasks", "rows", "positions"))
         return {
             "tasks": tasks,
-            "mean_batch": sum(self.rows[made.id] for made in types) / max(1, tasks),
-            "rows": sum(self.rows[made.id] for made in types),
-            "batch_sizes": [sum(sizes) for sizes in zip(*(self.sizes.get(t.id, [0] * NUM_SIZES) for t in types))],
-            "nodes": sum(self.steps[made.id] for made in types),
+            "mean_batch": rows / max(1, tasks),
+            "rows": rows,
+            "batch_sizes": self.tables.num_tasks[ids].sum(0).tolist(),
+            "nodes": nodes,
             "retried": sum(made.retries.count for made in types),
         }
 

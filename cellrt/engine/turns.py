@@ -21,20 +21,27 @@ from __future__ import annotations
 import logging
 import os
 import threading
+import time
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import Generic, TypeVar
 
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.future import SETTLING
 from cellrt.errors import CellrtError, EngineClosedError, InternalError, RequestError
+from cellrt.native.atomics import replaced, stored
+from cellrt.native.row_types import Rows
 from cellrt.worker.base import Worker
 from cellrt.worker.service_thread import ServiceThread
+from cellrt.worker.turn_words import ALWAYS, BY_HAND, NEWS, NUM_TURNS, TURN
 
 T = TypeVar("T")
+
+AGAIN_S = 0.0002
+"""How often somebody looks who must have the turn, while another thread has it."""
 
 
 class Call(Generic[T]):
@@ -73,6 +80,7 @@ class Turns:
 
     Args:
         workers: those whose threads take turns too; the list may change in a turn.
+        words: say who has the turn, also to compiled code that takes turns (``worker/turn_words.py``).
         step: one turn.
         next_moment_s: seconds until a turn is due though nothing happens; None: never.
         end: called once, after the last turn, with why there is no other.
@@ -82,6 +90,7 @@ class Turns:
     def __init__(
         self,
         workers: list[Worker],
+        words: Rows[int],
         step: Callable[[], None],
         next_moment_s: Callable[[], float | None],
         end: Callable[[CellrtError], None],
@@ -91,10 +100,10 @@ class Turns:
         self.stopped: CellrtError | None = None
         self.is_parents = False
         """Whether this is a forked process, which has none of the threads."""
+        self.words = words
         self._workers, self._step, self._next_moment_s, self._end = workers, step, next_moment_s, end
         self._inbox: deque[object] = deque()
         self._alarm: SimpleQueue[None] = SimpleQueue()
-        self._turn = threading.Lock()
         self._holder = -1
         self.was_interrupted = False
         """Whether an exception may have kept a client from saying what it had handed in."""
@@ -133,6 +142,7 @@ class Turns:
             if self.stopped is not None:
                 raise EngineClosedError(str(self.stopped))
             self._inbox.extend(items)
+            self.words[NEWS] = 1
             for worker in self._workers:
                 if worker.wake():
                     return
@@ -148,6 +158,7 @@ class Turns:
         """Has a function called in a turn, from any thread; it is dropped if there will be none."""
         if self.stopped is None:
             self._inbox.append(function)
+            self.words[NEWS] = 1
             self._alarm.put(None)
 
     def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
@@ -162,6 +173,7 @@ class Turns:
             if self.stopped is not None:
                 raise EngineClosedError(str(self.stopped))
             self._inbox.append(call)
+            self.words[NEWS] = 1
         self._alarm.put(None)
         return call.result(timeout)
 
@@ -191,16 +203,22 @@ class Turns:
         while self._inbox:
             yield self._inbox.popleft()
 
-    def take(self) -> bool:
+    def take(self, is_held: bool = False) -> bool:
         """Takes the turn unless another thread has it (then False); called by workers and the timekeeper.
 
         A worker stops after two turns in a row, for the sake of its tasks, and leaves further news to the timekeeper.
+
+        Args:
+            is_held: compiled code of this thread has taken the turn already.
         """
         for _ in range(2):
-            if not self._turn.acquire(blocking=False):
+            if not (is_held or self._acquire()):
                 return False
+            is_held = False
             self._holder = threading.get_ident()
             try:
+                self.words[NEWS] = 0
+                self.words[NUM_TURNS] += 1
                 if self.stopped is None:
                     self._step()
             except BaseException as error:  # a bug: all requests end rather than hang
@@ -210,11 +228,31 @@ class Turns:
                 self.stop(failure)
             finally:
                 self._holder = -1
-                self._turn.release()
+                self._release()
             if self.stopped is not None or not self.has_news():
                 return True
         self._alarm.put(None)
         return True
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Keeps the turn, once no other thread has it, from everybody else."""
+        while not self._acquire():
+            time.sleep(AGAIN_S)
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _acquire(self) -> bool:
+        """Takes the turn unless another thread has it, who then looks for news when it has given it back."""
+        if replaced(self.words, TURN, 0, 1):
+            return True
+        stored(self.words, NEWS, 1)
+        return bool(replaced(self.words, TURN, 0, 1))
+
+    def _release(self) -> None:
+        stored(self.words, TURN, 0)
 
     def stop(self, reason: CellrtError) -> None:
         """Has the timekeeper end the loop after the turn that runs; from any thread."""
@@ -235,7 +273,8 @@ class Turns:
             with suppress(Empty):
                 self._alarm.get(timeout=self._next_moment_s())
             self.take()
-        with self._turn:
+        with self.held():
+            self.words[BY_HAND] = ALWAYS  # compiled code decides nothing any more
             self._holder = threading.get_ident()
             self._end(self.stopped)
             self._holder = -1

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from itertools import islice
 
 from cellrt.core.processor import Processor
-from cellrt.engine.least_times import LeastTimes
+from cellrt.engine.least_times import least_time
 from cellrt.engine.records import Bulk
 
 OLDEST_EVERY = 16
@@ -111,12 +111,11 @@ class Deadlines:
 
     Args:
         processor: has their templates' cell types.
-        least_times: of steps.
         name_of: the name of a cell type, by its id.
     """
 
-    def __init__(self, processor: Processor, least_times: LeastTimes, name_of: Callable[[int], str]) -> None:
-        self._processor, self._least_times, self._name_of = processor, least_times, name_of
+    def __init__(self, processor: Processor, name_of: Callable[[int], str]) -> None:
+        self._processor, self._name_of = processor, name_of
         self._num_hopeless: Counter[str] = Counter()
         """By model: what came so far and could not be done in time."""
         self._heap: list[tuple[int, int, bool, Bulk]] = []
@@ -148,7 +147,7 @@ class Deadlines:
         One of some such is tried all the same, so that times which were measured in a bad moment are put right.
         """
         allowed_ns = (bulk.deadline_ns or 0) - bulk.arrival_ns(0)
-        ns, cell_type, steps = self._least_times.of(self._processor, bulk.plan(0).template)
+        ns, cell_type, steps = least_time(self._processor, bulk.plan(0).template)
         if ns <= allowed_ns:
             return None
         self._num_hopeless[bulk.model.name] += 1

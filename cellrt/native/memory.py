@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 from llvmlite import ir
 from numba import types
 from numba.core import cgutils
@@ -144,6 +145,17 @@ def ints_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
 
 
 @intrinsic
+def words_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
+    """The int64 numbers at an address as an array ``[rows, columns]``, which does not keep them there."""
+    array = types.Array(types.int64, 2, "C")
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        return _array_at(context, builder, array, arguments[0], list(arguments[1:]))
+
+    return array(types.intp, types.intp, types.intp), generate
+
+
+@intrinsic
 def bytes_at(typing_context: Any, address: Any, count: Any) -> Any:
     """The bytes at an address as an array ``[count]``, which does not keep them there."""
     array = types.Array(types.uint8, 1, "C")
@@ -192,3 +204,7 @@ def call_status(typing_context: Any, function: Any, arguments: Any) -> Any:
         return builder.call(pointer, values)
 
     return types.int32(types.intp, arguments), generate
+
+
+if numba.config.DISABLE_JIT:
+    from cellrt.native.plain_memory import *  # noqa: F403

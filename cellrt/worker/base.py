@@ -20,6 +20,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.state.notices import Notices
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.service_thread import ServiceThread
@@ -45,6 +46,8 @@ class Launch(NamedTuple):
 
 
 WAKE = Launch(-1, 0, np.empty(0, np.int32))
+GIVEN = Launch(-2, 0, np.empty(0, np.int32))
+"""Says that a task waits elsewhere."""
 
 
 class Unfinished(NamedTuple):
@@ -63,7 +66,7 @@ class Worker(ABC):
     task writes a row that it reads, and what it did not finish is launched again as it is.
 
     Args:
-        take_turns: takes the manager's turn, if no other thread has it.
+        take_turns: takes the manager's turn, if no other thread has it; told whether this one has it already.
         has_news: whether a turn would find something.
         ended: called when the thread ends.
         name: of the thread.
@@ -75,7 +78,7 @@ class Worker(ABC):
     """Whether, after its death, another can take its place and go on with its arenas."""
 
     def __init__(
-        self, take_turns: Callable[[], bool], has_news: Callable[[], bool], ended: Callable[[], None], name: str
+        self, take_turns: Callable[[bool], bool], has_news: Callable[[], bool], ended: Callable[[], None], name: str
     ) -> None:
         self._take_turns = take_turns
         self._has_news = has_news
@@ -165,6 +168,14 @@ class Worker(ABC):
         """Whether there is a completed task to poll."""
         return self._popped < self._counter
 
+    def has_completed(self) -> bool:
+        """Whether any task of it was completed, and polled."""
+        return self._popped > 0
+
+    def take_notices(self) -> Notices | None:
+        """What the scheduler says of tasks that the worker has taken in itself; called by the holder of the turn."""
+        return None
+
     def poll(self) -> list[Done]:
         """Takes the tasks that the counter says are done, in order; called by the holder of the turn."""
         done = []
@@ -218,22 +229,26 @@ class Worker(ABC):
 
         If another thread has the turn, the news are its business: it looks again when it gives the turn back.
         """
-        while self._queue.empty():
+        while self._queue.empty() and not self._has_tasks():
             if self._rests_until_s:
                 try:
                     return self._queue.get(timeout=max(0.0, self._rests_until_s - time.monotonic()))
                 except Empty:
                     if self._rests_until_s <= time.monotonic():
                         self._rests_until_s = 0.0
-                        self._take_turns()
+                        self._take_turns(False)
                     continue
             self._idle.clear()
             self._idle.append(object())
-            if not self._has_news() or not self._take_turns():
+            if not self._has_news() or not self._take_turns(False):
                 break
-        item = self._queue.get()
+        item = GIVEN if self._has_tasks() else self._queue.get()
         self._idle.clear()
         return item
+
+    def _has_tasks(self) -> bool:
+        """Whether a task waits that is not in the queue."""
+        return False
 
     def _run(self) -> None:
         """The thread. A worker that dies is reported, whatever killed it."""

@@ -10,9 +10,10 @@ from collections.abc import Callable, Mapping, Sequence
 
 import torch
 
-from cellrt.core.state.settings import Limits
+from cellrt.core.processor import Processor
 from cellrt.core.state.tables import num_flags
 from cellrt.errors import DefinitionError
+from cellrt.native.row_types import Rows
 from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.apart.pool import SharedPool
@@ -116,11 +117,13 @@ def worker_maker(
     arenas: list[Arenas],
     shared: SharedCells | None,
     types: Mapping[int, CellType],
-    take_turns: Callable[[], bool],
+    processor: Processor,
+    words: Rows[int],
+    queue_depth: int,
+    take_turns: Callable[[bool], bool],
     has_news: Callable[[], bool],
     ended: Callable[[], None],
     num_threads: int,
-    limits: Limits,
 ) -> Callable[[int], Worker]:
     """What makes a worker for a location, which starts when it is told to; the arguments are those of ``Worker``."""
 
@@ -132,9 +135,10 @@ def worker_maker(
             return ProcessWorker(location, placed, types, shared, *calls, num_threads, name)
         if device is None:
             executor = Executor(location, arenas, types)
-            return CpuWorker(executor, take_turns, has_news, ended, num_threads, name)
+            how = take_turns, has_news, ended, num_threads, name
+            return CpuWorker(executor, processor, words, location, queue_depth, *how)
         return CudaWorker(
-            DeviceExecutor(location, arenas, types, device, options, num_flags(limits)),
+            DeviceExecutor(location, arenas, types, device, options, num_flags(processor.limits)),
             options,
             take_turns,
             has_news,

@@ -26,7 +26,7 @@ from tests.cells.every_cell import CASES, WITH_FORM, subject_of
 
 pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
 
-ROOMS = ("core", "products", "definition", "worker.device", "cells", "unfolders")
+ROOMS = ("core", "native", "products", "definition", "worker.cpu", "worker.device", "cells", "unfolders")
 
 
 def kept() -> Iterator[tuple[Path, str, set[str]]]:

@@ -86,7 +86,7 @@ def test_a_cancelled_one_is_raised_as_cancelled():
 def test_who_waits_too_long_hears_so():
     engine = small_engine(1)
     engine.register(MODELS[0], warm_up=False)
-    with engine._manager.turns._turn, pytest.raises(TimeoutError):  # nobody else gets a turn
+    with engine._manager.turns.held(), pytest.raises(TimeoutError):  # nobody else gets a turn
         engine.submit_many("tagged", [EXAMPLE] * 3).results(0.01)
     close_and_check(engine)
 

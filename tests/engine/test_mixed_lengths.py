@@ -72,7 +72,7 @@ def test_those_that_wait_are_admitted_in_one_call(model):
     )
     lengths = draw.sample(range(2, 30), 20)
     requests = [(torch.randn(length, WIDTH), 30 + length) for length in lengths]
-    with turns._turn:
+    with turns.held():
         futures = [engine.submit(model.name, request) for request in requests]
     turns.wake()
     for request, future in zip(requests, futures):

@@ -227,7 +227,7 @@ async def test_those_that_are_awaited_may_be_cancelled_by_hand() -> None:
     """The engine has not heard of it yet: the loop goes on meanwhile."""
     with small_engine() as engine:
         engine.register(MODELS[0], warm_up=False)
-        with engine._manager.turns._turn:  # no turn meanwhile: nothing ends by itself
+        with engine._manager.turns.held():  # no turn meanwhile: nothing ends by itself
             futures = engine.submit_many("plain", [step()] * 3)
             for future in futures:
                 future.cancel()

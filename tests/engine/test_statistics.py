@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from cellrt.core.processor import Processor
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.engine.statistics import TIME_BOUNDS_S, Statistics
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
@@ -35,7 +36,7 @@ def test_steps_that_a_loop_did_not_take_are_not_counted():
 
 @given(batches=st.lists(st.lists(st.integers(0, 70_000_000_000), max_size=700), max_size=4))
 def test_every_time_is_in_its_bucket_whether_it_is_taken_in_yet_or_not(batches: list[list[int]]):
-    statistics, now_ns = Statistics(), 1 << 60
+    statistics, now_ns = Statistics(Processor(1).tables), 1 << 60
     wanted = {name: [0] * (len(TIME_BOUNDS_S) + 1) for name in ("a", "b")}
     for number, values in enumerate(batches):
         name = "ab"[number % 2]

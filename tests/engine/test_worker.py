@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 from queue import SimpleQueue
 
 import numpy as np
 import pytest
 
+from cellrt.core.processor import Processor
 from cellrt.core.state.task_layout import H_GOES_ON, HEADER
+from cellrt.native.row_types import new_table
 from cellrt.worker.base import WAKE
+from cellrt.worker.cpu.run_tasks import RUNNABLE_CELL
 from cellrt.worker.cpu.worker import TURN_EVERY_NS, CpuWorker
+from cellrt.worker.turn_words import ALWAYS, BY_HAND, NEWS, TURN, make_words
 from tests.engine.helpers import WAIT_S
 from tests.waiting import until
 
@@ -22,6 +27,8 @@ class Tasks:
     """Stands in for an executor: notes the tasks that it runs, and once fails the worker at task DEADLY."""
 
     def __init__(self) -> None:
+        self.cells = new_table(8, RUNNABLE_CELL)  # none: each task is run in Python
+        self.scratch = np.empty(1, np.uint8)
         self.ran: list[int] = []
         self.seconds = 0.0
 
@@ -34,9 +41,23 @@ class Tasks:
         return []
 
 
+def worker_of(tasks: Tasks, turn: Callable[[], object], ended: Callable[[], object] = bool) -> CpuWorker:
+    """A worker that takes each turn in Python: by calling ``turn``."""
+    words = make_words(1)
+    words[BY_HAND] = ALWAYS
+
+    def take(is_held: bool) -> bool:
+        words[NEWS] = 0
+        turn()
+        words[TURN] = 0
+        return True
+
+    return CpuWorker(tasks, Processor(1), words, 1, 1, take, lambda: False, ended, 1, "worker")
+
+
 def make(tasks: Tasks) -> tuple[CpuWorker, threading.Event]:
     ended = threading.Event()
-    return CpuWorker(tasks, lambda: True, lambda: False, ended.set, 1, "worker"), ended
+    return worker_of(tasks, bool, ended.set), ended
 
 
 def launch(worker: CpuWorker, tasks: list[int], goes_on: bool = False) -> None:
@@ -89,7 +110,7 @@ def test_a_worker_that_died_before_it_began_leaves_all_of_it():
 def test_a_worker_that_wakes_and_waits_again_while_it_is_woken_can_be_woken_again():
     """The client that wakes it is slow: before it goes on, the worker has taken its turn and has nothing to do."""
     turns: list[int] = []
-    worker = CpuWorker(Tasks(), lambda: not turns.append(len(turns)), lambda: False, lambda: None, 1, "worker")
+    worker = worker_of(Tasks(), lambda: turns.append(len(turns)))
     worker.start()
 
     class SlowQueue(SimpleQueue):
@@ -113,7 +134,7 @@ def resting(seconds: float) -> tuple[CpuWorker, list[int], Tasks]:
     """A worker that waits, and is then told to rest; the turns that it takes."""
     turns: list[int] = []
     tasks = Tasks()
-    worker = CpuWorker(tasks, lambda: not turns.append(len(turns)), lambda: False, lambda: None, 1, "worker")
+    worker = worker_of(tasks, lambda: turns.append(len(turns)))
     worker.start()
     until(lambda: worker._idle, "the worker waits")
     worker.rest(seconds)
@@ -151,7 +172,7 @@ def test_short_tasks_that_were_given_together_have_one_turn_behind_them_and_othe
     monkeypatch.setattr("cellrt.worker.cpu.worker.TURN_EVERY_NS", short_ns)
     turns: list[int] = []
     tasks = Tasks()
-    worker = CpuWorker(tasks, lambda: not turns.append(len(turns)), lambda: False, lambda: None, 1, "worker")
+    worker = worker_of(tasks, lambda: turns.append(len(turns)))
     launch(worker, [4, 5, 6])
     worker.start()
     until(lambda: len(turns) == expected, "the turns are taken")
@@ -166,11 +187,10 @@ def test_a_worker_takes_no_turn_between_a_long_task_and_the_short_one_that_follo
     tasks.seconds = 2 * TURN_EVERY_NS / 1e9
     ran_at_turns: list[list[int]] = []
 
-    def turn() -> bool:
+    def turn() -> None:
         ran_at_turns.append(list(tasks.ran))
-        return True
 
-    worker = CpuWorker(tasks, turn, lambda: False, lambda: None, 1, "worker")
+    worker = worker_of(tasks, turn)
     launch(worker, [2], goes_on)
     launch(worker, [3])
     worker.start()

@@ -52,6 +52,7 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
     base = task_id * settings.buffer_ints
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     failed_at, done_at = base + t.ints[base + layout.H_FAILED], base + t.ints[base + layout.H_DONE_STEPS]
+    num_failed = settings.num_failed
     t.types[task.cell_type].num_running -= 1
     t.types[task.cell_type].starved_at = 0
     let_others_join(t, task, 1)
@@ -81,7 +82,7 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
                 continue
         count = _complete_item(t, task, base, first, rows, notices, count)
     if elapsed_ns > 0:
-        measure_step(t, task, elapsed_ns)
+        measure_step(t, task, elapsed_ns, settings.num_failed > num_failed)
     task.in_use = 0
     return count
 
@@ -107,6 +108,7 @@ def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notice
         if counts and not has_failed and t.types[task.cell_type].has_spans:
             note_appended(t, subgraph, abs(done))
     if has_failed:
+        settings.num_failed += 1
         break_pages(t, request)
         task.positions -= abs(done) if task.is_loop else length
         if request.state == LIVE:

@@ -28,3 +28,9 @@ LATELY_RUNS = 50
 MIN_RUN_S = 0.7e-3
 """Seconds: the default of ``min_run_s`` for one worker; several share the turns that shorter runs cost, and have twice
 that."""
+
+# What no request takes less than (``step_times.py``).
+HOST_NS = 500_000
+"""ns: a task takes no longer than that beside its steps."""
+CERTAIN = 0.5
+"""So much of the least time is counted: a step may be quicker than any before it."""

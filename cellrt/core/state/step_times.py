@@ -6,7 +6,7 @@ must not make the next runs shorter, which would cost more tasks: so each is nea
 
 from __future__ import annotations
 
-from cellrt.core.state.constants import NEARLY_BEST
+from cellrt.core.state.constants import CERTAIN, HOST_NS, NEARLY_BEST
 from cellrt.core.state.tables import NUM_SIZE_CLASSES, Tables, Task
 from cellrt.native.jit import compiled
 
@@ -37,12 +37,38 @@ def step_time(t: Tables, type_id: int, rows: int) -> float:
 
 
 @compiled
-def measure_step(t: Tables, task: Task, elapsed_ns: int) -> None:
-    """Takes in how long a task was: one of its steps, and one of its rows."""
+def measure_step(t: Tables, task: Task, elapsed_ns: int, has_failed: bool) -> None:
+    """Takes in how long a complete task was: one of its steps, and one of its rows. Counts it.
+
+    ``has_failed``: rows of it did, and say nothing of how long others take.
+    """
     at = size_class(task.rows)
+    _count(t, task, at, elapsed_ns)
+    if not has_failed:
+        _note_quickest(t, task, elapsed_ns)
     t.step_ns[task.cell_type, at] = _lately(t.step_ns[task.cell_type, at], elapsed_ns / task.steps)
     t.row_ns[task.cell_type, at] = _lately(t.row_ns[task.cell_type, at], elapsed_ns / max(1, task.positions))
     t.types[task.cell_type].large_batch = _large_batch(t, task.cell_type)
+
+
+@compiled
+def _count(t: Tables, task: Task, at: int, elapsed_ns: int) -> None:
+    counts = t.counts[task.cell_type]
+    counts.tasks += 1
+    counts.rows += task.rows
+    counts.positions += task.positions
+    t.num_tasks[task.cell_type, at] += 1
+    t.busy_ns[task.worker] += elapsed_ns
+
+
+@compiled
+def _note_quickest(t: Tables, task: Task, elapsed_ns: int) -> None:
+    """Takes in how long a step takes at least. That task's own costs are not its steps': a step by itself says nothing
+    of one in a run of many, unless it takes much longer than those."""
+    counts, each_ns = t.counts[task.cell_type], elapsed_ns / task.steps
+    if counts.quickest_ns == 0 or each_ns < counts.quickest_ns:
+        counts.quickest_ns = each_ns
+        counts.certain_ns = CERTAIN * max(0, elapsed_ns - HOST_NS) / task.steps
 
 
 @compiled

@@ -234,6 +234,16 @@ class Task(Row):
     ends_ns: i8  # when it should be done, by what its worker was given before
 
 
+class Counts(Row):
+    """What the complete tasks of a cell type did, since it was added."""
+
+    tasks: i8
+    rows: i8
+    positions: i8  # nodes, each step of a loop being one; none of rows that failed
+    quickest_ns: f8  # a step of the quickest task whose rows all went well; 0 before the first
+    certain_ns: f8  # of that what no other step can take less than (``step_times.py``)
+
+
 class Slot(Row):
     """A state of a session between requests."""
 
@@ -381,6 +391,7 @@ class Settings(Row):
     illegal_moves: i4
     num_events: i8
     num_tasks: i8
+    num_failed: i8  # rows that failed, since the start
     num_shown: i8  # results of streamed requests that are complete, since the start
     now_ns: i8
     arrival_gap_ns: f8  # smoothed time between arrivals
@@ -401,6 +412,7 @@ SUBGRAPH = dtype_of(Subgraph)
 NODE = dtype_of(Node)
 VALUE = dtype_of(Value)
 TASK = dtype_of(Task)
+COUNTS = dtype_of(Counts)
 SLOT = dtype_of(Slot)
 ARENA = dtype_of(Arena)
 KIND = dtype_of(Kind)
@@ -436,6 +448,9 @@ class Tables(NamedTuple):
     since_ns: Rows[int]  # [backlog]: since when it waits (``queue.py``); of ALL_TYPES: when it was served last
     step_ns: Rows[float]  # [cell type, size class]: measured time of one step, 0 if unknown
     row_ns: Rows[float]  # [cell type, size class]: the same of one row of a step
+    counts: Rows[Counts]  # [cell type]
+    num_tasks: Rows[int]  # [cell type, size class]: complete tasks by their rows
+    busy_ns: Rows[int]  # [worker location]: time of its complete tasks
     events: Rows[Event]
     copies: Rows[int]  # (kind, handle from, handle to) of pages to be copied before the next launch, in order
     waiting: Rows[Waiting]  # what a policy puts in order now
@@ -491,6 +506,9 @@ TABLES: dict[str, Table] = {
     "since_ns": Table(np.dtype(np.int64), lambda limits, workers: (MAX_TYPES + 1) * NUM_PRIORITIES),
     "step_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
     "row_ns": Table(np.dtype(np.float32), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
+    "counts": Table(COUNTS, lambda limits, workers: MAX_TYPES),
+    "num_tasks": Table(np.dtype(np.int64), lambda limits, workers: (MAX_TYPES, NUM_SIZE_CLASSES)),
+    "busy_ns": Table(np.dtype(np.int64), lambda limits, workers: workers + 1),
     "events": Table(EVENT, lambda limits, workers: limits.max_events, sized=True),
     "copies": Table(_INT, lambda limits, workers: 3 * MAX_COPIES),
     "waiting": Table(WAITING, lambda limits, workers: GRANULE * num_granules(limits.max_subgraphs)),
@@ -501,7 +519,7 @@ TABLES: dict[str, Table] = {
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
 }
 """Every table of ``Tables``, in its order."""
-MATRICES = ("ready", "step_ns", "row_ns")
+MATRICES = ("ready", "step_ns", "row_ns", "num_tasks")
 
 
 def make_tables(limits: Limits, num_workers: int) -> Tables:

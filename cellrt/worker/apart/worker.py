@@ -65,7 +65,7 @@ class ProcessWorker(Worker):
         arenas: Sequence[SharedArenas],
         types: Mapping[int, CellType],
         cells: SharedCells,
-        take_turns: Callable[[], bool],
+        take_turns: Callable[[bool], bool],
         has_news: Callable[[], bool],
         ended: Callable[[], None],
         num_threads: int,
@@ -226,7 +226,7 @@ class ProcessWorker(Worker):
             while not self._is_ending:
                 if not self._has_taken_news():
                     self._wait(poll)
-                    self._take_turns()
+                    self._take_turns(False)
             self._end_process()
         except BaseException:
             self._end_process()
@@ -241,7 +241,7 @@ class ProcessWorker(Worker):
         if self._ring[COMPLETED] < self._ring[LAUNCHED]:
             return False
         self._idle.append(object())
-        if not self._has_news() or not self._take_turns():
+        if not self._has_news() or not self._take_turns(False):
             return False
         self._idle.clear()
         return True

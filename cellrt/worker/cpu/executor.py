@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.core.state.tables import HOST, MIXED
+from cellrt.core.state.tables import HOST, MAX_TYPES, MIXED, NEVER
 from cellrt.core.state.task_layout import HEADER, TaskView, input_record_at, output_record_at
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
@@ -24,12 +24,14 @@ from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows
 from cellrt.definition.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD, ROW_BYTES
 from cellrt.errors import CellError
+from cellrt.native.row_types import new_table
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Attempt, Failure, Failures, run_or_blame
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.attempt import CpuAttempt, CpuOutcome
 from cellrt.worker.cpu.run_span_task import APPENDED_PAGES, PAGES, SPAN, run_span_task
 from cellrt.worker.cpu.run_task import run_task
+from cellrt.worker.cpu.run_tasks import RUNNABLE_CELL
 from cellrt.worker.cpu.span_attempt import SpanAttempt
 from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.worker.torch_state import CellMode
@@ -87,15 +89,18 @@ class Executor:
         self._arenas = arenas
         self._types = types
         self._compiled: dict[int, CompiledCell | None] = {}
+        self.cells = new_table(MAX_TYPES, RUNNABLE_CELL)
+        """Those that are compiled and have run once, by type, for ``run_tasks.py``."""
         self._replicas: dict[int, Cell] = {}
         """Cells that run as their modules do, each with a module of this thread's own."""
-        self._scratch = np.empty(1 << 16, np.uint8)
+        self.scratch = np.empty(1 << 16, np.uint8)
+        """Memory for a task; changes as it grows."""
         self._mode: CellMode | None = None
 
     def execute(self, type_id: int, buffer: NDArray[np.int32]) -> list[Failure]:
         """Runs the task in ``buffer``; writes results, done steps and failure flags. Returns the failed rows."""
         if type_id not in self._compiled:
-            self._compiled[type_id] = _compiled_cell(self._types[type_id], self._location, self._arenas)
+            self._compile(type_id)
         compiled = self._compiled[type_id]
         if compiled is not None and self._run_compiled(compiled, buffer):
             return []
@@ -110,25 +115,36 @@ class Executor:
     def prepare(self, type_id: int) -> None:
         """Makes what the tasks of a type need, before the first comes."""
         cell_type = self._types[type_id]
-        self._compiled[type_id] = compiled = _compiled_cell(cell_type, self._location, self._arenas)
-        if compiled is None:
+        if self._compile(type_id) is None:
             self._replica_of(cell_type)
 
     def forget(self, type_id: int) -> None:
         """Drops what was kept for a cell type that no task has."""
         self._compiled.pop(type_id, None)
+        self.cells[type_id] = 0
         self._replicas.pop(type_id, None)
+
+    def _compile(self, type_id: int) -> CompiledCell | None:
+        made = _compiled_cell(self._types[type_id], self._location, self._arenas)
+        self._compiled[type_id], row = made, self.cells[type_id]
+        if made is not None:
+            row["num_inputs"], row["function"], row["constants"] = made.num_inputs, made.function, made.constants
+            row["ports_at"], (row["num_ports"], row["port_words"]) = made.ports.ctypes.data, made.ports.shape
+            if made.words is not None:
+                row["words_at"], row["num_words"] = made.words.ctypes.data, made.words.size
+            row["least_rows"], row["last_ns"], row["is_there"] = made.least_rows, NEVER, 1
+        return made
 
     def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
         """Runs a task in one compiled call; False if the cell's form refused it."""
         ports, num_inputs, function, constants, _, words, least_rows = cell
         what = buffer, ports, num_inputs, self._location, HOST, function, constants
         while True:
-            scratch = self._scratch
+            scratch = self.scratch
             done = run_task(*what, scratch) if words is None else run_span_task(*what, words, least_rows, scratch)
             if done <= 0:
                 return bool(done == DONE)
-            self._scratch = np.empty(2 * done, np.uint8)
+            self.scratch = np.empty(2 * done, np.uint8)
 
     def _run_module(self, cell_type: CellType, buffer: NDArray[np.int32]) -> list[Failure]:
         cell, failures = self._replica_of(cell_type), Failures()

@@ -20,9 +20,13 @@ from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits
 from cellrt.core.state.task_layout import HEADER, INPUT
 from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+from cellrt.native.atomics import replaced, stored
+from cellrt.native.row_types import new_table
 from cellrt.worker.cpu.run_span_task import run_span_task
 from cellrt.worker.cpu.run_task import run_task
+from cellrt.worker.cpu.run_tasks import LAUNCHED_TASK, RUNNABLE_CELL, TURNS, run_tasks
 from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans
+from cellrt.worker.turn_words import TURN, make_words
 
 LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, max_events=8)
 
@@ -59,7 +63,7 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
     processor.close_session(session)
     for values in (bytes_.reshape(-1), np.frombuffer(bytes(16), np.uint8)):  # one of them cannot be written to
         put_columns(bytes_, rows[None], 0, 1, values)
-    _run_tasks()
+    _run_tasks(processor)
     for get, get_of, move in (
         (get_rows, get_rows_of, move_rows),
         (get_rows_nogil, get_rows_of_nogil, move_rows_nogil),
@@ -74,7 +78,7 @@ def warm_up_second_half() -> None:
     processor, _, _ = _processor()
     processor.schedule(1)
     processor.lose_worker(1)
-    _run_tasks()
+    _run_tasks(processor)
     processor.suspend(1)
     processor.starvation(1)
 
@@ -86,11 +90,16 @@ def _processor() -> tuple[Processor, int, int]:
     return processor, kind, processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
 
 
-def _run_tasks() -> None:
-    """Asks for scratch, and so runs nothing."""
+def _run_tasks(processor: Processor) -> None:
+    """Asks for scratch, or finds nothing launched, and so runs nothing."""
     buffer, none = np.zeros(HEADER + INPUT, np.int32), np.zeros(0, np.int32)
     unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))
     unpack_pages(buffer, 0, np.zeros((0, most_pages(buffer, 0)), np.int32), none, none)
     ports, scratch = np.zeros((0, 8), np.int64), np.zeros(0, np.uint8)
     run_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, scratch)
     run_span_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, np.zeros(1, np.int64), 0, scratch)
+    words, cells = make_words(1), new_table(1, RUNNABLE_CELL)
+    rings = new_table(1, TURNS), new_table(1, LAUNCHED_TASK)
+    run_tasks(processor.at, words, *rings, cells, scratch, np.zeros(1, np.int32), processor.make_notices())
+    if replaced(words, TURN, 0, 1):
+        stored(words, TURN, 0)

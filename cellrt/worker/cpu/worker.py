@@ -1,24 +1,50 @@
-"""The CPU worker: its thread runs tasks itself, one after the other, and takes the manager's turns."""
+"""The CPU worker: its thread runs tasks itself, one after the other, and takes the manager's turns.
+
+What it was given lies in a ring, which compiled code works off (``run_tasks.py``); Python runs what that cannot.
+"""
 
 from __future__ import annotations
 
+import ctypes
+import threading
 import time
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.processor import Processor
+from cellrt.core.state.notices import Notices
 from cellrt.core.state.task_layout import H_GOES_ON
 from cellrt.definition.modes import use_torch_threads
-from cellrt.worker.base import Done, Worker
+from cellrt.native.row_types import Rows, new_table
+from cellrt.worker.base import GIVEN, WAKE, Done, Launch, Unfinished, Worker
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.run_tasks import (
+    IDLE,
+    IN_PYTHON,
+    LAUNCHED_TASK,
+    MOST_WAITING,
+    TURN_HELD,
+    TURNS,
+    Launched,
+    run_tasks,
+)
+from cellrt.worker.turn_words import (
+    BEGUN,
+    COMPLETED,
+    FINISHED,
+    LAUNCHED,
+    NUM_NOTICES,
+    NUM_TURNS,
+    TAKEN_IN,
+    line_of,
+)
 
 TURN_EVERY_NS = 300_000
 """Tasks that were given together and take less are run without a turn between them."""
-MOST_WAITING = 4
-"""A busy machine makes a task take at most so many times its own time; beyond, it is the cell that waits."""
 
 
 class CpuWorker(Worker):
@@ -26,6 +52,10 @@ class CpuWorker(Worker):
 
     Args:
         executor: what runs a task.
+        processor: whose tasks these are; compiled code takes turns on its tables.
+        words: of the engine (``turn_words.py``).
+        location: of the worker: 1, 2, ...
+        queue_depth: tasks that it may have before the next is formed.
         take_turns, has_news, ended, name: see ``Worker``.
         num_threads: torch threads of this worker; torch keeps one number for threads that start later, too.
     """
@@ -33,33 +63,139 @@ class CpuWorker(Worker):
     def __init__(
         self,
         executor: Executor,
-        take_turns: Callable[[], bool],
+        processor: Processor,
+        words: Rows[int],
+        location: int,
+        queue_depth: int,
+        take_turns: Callable[[bool], bool],
         has_news: Callable[[], bool],
         ended: Callable[[], None],
         num_threads: int,
         name: str,
     ) -> None:
         super().__init__(take_turns, has_news, ended, name)
-        self._executor = executor
-        self._num_threads = num_threads
+        self._executor, self._processor, self._num_threads = executor, processor, num_threads
+        self._words, self._line = words, line_of(location)
+        self._launched: Rows[Launched] = new_table(processor.limits.max_tasks, LAUNCHED_TASK)
+        self._turns = new_table(1, TURNS)
+        self._turns[0] = location, self._line, processor.num_workers, queue_depth, num_threads == 1, TURN_EVERY_NS, 0, 0
+        self._task_ids = np.zeros(processor.limits.max_tasks, np.int32)
+        self._notices = processor.make_notices()
+        self._failures: dict[int, list[Failure]] = {}
+        """By the place of their task among all."""
+        self._buffers: dict[tuple[int, int], NDArray[np.int32]] = {}
+        """By address and size: to make one takes longer than a small task."""
+        self._at: object = None
+        self._first = self._count(COMPLETED)
+
+    @property
+    def num_outstanding(self) -> int:
+        """See ``Worker.num_outstanding``."""
+        return self._count(LAUNCHED) - self._count(TAKEN_IN)
+
+    def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
+        """See ``Worker.launch``."""
+        at = self._count(LAUNCHED)
+        buffer_at = buffer.__array_interface__["data"][0]
+        self._launched[at % len(self._launched)] = task, type_id, buffer_at, buffer.size, 0, 0, 0, 0, 0
+        self._buffers[buffer_at, buffer.size] = buffer
+        self._words[self._line + LAUNCHED] = at + 1
+        if threading.get_ident() != self._thread.ident:
+            self._tell(GIVEN)
+
+    def has_finished(self) -> bool:
+        """See ``Worker.has_finished``."""
+        return self._count(TAKEN_IN) < self._count(FINISHED)
+
+    def has_completed(self) -> bool:
+        """See ``Worker.has_completed``."""
+        return self._count(COMPLETED) > self._first
+
+    def poll(self) -> list[Done]:
+        """See ``Worker.poll``."""
+        done = []
+        for at in range(self._count(TAKEN_IN), self._count(FINISHED)):
+            row = self._launched[at % len(self._launched)]
+            times = int(row["start_ns"]), int(row["end_ns"]), int(row["busy_ns"])
+            done.append(Done(int(row["task"]), *times, self._failures.pop(at, [])))
+            self._words[self._line + TAKEN_IN] = at + 1
+            self._words[self._line + COMPLETED] += 1
+        return done
+
+    def take_notices(self) -> Notices | None:
+        """See ``Worker.take_notices``."""
+        count = self._count(NUM_NOTICES)
+        if not count:
+            return None
+        self._words[self._line + NUM_NOTICES] = 0
+        return Notices(self._notices[:count])
+
+    def take_unfinished(self) -> Unfinished:
+        """See ``Worker.take_unfinished``."""
+        first, begun, end = (self._count(which) for which in (TAKEN_IN, BEGUN, LAUNCHED))
+        left = [self._launch_at(at) for at in range(first, end)]
+        for which in (BEGUN, FINISHED, TAKEN_IN):
+            self._words[self._line + which] = end
+        return Unfinished(left[: begun - first], left[begun - first :])
 
     def forget(self, cell_type: CellType) -> None:
         """See ``Worker.forget``."""
         self._executor.forget(cell_type.id)
 
+    def _count(self, which: int) -> int:
+        return int(self._words[self._line + which])
+
+    def _launch_at(self, at: int) -> Launch:
+        row = self._launched[at % len(self._launched)]
+        return Launch(
+            int(row["task"]), int(row["type_id"]), self._buffer_at(int(row["buffer_at"]), int(row["buffer_ints"]))
+        )
+
+    def _buffer_at(self, address: int, size: int) -> NDArray[np.int32]:
+        made = self._buffers.get((address, size))
+        if made is None:
+            made = np.ctypeslib.as_array((ctypes.c_int32 * size).from_address(address))
+            self._buffers[address, size] = made
+        return made
+
+    def _has_tasks(self) -> bool:
+        return self._count(BEGUN) < self._count(LAUNCHED)
+
     def _serve(self) -> None:
         use_torch_threads(self._num_threads)
-        since_ns = 0  # when the first task began after which no turn was taken, or 0
         while (item := self._next()) is not None:
-            if item.task >= 0:
-                done = Done(item.task, *run_timed(self._executor, item.type_id, item.buffer, self._num_threads))
-                self._finish(done)
-                since_ns = since_ns or done.start_ns
-                goes_on = item.buffer[H_GOES_ON] or done.end_ns - since_ns < TURN_EVERY_NS
-                if goes_on and not self._queue.empty():
-                    continue
-            since_ns = 0
-            self._take_turns()
+            if item is WAKE:
+                self._take_turns(False)
+            while (answer := self._work_off()) != IDLE:
+                if answer == IN_PYTHON:
+                    self._run_in_python()
+                else:
+                    self._take_turns(answer == TURN_HELD)
+
+    def _work_off(self) -> int:
+        """Runs what is launched, as far as compiled code can; returns why it came back."""
+        self._turns[0]["num_turns"] = self._words[NUM_TURNS]  # before the addresses: tables change in turns
+        self._turns[0]["turn_every_ns"] = TURN_EVERY_NS
+        if len(self._notices) < self._processor.num_notices:
+            self._notices = self._processor.make_notices()
+        at, executor = self._processor.at, self._executor
+        if at is not self._at and not self.num_outstanding:
+            self._at = at
+            self._buffers.clear()
+        where = self._words, self._turns, self._launched, executor.cells, executor.scratch
+        return int(run_tasks(at, *where, self._task_ids, self._notices))
+
+    def _run_in_python(self) -> None:
+        """Runs the task that was begun last."""
+        at = self._count(BEGUN) - 1
+        row = self._launched[at % len(self._launched)]
+        buffer = self._buffer_at(int(row["buffer_at"]), int(row["buffer_ints"]))
+        times = run_timed(self._executor, int(row["type_id"]), buffer, self._num_threads)
+        row["start_ns"], row["end_ns"], row["busy_ns"], failures = times
+        row["goes_on"], row["has_failures"] = buffer[H_GOES_ON], bool(failures)
+        if failures:
+            self._failures[at] = failures
+        self._words[self._line + FINISHED] = at + 1
 
 
 def run_timed(

@@ -54,7 +54,7 @@ class CudaWorker(Worker):
         self,
         executor: DeviceExecutor,
         options: DeviceOptions,
-        take_turns: Callable[[], bool],
+        take_turns: Callable[[bool], bool],
         has_news: Callable[[], bool],
         ended: Callable[[], None],
         name: str,
@@ -124,7 +124,7 @@ class CudaWorker(Worker):
         has_begun, has_ended = self._begin_waiting(), self._collect_done()
         takes_turn = has_ended or self._has_news()
         if takes_turn:
-            self._take_turns()
+            self._take_turns(False)
         if has_begun or takes_turn:
             self.host_ns += time.perf_counter_ns() - start_ns
         else:

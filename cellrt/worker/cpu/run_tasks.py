@@ -1,0 +1,233 @@
+"""Runs tasks one after the other, and takes the turns between them, without Python: no interpreter lock, no objects.
+
+It comes back for what needs Python: a cell without a compiled form, or a task that its form refused; requests that are
+done, failed, or have results to stream; news of clients; and whatever ``BY_HAND`` says. Then it is called again.
+"""
+
+from __future__ import annotations
+
+from cellrt.core.state import task_layout as layout
+from cellrt.core.state.pointers import open_tables
+from cellrt.core.state.tables import HOST, Tables
+from cellrt.core.turn import form_tasks, take_in
+from cellrt.definition.task_memory import DONE
+from cellrt.native.atomics import load, replace, store
+from cellrt.native.clocks import now_ns, thread_ns
+from cellrt.native.jit import compiled, entry
+from cellrt.native.memory import ints_at, start_of, words_at
+from cellrt.native.row_types import Matrix, Row, Rows, dtype_of, i8
+from cellrt.worker.cpu.run_span_task import run_span_task
+from cellrt.worker.cpu.run_task import run_task
+from cellrt.worker.turn_words import (
+    ALWAYS,
+    BEGUN,
+    BY_HAND,
+    COMPLETED,
+    FINISHED,
+    LAUNCHED,
+    LINE,
+    NEWS,
+    NUM_NOTICES,
+    NUM_TURNS,
+    TAKEN_IN,
+    TURN,
+    WHEN_IDLE,
+)
+
+# What ``run_tasks`` answers.
+IDLE = 0
+"""All that was launched is done, and who has the turn knows, or it left nothing to do."""
+IN_PYTHON = 1
+"""The task that was begun last must be run in Python."""
+TURN_HELD = 2
+"""A turn must be taken in Python; the thread has it already."""
+TURN_WANTED = 3
+"""A turn must be taken in Python, if nobody has it."""
+
+SHORT_NS = 50_000
+"""Of a task that took no longer, passed time counts: the clock of a thread costs as much as a small task."""
+MOST_WAITING = 4
+"""A busy machine makes a task take at most so many times its own time; beyond, it is the cell that waits."""
+
+
+class Launched(Row):
+    """A task of a worker, from its launch on until another gets its place."""
+
+    task: i8
+    type_id: i8
+    buffer_at: i8
+    buffer_ints: i8
+    start_ns: i8
+    end_ns: i8
+    busy_ns: i8
+    goes_on: i8  # 1: the next task is short, and runs before the turn
+    has_failures: i8  # 1: Python knows what some of its rows failed of
+
+
+class RunnableCell(Row):
+    """A cell type's compiled form, as ``run_task`` or ``run_span_task`` take it."""
+
+    is_there: i8
+    num_inputs: i8
+    ports_at: i8
+    num_ports: i8
+    port_words: i8  # of each
+    function: i8
+    constants: i8
+    words_at: i8  # of a cell with spans or pages; else 0
+    num_words: i8
+    least_rows: i8
+    last_ns: i8  # what its last task took
+
+
+class Turns(Row):
+    """How a worker takes turns."""
+
+    worker: i8  # its location
+    line: i8  # where its words are
+    num_workers: i8
+    queue_depth: i8
+    uses_thread_clock: i8  # 1: the thread's own time is what a task took
+    turn_every_ns: i8  # tasks that were given together and take less are run without a turn between them
+    num_seen: i8  # finished tasks, when this thread took a turn last
+    num_turns: i8  # ``NUM_TURNS``, when the tables' addresses were read
+
+
+LAUNCHED_TASK, RUNNABLE_CELL, TURNS = dtype_of(Launched), dtype_of(RunnableCell), dtype_of(Turns)
+
+
+@entry
+def run_tasks(
+    at: Rows[int],
+    words: Rows[int],
+    turns: Rows[Turns],
+    launched: Rows[Launched],
+    cells: Rows[RunnableCell],
+    scratch: Rows[int],
+    task_ids: Rows[int],
+    notices: Matrix,
+) -> int:
+    """Runs what was launched, and what the turns in between launch; returns as the words above say.
+
+    ``at``: the scheduler's tables. ``launched``: a ring. ``cells``: by type. ``task_ids``, ``notices``: memory that
+    holds those of a turn.
+    """
+    t, settings = open_tables(at), turns[0]
+    line, is_taken = settings.line, False
+    while True:
+        has_more = words[line + BEGUN] < load(words, line + LAUNCHED)
+        if has_more and (is_taken or not _is_turn_due(words, settings, launched)):
+            is_taken = False
+            task = launched[words[line + BEGUN] % launched.size]
+            words[line + BEGUN] += 1
+            if not _run(task, cells[task.type_id], settings, scratch):
+                return IN_PYTHON
+            store(words, line + FINISHED, words[line + BEGUN])
+        elif settings.num_seen == words[line + FINISHED] and load(words, NEWS) == 0:
+            return IDLE
+        elif _take_turn(words):
+            settings.num_seen = words[line + FINISHED]
+            if _turn(t, words, settings, launched, task_ids, notices) == TURN_HELD:
+                return TURN_HELD
+            store(words, TURN, 0)
+            if load(words, NEWS) != 0:
+                return TURN_WANTED
+        elif has_more:
+            is_taken = True
+        else:
+            return IDLE
+
+
+@compiled
+def _is_turn_due(words: Rows[int], settings: Turns, launched: Rows[Launched]) -> bool:
+    """Whether a turn should follow what is finished, before the next task is run."""
+    line = settings.line
+    taken_in, finished = load(words, line + TAKEN_IN), words[line + FINISHED]
+    if taken_in == finished or settings.num_seen == finished:
+        return False
+    first, last = launched[taken_in % launched.size], launched[(finished - 1) % launched.size]
+    return last.goes_on == 0 and last.end_ns - first.start_ns >= settings.turn_every_ns
+
+
+@compiled
+def _take_turn(words: Rows[int]) -> bool:
+    """Takes the turn unless another thread has it, who then looks for news when it has given it back."""
+    if replace(words, TURN, 0, 1):
+        return True
+    store(words, NEWS, 1)
+    return replace(words, TURN, 0, 1)
+
+
+@compiled
+def _run(task: Launched, cell: RunnableCell, settings: Turns, scratch: Rows[int]) -> bool:
+    """Runs a task with its cell's compiled form; False if there is none, or it refused."""
+    task.has_failures = 0
+    task.goes_on = ints_at(task.buffer_at, 1, layout.HEADER)[0, layout.H_GOES_ON]
+    if cell.is_there == 0:
+        return False
+    reads_clock = settings.uses_thread_clock != 0 and cell.last_ns > SHORT_NS
+    start_busy_ns = thread_ns() if reads_clock else 0
+    task.start_ns = now_ns()
+    buffer = ints_at(task.buffer_at, 1, task.buffer_ints)[0]
+    ports = words_at(cell.ports_at, cell.num_ports, cell.port_words)
+    own, function, constants = settings.worker, cell.function, cell.constants
+    if cell.words_at == 0:
+        done = run_task(buffer, ports, cell.num_inputs, own, HOST, function, constants, scratch)
+    else:
+        more = words_at(cell.words_at, 1, cell.num_words)[0]
+        what = own, HOST, function, constants, more, cell.least_rows
+        done = run_span_task(buffer, ports, cell.num_inputs, *what, scratch)
+    if done != DONE:
+        return False
+    task.end_ns = now_ns()
+    passed_ns = task.end_ns - task.start_ns
+    cell.last_ns, task.busy_ns = passed_ns, passed_ns
+    if reads_clock:
+        task.busy_ns = max(thread_ns() - start_busy_ns, passed_ns // MOST_WAITING)
+    return True
+
+
+@compiled
+def _turn(
+    t: Tables, words: Rows[int], settings: Turns, launched: Rows[Launched], task_ids: Rows[int], notices: Matrix
+) -> int:
+    """Takes in what the worker finished and launches what it should run next, with the turn.
+
+    Returns TURN_HELD where more must be done, in Python, else IDLE. Whoever comes to a turn in Python looks at all that
+    is not taken in.
+    """
+    worker, line, time_ns = settings.worker, settings.line, now_ns()
+    by_hand = load(words, BY_HAND)
+    if load(words, NEWS) != 0 or by_hand & ALWAYS or load(words, NUM_TURNS) != settings.num_turns:
+        return TURN_HELD
+    for location in range(1, settings.num_workers + 1):  # who has nothing to do may get some of what is ready now
+        other = line + (location - worker) * LINE
+        if location != worker and load(words, other + LAUNCHED) == load(words, other + TAKEN_IN):
+            return TURN_HELD
+    while words[line + TAKEN_IN] < words[line + FINISHED]:
+        task = launched[words[line + TAKEN_IN] % launched.size]
+        if task.has_failures:
+            return TURN_HELD
+        words[line + NUM_NOTICES] = take_in(t, task.task, max(1, task.busy_ns), time_ns, notices)
+        words[line + TAKEN_IN] += 1
+        words[line + COMPLETED] += 1
+        if words[line + NUM_NOTICES] > 0:
+            return TURN_HELD
+    while words[line + LAUNCHED] - words[line + TAKEN_IN] < settings.queue_depth:
+        is_idle = words[line + LAUNCHED] == words[line + TAKEN_IN]
+        count = form_tasks(t, worker, 1 if is_idle else 0, time_ns, task_ids)
+        if count == 0:
+            is_left = t.settings[0].left_ns != 0 or (is_idle and by_hand & WHEN_IDLE)
+            return TURN_HELD if is_left else IDLE
+        for k in range(count):
+            _launch(t, launched[(words[line + LAUNCHED] + k) % launched.size], task_ids[k])
+        store(words, line + LAUNCHED, words[line + LAUNCHED] + count)
+    return IDLE
+
+
+@compiled
+def _launch(t: Tables, launched: Launched, task_id: int) -> None:
+    """Writes a task to the ring; its buffer belongs to the worker until the task is taken in."""
+    launched.task, launched.type_id = task_id, t.tasks[task_id].cell_type
+    launched.buffer_ints = t.settings[0].buffer_ints
+    launched.buffer_at = start_of(t.ints) + 4 * int(task_id) * launched.buffer_ints

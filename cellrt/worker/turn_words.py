@@ -1,0 +1,40 @@
+"""Words that say who has the turn, and how far the workers of an engine are; compiled code and Python read and write
+them.
+
+Each line is a cache line of its own, so that threads which change different ones do not slow each other down.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from cellrt.native.row_types import CACHE_LINE, Rows
+
+LINE = CACHE_LINE // 8
+TURN = 0
+"""1: a thread has the turn."""
+NEWS = LINE
+"""1: something happened that a turn in Python has not seen."""
+NUM_TURNS = 2 * LINE
+"""Turns that were taken in Python."""
+BY_HAND = 3 * LINE
+"""Why a turn must be taken in Python: the sum of what follows, or 0."""
+ALWAYS, WHEN_IDLE = 1, 2
+
+# Of each worker, from ``line_of`` on: counts of tasks since the start, each behind the one before it. ``COMPLETED``
+# leaves out what a worker that died had not finished.
+LAUNCHED, BEGUN, FINISHED, TAKEN_IN, COMPLETED, NUM_NOTICES = range(6)
+
+
+def line_of(location: int) -> int:
+    """Return where the words of a worker at a location (1, 2, ...) begin."""
+    return (3 + location) * LINE
+
+
+def make_words(num_workers: int) -> Rows[int]:
+    """Return the words of an engine with so many workers; nobody has the turn, and nothing was launched."""
+    size = (4 + num_workers) * LINE
+    room = np.zeros(size + LINE, np.int64)
+    first = -(room.ctypes.data // 8) % LINE
+    words: Rows[int] = room[first : first + size]  # type: ignore[assignment]
+    return words
