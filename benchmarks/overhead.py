@@ -10,6 +10,7 @@ import asyncio
 import gc
 import random
 import statistics
+import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,7 @@ MIXED_LENGTHS = random.Random(0).sample(range(5, 44), 39)
 MANY = 250
 TOGETHER = 1_000
 TURN_ROWS = 512
+SMALL_ROWS = 8
 STREAMS, STREAMED_STEPS = 8, 200
 BATCHES = (8, 64, 512, 4096)
 GROWTH_BATCHES = (64, 512)
@@ -296,6 +298,55 @@ def run_turn(recorder: Recorder, quick: bool) -> None:
     )
 
 
+class Busy(threading.Thread):
+    """A thread that never waits for anything."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self._is_over = False
+
+    def run(self) -> None:
+        """Count."""
+        count = 0
+        while not self._is_over:
+            count += 1
+
+    def end(self) -> None:
+        """End it."""
+        self._is_over = True
+        self.join()
+
+
+def small_tasks(engine: cellrt.Engine, steps: int) -> tuple[float, float]:
+    """Microseconds that a task of 8 rows and one step takes with its turn: that pass, and the worker's own."""
+    worker = time.pthread_getcpuclockid(engine._manager.workers[0]._thread.ident or 0)
+    start, start_ns = time.perf_counter(), time.clock_gettime_ns(worker)
+    engine.submit_many("known", [list(range(steps))] * SMALL_ROWS).results()
+    spent_ns = time.clock_gettime_ns(worker) - start_ns
+    return 1e6 * (time.perf_counter() - start) / steps, spent_ns / 1e3 / steps
+
+
+def run_small_tasks(recorder: Recorder, quick: bool) -> None:
+    """Such tasks one after the other, while nobody joins or leaves: of a compiled cell and of one that runs as its
+    module does, by itself and beside a busy thread of the same process."""
+    steps, settings = 500 if quick else 2_000, SchedulerSettings(runs=False, max_tasks_to_submit=1)
+    for form in ("compiled", "module"):
+        with cellrt.Engine(1, settings=settings, compile="wait" if form == "compiled" else "off") as engine:
+            engine.register(make_models(max_batch=SMALL_ROWS)[1])
+            small_tasks(engine, steps)
+            gc.collect()
+            for beside in ("nothing", "a busy thread"):
+                busy = Busy()
+                if beside != "nothing":
+                    busy.start()
+                passed, processor = map(statistics.median, zip(*[small_tasks(engine, steps) for _ in range(5)]))
+                if beside != "nothing":
+                    busy.end()
+                case = {"form": form, "beside": beside}
+                recorder.add("turn", f"task of {SMALL_ROWS} rows and its turn, passed", passed, "us/task", **case)
+                recorder.add("turn", f"task of {SMALL_ROWS} rows and its turn, processor", processor, "us/task", **case)
+
+
 def run_streams(recorder: Recorder, quick: bool) -> None:
     """What a token costs that is streamed to a client of the same process: processor time beyond that of whole answers.
 
@@ -351,6 +402,7 @@ def run(recorder: Recorder, options: Options) -> None:
         run_sessions(recorder, 5 if options.quick else 15)
     if options.has("turn"):
         run_turn(recorder, options.quick)
+        run_small_tasks(recorder, options.quick)
     if options.has("streams"):
         run_streams(recorder, options.quick)
     if options.has("live"):
