@@ -111,8 +111,9 @@ class Tree(Node):
         self, graph: object, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
     ) -> None:
         self.nodes = TreeNodes(graph, cells, parents, firsts)
-        root = int(parents.argmin())
-        super().__init__(graph, cells[parents.size > 1], int(firsts[root]))
+        # The root's is the last, as every child comes before its parent. Others than ``max`` hand over the interpreter
+        # lock also for a few numbers.
+        super().__init__(graph, cells[parents.size > 1], int(firsts.max()))
 
 
 class TreeNodes(Handle):
