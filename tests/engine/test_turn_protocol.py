@@ -17,9 +17,11 @@ from typing import Any
 import numba
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import cellrt
 from cellrt.core.processor import Processor
 from cellrt.engine import turns as turns_module
 from cellrt.engine.turns import Turns
@@ -30,6 +32,7 @@ from cellrt.worker.cpu import run_tasks as loop
 from cellrt.worker.cpu.worker import CpuWorker
 from cellrt.worker.turn_words import TURN, make_words
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, chain
+from tests.engine.helpers import small_engine
 
 pytestmark = pytest.mark.skipif(not numba.config.DISABLE_JIT, reason="compiled code takes no steps")
 
@@ -237,3 +240,20 @@ def run(world: World, is_urgent: bool) -> None:
     world.worker.end()
     world.turns._alarm.put(None)
     assert world.threads.run() == [] and not world.threads.errors
+
+
+def test_an_engine_runs_where_nothing_is_compiled():
+    module = torch.nn.GRUCell(3, 3)
+    cell = cellrt.cell(lambda x, h: {"h": module(x, h)}, {"x": (3,), "h": (3,)}, name="gru")
+
+    def chain(graph: cellrt.Graph, request: torch.Tensor) -> dict[str, object]:
+        return {"h": graph.chain(cell, x=request).last.h}
+
+    requests = [torch.randn(1 + k % 4, 3) for k in range(12)]
+    with torch.no_grad(), small_engine(compile="off", debug=True) as engine:
+        engine.register(cellrt.Unfolder("chain", chain, requests[0]))
+        for request, future in zip(requests, engine.submit_many("chain", requests)):
+            h = torch.zeros(1, 3)
+            for x in request:
+                h = module(x[None], h)
+            assert torch.allclose(future.result(WAIT_S)["h"], h[0], atol=1e-6)

@@ -18,7 +18,7 @@ LARGE_BYTES = 1 << 18
 def copy_row(target: Matrix, k: int, source: Matrix, j: int) -> None:
     """``target[k] = source[j]``, for byte rows ``[n, bytes]``; the source may be flat."""
     size = target.shape[1]
-    to, given = target.ctypes.data + k * size, source.ctypes.data + j * size
+    to, given = target.ctypes.data + int(k) * size, source.ctypes.data + int(j) * size
     if size == WORD_BYTES:  # as a number or a token is
         write_word(to, 0, read_word(given, 0))
     else:

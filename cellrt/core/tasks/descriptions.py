@@ -49,21 +49,35 @@ def begin_output(t: Tables, base: int, to: int, end: int, stores: int, results: 
 @inlined
 def add_store(t: Tables, base: int, to: int, position: int, handle: int) -> None:
     """Adds a row to those that an output gets."""
-    at, count = base + t.ints[to + layout.OUT_STORE_POSITIONS], t.ints[to + layout.OUT_STORES]
-    t.ints[at + count] = position
-    t.ints[base + t.ints[to + layout.OUT_STORE_ROWS] + count] = handle & ROW_MASK
-    t.ints[to + layout.OUT_STORES] = count + 1
+    ints = t.ints
+    lists = base + ints[to + layout.OUT_STORE_POSITIONS], base + ints[to + layout.OUT_STORE_ROWS]
+    ints[to + layout.OUT_STORES] = put_store(t, *lists, ints[to + layout.OUT_STORES], position, handle)
 
 
 @inlined
 def add_result(t: Tables, base: int, to: int, position: int, place: int, kind: int, is_streamed: int) -> None:
-    """Adds a result to those that an output gets. Its row is taken now, unless an earlier step of a loop, of which the
-    last counts, has it."""
+    """Adds a result to those that an output gets."""
+    ints, what = t.ints, (position, place, kind, is_streamed)
+    lists = base + ints[to + layout.OUT_RESULT_POSITIONS], base + ints[to + layout.OUT_RESULT_ROWS]
+    ints[to + layout.OUT_RESULTS] = put_result(t, *lists, ints[to + layout.OUT_RESULTS], *what)
+
+
+@inlined
+def put_store(t: Tables, positions_at: int, rows_at: int, count: int, position: int, handle: int) -> int:
+    """Writes a row behind ``count`` that an output gets; returns how many there are then."""
+    t.ints[positions_at + count], t.ints[rows_at + count] = position, handle & ROW_MASK
+    return count + 1
+
+
+@inlined
+def put_result(
+    t: Tables, positions_at: int, rows_at: int, count: int, position: int, place: int, kind: int, is_streamed: int
+) -> int:
+    """Writes a result behind ``count`` that an output gets; returns how many there are then. Its row is taken now,
+    unless an earlier step of a loop, of which the last counts, has it."""
     handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
     if handle == NO_ROW:
         handle = take_row(t, HOST, kind)
         t.places[place] = PENDING - handle if is_streamed else handle
-    at, count = base + t.ints[to + layout.OUT_RESULT_POSITIONS], t.ints[to + layout.OUT_RESULTS]
-    t.ints[at + count] = position
-    t.ints[base + t.ints[to + layout.OUT_RESULT_ROWS] + count] = handle
-    t.ints[to + layout.OUT_RESULTS] = count + 1
+    t.ints[positions_at + count], t.ints[rows_at + count] = position, handle
+    return count + 1

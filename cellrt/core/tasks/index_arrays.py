@@ -39,7 +39,7 @@ from cellrt.core.state.tables import (
     Task,
     Value,
 )
-from cellrt.core.tasks.descriptions import add_result, add_store, begin_output, describe_input, description_at
+from cellrt.core.tasks.descriptions import begin_output, describe_input, description_at, put_result, put_store
 from cellrt.core.tasks.loop_arrays import loop_step_output, write_run
 from cellrt.native.jit import compiled, inlined
 
@@ -143,7 +143,7 @@ def _write_input(
     ints, cell_type = t.ints, t.types[task.cell_type]
     info = t.ports[cell_type.first_port + port]
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
-    is_first = info.carry >= 0 or task.is_loop > 0
+    is_first, is_ragged = info.carry >= 0 or task.is_loop > 0, info.ragged != 0
     offsets_at, end = _start_offsets(t, info, task.rows if is_first else task.positions, base, end)
     rows_at, position = end, 0
     for step in range(1 if is_first else task.steps):
@@ -152,7 +152,7 @@ def _write_input(
             id, count = ints[nodes_at + row], 1
             if id < 0:
                 count = rows_of_item(t, nodes_at, row, rows)
-                if info.ragged:
+                if is_ragged:
                     end = _write_ragged(t, t.subgraphs[~id], port, count, end, offsets_at + position + 1, rows_at)
                 else:
                     _write_rows(t, t.subgraphs[~id], port, step, count, end)
@@ -160,15 +160,15 @@ def _write_input(
             else:
                 node = t.nodes[id + step]
                 at, refs = node.first_link + port, 1
-                if info.ragged or follows_ragged:
+                if is_ragged or follows_ragged:
                     at = first_link_of(t, node, cell_type, port)
-                if info.ragged:
+                if is_ragged:
                     refs = t.links[at]
                     at += 1
                 for k in range(at, at + refs):
                     ints[end], notes_at = _read_value(t, task, t.values[node.first_value + t.links[k]], notes_at)
                     end += 1
-                if info.ragged:
+                if is_ragged:
                     ints[offsets_at + position + 1] = end - rows_at
             row += count
             position += count
@@ -238,62 +238,40 @@ def write_outputs(t: Tables, task: Task, base: int, end: int) -> None:
 @compiled
 def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: int) -> None:
     """Takes the rows of an output of each item, but of loops that run."""
-    ints, position = t.ints, 0
+    ints, position, stores, results = t.ints, 0, 0, 0
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
     lengths_at = base + ints[base + layout.H_LENGTHS]
+    stored_at, rows_at = base + ints[to + layout.OUT_STORE_POSITIONS], base + ints[to + layout.OUT_STORE_ROWS]
+    shown_at, host_rows_at = base + ints[to + layout.OUT_RESULT_POSITIONS], base + ints[to + layout.OUT_RESULT_ROWS]
     for step in range(task.steps):
         row, rows = 0, ints[sizes_at + step]
         while row < rows:
             id, count = ints[nodes_at + row], 1
+            subgraph = t.subgraphs[subgraph_of(t, id)]
             if id < 0:
-                subgraph, is_last = t.subgraphs[~id], step + 1 == ints[lengths_at + row]
                 count = rows_of_item(t, nodes_at, row, rows)
-                if count > 1 and _write_sequence(t, task, base, to, subgraph, output, position, count, kind):
-                    row, position = row + count, position + count
-                    continue
-                for k in range(count):
-                    if subgraph.what == CHAIN:
-                        handle, place = step_output(t, task, subgraph, output, step + k, is_last, kind)
-                    else:
-                        handle, place = loop_step_output(t, task, subgraph, output, step + k, kind)
-                    if handle >= 0:
-                        add_store(t, base, to, position + k, handle)
-                    if place >= 0:
-                        is_streamed = t.requests[subgraph.request].streamed
-                        add_result(t, base, to, position + k, place, kind, is_streamed)
-            else:
-                value = t.values[t.nodes[id + step].first_value + output]
-                if value.readers > 0:
-                    value.row = take_row(t, task.worker, kind)
-                    add_store(t, base, to, position, value.row)
-                if value.result >= 0:
-                    request = t.requests[t.subgraphs[t.nodes[id].subgraph].request]
-                    add_result(t, base, to, position, request.first_place + value.result, kind, request.streamed)
+            for ahead in range(step, step + count):
+                handle, place = NO_ROW, -1
+                if id >= 0:
+                    value = t.values[t.nodes[id + step].first_value + output]
+                    if value.readers > 0:
+                        handle = take_row(t, task.worker, kind)
+                        value.row = handle
+                    if value.result >= 0:
+                        place = t.requests[subgraph.request].first_place + value.result
+                elif subgraph.what == CHAIN:
+                    is_last = step + 1 == ints[lengths_at + row]
+                    handle, place = step_output(t, task, subgraph, output, ahead, is_last, kind)
+                else:
+                    handle, place = loop_step_output(t, task, subgraph, output, ahead, kind)
+                if handle >= 0:
+                    stores = put_store(t, stored_at, rows_at, stores, position, handle)
+                if place >= 0:
+                    what = position, place, kind, t.requests[subgraph.request].streamed
+                    results = put_result(t, shown_at, host_rows_at, results, *what)
+                position += 1
             row += count
-            position += count
-
-
-@compiled
-def _write_sequence(
-    t: Tables, task: Task, base: int, to: int, subgraph: Subgraph, output: int, position: int, count: int, kind: int
-) -> bool:
-    """Takes the rows of an output of a chain's next steps where it is a sequence alone, no state or single value;
-    returns whether it is."""
-    record, made = record_of(t, subgraph), output_of(t, subgraph, output)
-    first = record.position
-    if subgraph.what != CHAIN or made.is_state or record.tap_step < first + count:
-        return False
-    if made.sequence >= 0:
-        for k in range(count):
-            handle = take_row(t, task.worker, kind)
-            t.places[made.sequence + first + k] = handle
-            add_store(t, base, to, position + k, handle)
-    if made.result >= 0:
-        is_streamed = t.requests[subgraph.request].streamed
-        for k in range(count):
-            place = made.result + made.result_stride * (first + k)
-            add_result(t, base, to, position + k, place, kind, is_streamed)
-    return True
+    ints[to + layout.OUT_STORES], ints[to + layout.OUT_RESULTS] = stores, results
 
 
 @inlined
