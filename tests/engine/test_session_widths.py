@@ -143,7 +143,7 @@ def test_a_chain_between_layers_of_other_widths_goes_on_from_its_own_state() -> 
         middle = graph.chain(recurrent(2, 3, 3, 5), keep=True, x=graph.chain(front(INPUT, 2), x=x).y)
         return {"y": graph.chain(front(3, 5), x=middle.h).y}
 
-    assert_sessions_go_on(Unfolder("speech", unfold, torch.zeros(2, INPUT)), torch.randn(40, 4, INPUT))
+    assert_sessions_go_on(Unfolder("speech", unfold, torch.zeros(2, INPUT)), torch.randn(12, 4, INPUT))
 
 
 def test_a_loop_whose_last_step_others_read_leaves_it_to_its_session() -> None:
@@ -151,7 +151,7 @@ def test_a_loop_whose_last_step_others_read_leaves_it_to_its_session() -> None:
         made = graph.loop(generator(INPUT, 2, 3), keep=True, max_steps=4, mood=x, token=3)
         return {"read": front(2, 3)(x=made.last.h).y, "y": made.y}
 
-    assert_sessions_go_on(Unfolder("loop", unfold, torch.zeros(INPUT)), torch.randn(8, INPUT))
+    assert_sessions_go_on(Unfolder("loop", unfold, torch.zeros(INPUT)), torch.randn(5, INPUT))
 
 
 def assert_sessions_go_on(model: Unfolder, requests: torch.Tensor) -> None:
