@@ -6,12 +6,16 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import numba
 import pytest
 from hypothesis import settings
 
 IN_MAKE_TEST = 6
 IN_MAKE_SLOW = 300
 PLENTY = 30
+
+LONG_IN_PYTHON = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="takes seconds where nothing is compiled")
+"""For what is one more of a kind, and goes nowhere in the core that the others do not."""
 
 
 def examples(count: int) -> int:
