@@ -16,7 +16,7 @@ from typing import Any
 import hypothesis
 import pytest
 
-from tests.effort import IN_MAKE_SLOW, IN_MAKE_TEST
+from tests.effort import IN_A_NIGHT, IN_MAKE_SLOW, IN_MAKE_TEST
 
 INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 WITH_PROCESSES = {"tests/kernels", "tests/process", "tests/serve"}
@@ -26,9 +26,10 @@ WITH_PROCESSES = {"tests/kernels", "tests/process", "tests/serve"}
 os.environ.setdefault("CELLRT_COMPILE", "off")
 
 # Compiling the core makes a first example slow, so examples have no deadline of their own. CI draws the same
-# examples every time. `make slow` draws many more, by --hypothesis-profile.
+# examples every time. `make slow` draws many more, by --hypothesis-profile; a night ten times as many again.
 hypothesis.settings.register_profile("cellrt", deadline=None, derandomize="CI" in os.environ, max_examples=IN_MAKE_TEST)
 hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("cellrt"), max_examples=IN_MAKE_SLOW)
+hypothesis.settings.register_profile("night", hypothesis.settings.get_profile("cellrt"), max_examples=IN_A_NIGHT)
 hypothesis.settings.load_profile("cellrt")
 
 

@@ -12,6 +12,8 @@ from hypothesis import settings
 
 IN_MAKE_TEST = 6
 IN_MAKE_SLOW = 300
+IN_A_NIGHT = 3000
+"""For one file at a time, such as 10,000 random models: ``pytest --hypothesis-profile night --timeout 0 FILE``."""
 PLENTY = 30
 
 LONG_IN_PYTHON = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="takes seconds where nothing is compiled")
