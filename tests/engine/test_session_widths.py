@@ -103,9 +103,9 @@ class Play:
 
 
 def play(seed: int, workers: int, resident: int | None, num_models: int) -> None:
-    """Some sessions of some models, for a while."""
-    draw = random.Random(seed)
-    torch.manual_seed(seed)
+    """Some sessions of some models, for a while; others for each of the numbers, as Hypothesis likes a few seeds."""
+    draw = random.Random(f"{seed} {workers} {resident} {num_models}")
+    torch.manual_seed(draw.getrandbits(32))
     limits = SessionLimits(max_resident=resident)
     engine = small_engine(workers, sessions=limits, arena_bytes=draw.choice([1 << 12, 1 << 14]), debug=True)
     try:
