@@ -11,21 +11,25 @@ import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Generator, Iterator
+from typing import Any
 
 import hypothesis
 import pytest
 
-from tests.effort import IN_MAKE_SLOW, IN_MAKE_TEST
+from tests.effort import IN_A_NIGHT, IN_MAKE_SLOW, IN_MAKE_TEST
 
 INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
+WITH_PROCESSES = {"tests/kernels", "tests/process", "tests/serve"}
+"""Folders whose tests share servers, engines elsewhere, or an interpreter of kernels."""
 
 # Tests make engines by the hundred, whose cells nobody compiles beside them: those that want it say so.
 os.environ.setdefault("CELLRT_COMPILE", "off")
 
 # Compiling the core makes a first example slow, so examples have no deadline of their own. CI draws the same
-# examples every time. `make slow` draws many more, by --hypothesis-profile.
+# examples every time. `make slow` draws many more, by --hypothesis-profile; a night ten times as many again.
 hypothesis.settings.register_profile("cellrt", deadline=None, derandomize="CI" in os.environ, max_examples=IN_MAKE_TEST)
 hypothesis.settings.register_profile("thorough", hypothesis.settings.get_profile("cellrt"), max_examples=IN_MAKE_SLOW)
+hypothesis.settings.register_profile("night", hypothesis.settings.get_profile("cellrt"), max_examples=IN_A_NIGHT)
 hypothesis.settings.load_profile("cellrt")
 
 
@@ -57,9 +61,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
-@pytest.fixture
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> object | None:
+    """With ``--dist loadfile`` whole folders whose tests share a process of their own go to one worker."""
+    from xdist.scheduler import LoadFileScheduling
+
+    class ByProcess(LoadFileScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            folder = "/".join(nodeid.split("/")[:2])
+            return folder if folder in WITH_PROCESSES else super()._split_scope(nodeid)
+
+    return ByProcess(config, log) if config.getoption("dist") == "loadfile" else None
+
+
+@pytest.fixture(scope="module")
 def thawed() -> Iterator[None]:
-    """For what freezes or unfreezes by itself: nothing is frozen at first, and at the end all is again."""
+    """For what freezes or unfreezes by itself: nothing is frozen at first, and behind its module all is again."""
     gc.unfreeze()
     yield
     gc.unfreeze()

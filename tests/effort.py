@@ -6,12 +6,18 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Any
 
+import numba
 import pytest
 from hypothesis import settings
 
 IN_MAKE_TEST = 6
 IN_MAKE_SLOW = 300
+IN_A_NIGHT = 3000
+"""For one file at a time, such as 10,000 random models: ``pytest --hypothesis-profile night --timeout 0 FILE``."""
 PLENTY = 30
+
+LONG_IN_PYTHON = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="takes seconds where nothing is compiled")
+"""For what is one more of a kind, and goes nowhere in the core that the others do not."""
 
 
 def examples(count: int) -> int:

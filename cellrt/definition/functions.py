@@ -5,6 +5,7 @@ from __future__ import annotations
 import builtins
 import dis
 import enum
+import functools
 import sys
 from collections.abc import Iterable
 from pathlib import Path
@@ -80,6 +81,7 @@ def _parts_of_data(value: object) -> Iterable[object] | None:
     return vars(value).values() if is_plain else None
 
 
+@functools.lru_cache(maxsize=4096)  # the same functions of torch are met in every module
 def _global_names(code: CodeType, *operations: str) -> frozenset[str]:
     wanted = {dis.opmap[name] for name in operations}
     names = set()

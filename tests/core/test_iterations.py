@@ -23,7 +23,7 @@ from tests.core.graphs import make_processor
 from tests.core.page_machine import PAGE_SIZE, numbers
 from tests.core.talkers import Talk, Talkers
 from tests.core.test_das import encoder, sentence
-from tests.effort import examples
+from tests.effort import LONG_IN_PYTHON, examples
 
 PLENTY = 200
 """Pages, of two rows each: nobody lacks one."""
@@ -169,7 +169,7 @@ def test_one_word_is_no_single_step_of_a_cell_that_reads_all_at_once():
     [{"steps_first": False}, {"joins": False}, {"reserve_pages": True}, {"prompts_apart": True}],
     ids=["in order", "nobody joins", "reserved", "prompts apart"],
 )
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=LONG_IN_PYTHON), 2])
 def test_everybody_ends_also_where_pages_run_out(policy, others, workers):
     processor = Talkers(workers, 12, 60, 0, max_rows=4, policy=policy, **others).processor
     arrivals = [

@@ -29,6 +29,7 @@ from cellrt.core.templates.program import (
 from cellrt.core.templates.sized_template import SizedTemplate
 from cellrt.errors import RequestTooLargeError
 from tests.core.graphs import add_step, add_tree, admit, chain, make_processor
+from tests.effort import LONG_IN_PYTHON
 from tests.limits import SMALL
 
 LIMITS = {
@@ -129,7 +130,10 @@ def test_a_task_takes_no_more_nodes_than_its_buffer_has_room_for_the_inputs_of()
     assert rows == ints // (2 * count), "for each input its row, and a note of the row to give back"
 
 
-@pytest.mark.parametrize("inputs", [[Port(0, ragged=True)], [Port(0, ragged=True), Port(0, is_span=True)]])
+@pytest.mark.parametrize(
+    "inputs",
+    [pytest.param([Port(0, ragged=True)], marks=LONG_IN_PYTHON), [Port(0, ragged=True), Port(0, is_span=True)]],
+)
 @pytest.mark.parametrize(
     ("chains", "taken"), [([(8, 9_000), (8, 9_000)], [0, 0, 0]), ([(1, 9_000), (8, 15_000)], [0, 1])]
 )

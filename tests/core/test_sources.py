@@ -14,6 +14,8 @@ from numba.core.dispatcher import Dispatcher
 
 from cellrt.native.sources import Sources
 
+pytestmark = pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
+
 FILES = {
     "__init__.py": "",
     "root.py": '"""Says what it is."""\nfrom PACKAGE.near import double\n\ndef run(x):\n    return double(x)\n',
@@ -186,7 +188,6 @@ def reached(function: Any, found: set[str]) -> set[str]:
     return found
 
 
-@pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
 @pytest.mark.parametrize("name", COMPILED)
 def test_all_that_compiled_functions_reach_is_part_of_their_modules_stamp(name: str):
     module = module_of(name)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-import numba
 import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -22,6 +21,7 @@ from cellrt.core.state.tables import NEVER, NUM_PRIORITIES
 from cellrt.core.templates.sized_template import SizedTemplate
 from tests.core.graphs import SMALL, add_step, add_tree, chain, leaves, make_processor
 from tests.core.policies import ANY_POLICY
+from tests.effort import LONG_IN_PYTHON
 
 MS = 1e-3
 DEFAULT = SchedulerSettings()
@@ -143,7 +143,9 @@ def test_chains_of_a_high_priority_pass_a_flood_of_another_type():
     assert max(latencies_ms) <= 20 + 3 + 2 * 3
 
 
-@pytest.mark.parametrize("priorities", [(3, 0), (1, 1), (3, 2), (0, 0), (1, 0)])
+@pytest.mark.parametrize(
+    "priorities", [(3, 0), (1, 1), *(pytest.param(each, marks=LONG_IN_PYTHON) for each in ((3, 2), (0, 0), (1, 0)))]
+)
 def test_a_flood_does_not_starve_another_type(priorities):
     processor = make_processor(1, DEFAULT)
     flood, trickle = add_tree(processor, 16, priority=1), add_tree(processor, 16)
@@ -196,6 +198,7 @@ def test_all_lower_priorities_get_a_share_of_a_worker_that_a_higher_one_could_fi
     assert lower[0] >= lower[1] >= lower[2] > 0
 
 
+@LONG_IN_PYTHON
 def test_many_lower_types_share_a_third_of_the_time():
     high, *lower = shares([3] + [1] * 8)
     assert high > 0.6
@@ -348,9 +351,7 @@ def test_nothing_that_is_ready_waits_longer_than_the_bound(floods, types, num_wo
     ("high", "low"),
     [
         pytest.param(30, 0, id="types of one priority"),
-        pytest.param(
-            *(100, 6), id="many of both", marks=pytest.mark.skipif(numba.config.DISABLE_JIT, reason="half a minute")
-        ),
+        pytest.param(100, 6, id="many of both", marks=LONG_IN_PYTHON),
         pytest.param(1, 6, id="one above many"),
         pytest.param(6, 1, id="many above one"),
     ],

@@ -15,10 +15,11 @@ from cellrt.demo.servers import pronounce_padded
 from cellrt.demo.words import all_words, choose_words
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
+from tests.effort import examples
 from tests.oracles import g2p as oracle_module
 from tests.oracles.g2p import Oracle
 
-NUM_WORDS = 2000
+NUM_WORDS = min(2000, examples(2000))
 Expected = dict[str, list[int]]
 
 

@@ -22,6 +22,7 @@ CHAIN = chain_model("chain", PLAIN)
 @pytest.fixture(autouse=True)
 def nothing_is_frozen(thawed, monkeypatch):
     """Whatever engines of other tests hold."""
+    gc.unfreeze()
     monkeypatch.setattr(engine_module, "HEAP", FrozenHeap())
 
 

@@ -20,6 +20,7 @@ REQUEST = torch.ones(3, 2)
 @pytest.fixture(autouse=True)
 def nothing_is_frozen(thawed, monkeypatch):
     """Whatever engines and clients of other tests hold."""
+    gc.unfreeze()
     monkeypatch.setattr(client_module, "HEAP", FrozenHeap())
 
 

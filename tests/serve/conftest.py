@@ -1,4 +1,4 @@
-"""One live server for the tests that leave it as they found it, started as an operator does."""
+"""Live servers for the tests that leave them as they found them, started as an operator does."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.serve.helpers import Server, start
+from cellrt.serve.settings import MOST_DEPTH
+from tests.serve.helpers import KEY, Server, start
 
 ALLOWED_ORIGIN = "https://app.example"
 MODELS = ("chain", "kept", "count", "limited", "letters", "two", "half", "tree", "pair", "network", "scaled", "summed")
@@ -25,4 +26,22 @@ def weight_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(weight_file: Path) -> Iterator[Server]:
     options = ["--grpc-port", "0", "--allowed-origin", "https://b.example", "--allowed-origin", ALLOWED_ORIGIN]
     with start(*MODELS, options=options, environment={"CELLRT_TEST_WEIGHT": str(weight_file)}) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def language_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """Small language models, and trees as deep as may be."""
+    path = tmp_path_factory.mktemp("config") / "server.toml"
+    path.write_text(f"[limits]\nmax_depth = {MOST_DEPTH}\n")
+    models = [f"tests.serve.language_models:{name}" for name in ("decoder", "encoder")]
+    with start("chain", "tree", options=["--grpc-port", "0", "--config", str(path), *models]) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def guarded_server() -> Iterator[Server]:
+    """One model, behind a key (``KEY``)."""
+    environment = {"CELLRT_SERVE_API_KEY": KEY["x-api-key"]}
+    with start("chain", options=["--grpc-port", "0"], environment=environment) as made:
         yield made

@@ -22,6 +22,8 @@ ROOT = Path(__file__).resolve().parent.parent.parent
 WAIT_S = 60.0
 START_S = 110.0
 """The first on a machine compiles the scheduler."""
+KEY = {"x-api-key": "secret"}
+"""Headers with the key of a server behind one."""
 UNCOMPILED = {"CELLRT_SERVE_COMPILE": "off"}
 """Compilers would take the processors from other tests."""
 

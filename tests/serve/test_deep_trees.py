@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -13,7 +13,7 @@ from cellrt.errors import DefinitionError, RequestError
 from cellrt.serve.arrays import array_of
 from cellrt.serve.forms import form_of
 from cellrt.serve.settings import MOST_DEPTH, Limits
-from tests.serve.helpers import Server, start
+from tests.serve.helpers import Server
 
 websocket = pytest.importorskip("websockets.sync.client")
 tritongrpc = pytest.importorskip("tritonclient.grpc")
@@ -56,29 +56,23 @@ def ask_grpc(server: Server, text: str) -> object:
             return error.message()
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    path = tmp_path_factory.mktemp("config") / "server.toml"
-    path.write_text(f"[limits]\nmax_depth = {MOST_DEPTH}\n")
-    with start("tree", "chain", options=["--grpc-port", "0", "--config", str(path)]) as made:
-        yield made
-
-
 @pytest.mark.parametrize("ask", [ask_v1, ask_generate, ask_websocket, ask_grpc])
-def test_a_tree_may_be_as_deep_as_the_limit_and_no_deeper(server: Server, ask: Callable[[Server, str], object]) -> None:
+def test_a_tree_may_be_as_deep_as_the_limit_and_no_deeper(
+    language_server: Server, ask: Callable[[Server, str], object]
+) -> None:
     for depth in (489, MOST_DEPTH):
-        assert ask(server, text_of(depth)) == depth + 1
-    assert ask(server, text_of(MOST_DEPTH, is_left=False)) == MOST_DEPTH + 1
+        assert ask(language_server, text_of(depth)) == depth + 1
+    assert ask(language_server, text_of(MOST_DEPTH, is_left=False)) == MOST_DEPTH + 1
     for depth in (MOST_DEPTH + 1, 100_000):
-        assert f"nested more than {MOST_DEPTH} deep" in str(ask(server, text_of(depth)))
+        assert f"nested more than {MOST_DEPTH} deep" in str(ask(language_server, text_of(depth)))
 
 
 @pytest.mark.parametrize("part", ["parameters", "inputs"])
-def test_whatever_is_deep_is_refused_by_the_protocol_too(server: Server, part: str) -> None:
+def test_whatever_is_deep_is_refused_by_the_protocol_too(language_server: Server, part: str) -> None:
     deep = "[" * (MOST_DEPTH + 100) + "]" * (MOST_DEPTH + 100)
     one = f'{{"name": "x", "shape": [1, 2], "datatype": "FP32", "data": {deep if part == "inputs" else "[1, 2]"}}}'
     content = f'{{"inputs": [{one}], "parameters": {{"priority": {deep if part == "parameters" else 1}}}}}'
-    answer = server.http.post("/v2/models/chain/infer", content=content)
+    answer = language_server.http.post("/v2/models/chain/infer", content=content)
     assert answer.status_code == 400 and f"nested more than {MOST_DEPTH} deep" in answer.json()["error"]
 
 

@@ -8,27 +8,20 @@ from typing import Any
 
 import pytest
 
-from tests.serve.helpers import Server, start
+from tests.serve.helpers import KEY, Server, start
 
 grpc = pytest.importorskip("grpc")
 health_pb2 = pytest.importorskip("grpc_health.v1.health_pb2")
 health_pb2_grpc = pytest.importorskip("grpc_health.v1.health_pb2_grpc")
 WAIT_S = 30.0
-KEY = {"x-api-key": "secret"}
 SERVING, NOT_SERVING, UNKNOWN = (
     health_pb2.HealthCheckResponse.ServingStatus.Value(name) for name in ("SERVING", "NOT_SERVING", "SERVICE_UNKNOWN")
 )
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    with start("chain", options=["--grpc-port", "0"], environment={"CELLRT_SERVE_API_KEY": "secret"}) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def stub(server: Server) -> Iterator[Any]:
-    with grpc.insecure_channel(server.grpc_address) as channel:
+def stub(guarded_server: Server) -> Iterator[Any]:
+    with grpc.insecure_channel(guarded_server.grpc_address) as channel:
         yield health_pb2_grpc.HealthStub(channel)
 
 
@@ -41,15 +34,15 @@ def set_loaded(server: Server, way: str) -> None:
 
 
 @pytest.mark.parametrize("service", ["", "readiness", "inference.GRPCInferenceService"])
-def test_health_is_readiness_and_whoever_watches_hears_of_it(server: Server, stub: Any, service: str) -> None:
+def test_health_is_readiness_and_whoever_watches_hears_of_it(guarded_server: Server, stub: Any, service: str) -> None:
     assert stub.Check(asked(service), timeout=WAIT_S).status == SERVING
     watching = stub.Watch(asked(service), timeout=WAIT_S)
     assert next(watching).status == SERVING
-    set_loaded(server, "unload")
+    set_loaded(guarded_server, "unload")
     assert next(watching).status == NOT_SERVING
     assert stub.Check(asked(service), timeout=WAIT_S).status == NOT_SERVING
     assert stub.Check(asked("liveness"), timeout=WAIT_S).status == SERVING
-    set_loaded(server, "load")
+    set_loaded(guarded_server, "load")
     assert next(watching).status == SERVING
     watching.cancel()
 

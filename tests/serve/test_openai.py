@@ -27,10 +27,8 @@ SAID = [{"role": "user", "content": "hello"}]
 
 
 @pytest.fixture(scope="module")
-def server() -> Iterator[Server]:
-    models = [f"tests.serve.language_models:{name}" for name in ("decoder", "encoder")]
-    with Server(["--port", "0", "--device", "cpu:1", *models, "tests.serve.models:chain"]) as made:
-        yield made
+def server(language_server: Server) -> Server:
+    return language_server
 
 
 @pytest.fixture(scope="module")
@@ -40,8 +38,8 @@ def client(server: Server) -> Iterator[Any]:
 
 
 def test_models_are_told_in_both_shapes(server: Server, client: Any) -> None:
-    assert {"tiny", "embedder", "chain"} == {model.id for model in client.models.list()}
-    assert server.http.get("/v1/models").json()["models"] == ["chain", "embedder", "tiny"]
+    assert {"tiny", "embedder", "chain", "tree"} == {model.id for model in client.models.list()}
+    assert server.http.get("/v1/models").json()["models"] == ["chain", "embedder", "tiny", "tree"]
     assert client.models.retrieve("tiny").id == "tiny"
     assert server.http.get("/health").json() == {"ready": True}
     with pytest.raises(openai.NotFoundError):

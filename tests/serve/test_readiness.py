@@ -16,7 +16,7 @@ from cellrt.serve import backend
 from cellrt.serve.app import kept_connected
 from cellrt.serve.backend import Backend
 from cellrt.serve.settings import Settings
-from tests.serve.helpers import Server, start
+from tests.serve.helpers import KEY, Server, start
 from tests.serve.test_under_fire import children
 from tests.waiting import EVERY_S, until
 
@@ -39,21 +39,22 @@ def server(weight_file: Path) -> Iterator[Server]:
         yield made
 
 
-def said(server: Server) -> tuple[bool, bool, bool, bool]:
+def said(server: Server, model: str = "scaled") -> tuple[bool, bool, bool, bool]:
     """Whether the server and its model are ready, as both protocols have it."""
-    http = [server.http.get(path).status_code for path in ("/v2/health/ready", "/v2/models/scaled/ready")]
+    paths = ("/v2/health/ready", f"/v2/models/{model}/ready")
+    http = [server.http.get(path, headers=KEY).status_code for path in paths]
     assert set(http) <= {200, 404, 503}
     with tritongrpc.InferenceServerClient(server.grpc_address) as client:
-        grpc = client.is_server_ready(), client.is_model_ready("scaled")
+        grpc = client.is_server_ready(headers=KEY), client.is_model_ready(model, headers=KEY)
     return http[0] == 200, http[1] == 200, *grpc
 
 
 def entry(server: Server) -> dict[str, Any]:
-    return server.post("/v2/repository/index", {}).json()[0]
+    return server.post("/v2/repository/index", {}, headers=KEY).json()[0]
 
 
-def load(server: Server) -> int:
-    return server.post("/v2/repository/models/scaled/load", {}).status_code
+def load(server: Server, model: str = "scaled") -> int:
+    return server.post(f"/v2/repository/models/{model}/load", {}, headers=KEY).status_code
 
 
 @pytest.mark.slow
@@ -80,11 +81,11 @@ def test_a_server_whose_only_model_cannot_be_served_is_not_ready(server: Server,
     until(lambda: said(server) == (True,) * 4, "it is ready")
 
 
-def test_a_server_is_not_ready_while_no_model_is_loaded(server: Server) -> None:
-    assert server.post("/v2/repository/models/scaled/unload", {}).status_code == 200
-    assert said(server) == (False, False, False, False), "it says so at once"
-    assert entry(server)["reason"] == "unloaded" and load(server) == 200
-    assert said(server) == (True,) * 4, "and that it is ready again"
+def test_a_server_is_not_ready_while_no_model_is_loaded(guarded_server: Server) -> None:
+    assert guarded_server.post("/v2/repository/models/chain/unload", {}, headers=KEY).status_code == 200
+    assert said(guarded_server, "chain") == (False, False, False, False), "it says so at once"
+    assert entry(guarded_server)["reason"] == "unloaded" and load(guarded_server, "chain") == 200
+    assert said(guarded_server, "chain") == (True,) * 4, "and that it is ready again"
 
 
 @pytest.mark.slow
