@@ -336,6 +336,7 @@ def run(recorder: Recorder, options: Options) -> None:
             run_sampling(recorder, 0.5 if options.quick else 5.0)
     if options.has("open"):
         with torch_threads(1):
+            torch.manual_seed(0)
             run_open(recorder, Llama(RANDOM).eval(), options)
     for part in MODELS:
         model = load(part) if options.has(part) else None

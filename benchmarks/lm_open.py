@@ -6,7 +6,9 @@ them, stretched to the rate, so that bursts stay bursts. Weights are random. The
 tokens that it makes; the figure is the median over requests, against the requests answered a second. Iterations
 (requests join and leave between steps), the same strictly in order and with all pages reserved, as ORCA has it, with
 prompts in tasks of their own, which go first, as vLLM had it (Pensieve section 3.4.2), whole requests (nobody joins),
-and transformers' continuous batching.
+transformers' continuous batching and llama.cpp (``pip install xllamacpp gguf``), all with the same weights in float32
+and one thread. Loads are in parts of what iterations do at most, all requests having arrived before; a server that
+answered less than ``OVERWHELMED`` of what arrived gets no higher one.
 
 The trace is a file that ``CELLRT_AZURE_TRACE`` names, or lies beside the repository in ``shared/data``; else "Azure" is
 left out: AzureLLMInferenceTrace_conv.csv of https://github.com/Azure/AzurePublicDataset.
@@ -16,9 +18,10 @@ from __future__ import annotations
 
 import csv
 import os
+import tempfile
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from datetime import datetime
 from functools import partial
@@ -30,9 +33,12 @@ import numpy as np
 import torch
 
 import cellrt
+from benchmarks.compare import is_ours
+from benchmarks.gpu_plots import can_draw
+from benchmarks.lm_llama_cpp import LlamaCpp, write_gguf
 from benchmarks.lm_peers import Asked, Continuous, make_reference
 from benchmarks.options import Options, are_there, tell
-from benchmarks.record import Recorder
+from benchmarks.record import Recorder, Row
 from benchmarks.workloads import Seconds, open_loop, poisson_arrivals
 from cellrt.cells.language_models import language_model
 from cellrt.cells.llama import Llama
@@ -46,6 +52,12 @@ AZURE_SCALE, AZURE_LONGEST, AZURE_FIRST = 16, (256, 64), 1000
 TRACE_VARIABLE = "CELLRT_AZURE_TRACE"
 TRACE = Path(__file__).resolve().parents[2] / "shared" / "data" / "azure_llm_conv_2023.csv"
 LOADS = (0.3, 0.6, 0.9, 1.2)
+MOST, AT_ONCE = 400, 80
+"""Requests that are drawn, and those that find how many iterations do at most."""
+SECONDS, FEWEST = 7.0, 24
+"""How long requests arrive at each load; but never fewer than so many."""
+OVERWHELMED = 0.6
+LATENCY, THROUGHPUT = "latency a token", "throughput"
 WAYS: dict[str, SchedulerSettings] = {
     "iterations": SchedulerSettings(),
     "iterations, ORCA's": SchedulerSettings(steps_first=False, reserve_pages=True),
@@ -64,17 +76,15 @@ def draw_requests(count: int, vocabulary: int, seed: int) -> list[Asked]:
 
 
 class Arriving(NamedTuple):
-    """Requests, and given how many shall arrive a second, when each does, in seconds from the start ``[count]``."""
+    """Requests, and given how many shall arrive a second, when the first ``count`` do, in seconds from the start."""
 
     requests: list[Asked]
-    at_rate: Callable[[float], Seconds]
+    at_rate: Callable[[float, int], Seconds]
 
 
 def random_requests(count: int, vocabulary: int) -> Arriving:
     """As ORCA has them."""
-    return Arriving(
-        draw_requests(count, vocabulary, seed=1), lambda rate: poisson_arrivals(rate, count, seed=round(10 * rate))
-    )
+    return Arriving(draw_requests(count, vocabulary, seed=1), partial(poisson_arrivals, seed=2))
 
 
 def traced_requests(trace: Path, count: int, vocabulary: int) -> Arriving:
@@ -94,7 +104,7 @@ def traced_requests(trace: Path, count: int, vocabulary: int) -> Arriving:
         given = int(row["ContextTokens"]), int(row["GeneratedTokens"])
         read, steps = (min(max(1, size // AZURE_SCALE), most) for size, most in zip(given, AZURE_LONGEST))
         requests.append(Asked(draw.integers(0, vocabulary, read).tolist(), steps))
-    return Arriving(requests, lambda rate: offsets_s * (count / rate / offsets_s[-1]))
+    return Arriving(requests, lambda rate, count: offsets_s[:count] * (count / rate / offsets_s[count - 1]))
 
 
 def find_trace() -> Path | None:
@@ -141,44 +151,81 @@ def serve_by_peer(peer: Continuous, requests: Sequence[Asked], arrivals: Seconds
 def run_open(recorder: Recorder, model: Llama, options: Options) -> None:
     """Every way under every load, in parts of what iterations do at most."""
     with ExitStack() as ends:
-        servers: dict[str, Serve] = {}
-        cell = language_model(model, NO_END, page_size=PAGE_SIZE, max_batch=MOST_IN_A_TASK)
-        for name, settings in WAYS.items():
-            engine = ends.enter_context(cellrt.Engine(1, page_bytes=1 << 28, settings=settings))
-            engine.register(complete("lm", cell, max_tokens=AZURE_LONGEST[1]))
-            servers[f"cellrt, {name}"] = partial(serve_by_engine, engine)
-        if are_there("transformers' continuous batching", "transformers"):
-            peer = Continuous(make_reference(model), AZURE_LONGEST[1])
-            ends.callback(peer.close)
-            servers["transformers, continuous"] = partial(serve_by_peer, peer)
-        count = 24 if options.quick else 80
+        servers = start_servers(model, ends)
+        count = FEWEST if options.quick else MOST
         arriving = {"random, open": random_requests(count, model.sizes.vocabulary)}
         if (trace := find_trace()) is not None:
             arriving["Azure, open"] = traced_requests(trace, count, model.sizes.vocabulary)
-        for case, (requests, at_rate) in arriving.items():
-            compare_open(recorder, case, servers, requests, at_rate, LOADS[2:3] if options.quick else LOADS)
+        for case, its in arriving.items():
+            compare_open(recorder, case, servers, its, LOADS[2:3] if options.quick else LOADS)
+    if options.plot is not None:
+        draw(recorder.rows, options.plot)
+
+
+def start_servers(model: Llama, ends: ExitStack) -> dict[str, Serve]:
+    """Every way that is installed; ``ends`` closes them."""
+    servers: dict[str, Serve] = {}
+    cell = language_model(model, NO_END, page_size=PAGE_SIZE, max_batch=MOST_IN_A_TASK)
+    for name, settings in WAYS.items():
+        engine = ends.enter_context(cellrt.Engine(1, page_bytes=1 << 28, settings=settings))
+        engine.register(complete("lm", cell, max_tokens=AZURE_LONGEST[1]))
+        servers[f"cellrt, {name}"] = partial(serve_by_engine, engine)
+    if are_there("transformers' continuous batching", "transformers"):
+        peer = Continuous(make_reference(model), AZURE_LONGEST[1])
+        ends.callback(peer.close)
+        servers["transformers, continuous"] = partial(serve_by_peer, peer)
+    if are_there("llama.cpp", "xllamacpp", "gguf"):
+        path = Path(ends.enter_context(tempfile.TemporaryDirectory())) / "model.gguf"
+        write_gguf(model, path)
+        other = LlamaCpp(path, MOST_IN_A_TASK, sum(AZURE_LONGEST))
+        ends.callback(other.close)
+        servers["llama.cpp"] = other.serve
+    return servers
 
 
 def compare_open(
-    recorder: Recorder,
-    case: str,
-    servers: dict[str, Serve],
-    requests: list[Asked],
-    at_rate: Callable[[float], Seconds],
-    loads: Sequence[float],
+    recorder: Recorder, case: str, servers: Mapping[str, Serve], arriving: Arriving, loads: Sequence[float]
 ) -> None:
     """Every way under every load with the same requests."""
-    count = len(requests)
+    requests = arriving.requests
     for serve in servers.values():
         serve(requests[:8], np.zeros(8))
-    _, seconds = servers["cellrt, iterations"](requests, np.zeros(count))
-    recorder.add(case, "iterations, at most", count / seconds, "requests/s")
+    first = requests[:AT_ONCE]
+    _, seconds = servers["cellrt, iterations"](first, np.zeros(len(first)))
+    most, overwhelmed = len(first) / seconds, set[str]()
+    recorder.add(case, "iterations, at most", most, "requests/s")
     for load in loads:
-        arrivals = at_rate(load * count / seconds)
+        rate = load * most
+        own = requests[: max(FEWEST, round(rate * SECONDS))]
+        arrivals = arriving.at_rate(rate, len(own))
         for name, serve in servers.items():
-            latencies_s, took_s = serve(requests, arrivals)
-            each_ms = 1e3 * latencies_s / np.array([asked.steps for asked in requests])
+            if name in overwhelmed:
+                continue
+            latencies_s, took_s = serve(own, arrivals)
+            each_ms = 1e3 * latencies_s / np.array([asked.steps for asked in own])
             which = {"server": name, "load": load}
-            recorder.add(case, "latency a token", float(np.median(each_ms)), "ms", **which)
-            recorder.add(case, "throughput", count / took_s, "requests/s", **which)
+            recorder.add(case, LATENCY, float(np.median(each_ms)), "ms", **which)
+            recorder.add(case, THROUGHPUT, len(own) / took_s, "requests/s", **which)
+            if len(own) / took_s < OVERWHELMED * len(own) / max(arrivals[-1], 1e-9):
+                overwhelmed.add(name)
             tell(f"{case}: load {load}: {name}")
+
+
+def draw(rows: Sequence[Row], path: Path) -> None:
+    """Draw the latency of a token against the requests answered a second, a panel for each kind of arrivals."""
+    own = [row for row in rows if row["metric"] in (LATENCY, THROUGHPUT)]
+    cases = list(dict.fromkeys(str(row["case"]) for row in own))
+    if not cases or not can_draw():
+        return
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(5.5 * len(cases), 4), layout="constrained")
+    for axes, case in zip(figure.subplots(1, len(cases), squeeze=False)[0], cases):
+        for server in dict.fromkeys(str(row["server"]) for row in own):
+            its = [row for row in own if (row["case"], row["server"]) == (case, server)]
+            at, ms = ([float(str(row["value"])) for row in its if row["metric"] == m] for m in (THROUGHPUT, LATENCY))
+            axes.plot(at, ms, marker="o", markersize=3, lw=2 if is_ours(server) else 1, label=server)
+        axes.set(title=case, xlabel="requests answered a second", ylabel="median latency a token, ms", yscale="log")
+    figure.axes[0].legend(fontsize=7)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=72)

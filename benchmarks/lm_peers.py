@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from cellrt.cells.llama import Llama
-from cellrt.cells.llama_weights import LAYER_NAMES, NAMES, TRANSFORMERS
+from cellrt.cells.llama_weights import TRANSFORMERS, their_name
 
 PADDING = 0
 
@@ -57,21 +57,13 @@ def make_reference(model: Llama) -> Any:
         pad_token_id=PADDING,
     )
     reference = LlamaForCausalLM(config).eval()
-    state = {_their_name(name): value for name, value in model.state_dict().items()}
+    state = {their_name(name, TRANSFORMERS): value for name, value in model.state_dict().items()}
     if sizes.is_tied:
         state.pop("lm_head.weight", None)
     missing, unexpected = reference.load_state_dict(state, strict=False)
     if unexpected or set(missing) - {"lm_head.weight"}:
         raise RuntimeError(f"transformers has other weights: {missing}, {unexpected}")
     return reference
-
-
-def _their_name(name: str) -> str:
-    part, _, kind = name.rpartition(".")
-    if not part.startswith("layers."):
-        return f"{NAMES[part][TRANSFORMERS]}.{kind}"
-    _, number, part = part.split(".", 2)
-    return f"model.layers.{number}.{LAYER_NAMES[part][TRANSFORMERS]}.{kind}"
 
 
 class Continuous:

@@ -56,6 +56,30 @@ def test_encoder_layer_is_that_of_torch_with_padding(norm_first, bias, activatio
 
 
 @torch.inference_mode()
+def test_tcbs_figures_2_5_and_6_a_sentence_of_a_flat_task_is_encoded_as_it_is_alone():
+    """With the numbers of torch's layers, positions that begin anew, and attention to its own rows alone."""
+    torch.manual_seed(0)
+    layers = [nn.TransformerEncoderLayer(24, 4, 50, batch_first=True).eval() for _ in range(2)]
+    ours, positions = [TransformerLayer.from_torch(layer) for layer in layers], SinusoidalPositions(24)
+
+    def encode(x, spans):
+        x = x + positions(spans.positions)
+        for layer in ours:
+            x = layer(x, spans)
+        return x
+
+    def alone(x):
+        x = (x + positions(torch.arange(len(x))))[None]
+        for layer in layers:
+            x = layer(x)
+        return x[0]
+
+    x = torch.randn(sum(LENGTHS), 24)
+    for found, own in zip(split(encode(x, SPANS)), split(x)):
+        torch.testing.assert_close(found, alone(own), **CLOSE)
+
+
+@torch.inference_mode()
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_decoder_layer_is_that_of_torch_step_by_step(norm_first):
     """Each step takes the next row of every node that has one; the memory's keys and values are made once."""

@@ -123,12 +123,12 @@ class PageMachine:
             self.live[request.id] = request
         return request.id >= 0
 
-    def admit(self, program: NDArray[np.int32], given: list[int], session: int) -> tuple[int, int]:
+    def admit(self, program: NDArray[np.int32], given: list[int], session: int, **how: int) -> tuple[int, int]:
         """Admits a program if there is room, as is said before; returns its id (-1: there is none) and the place of its
         first result."""
         template = self.processor.compile(program)
         is_room = has_rows(self.processor.tables, template, session)
-        admitted = self.processor.admit(template, self.sequence + 1, session=session)
+        admitted = self.processor.admit(template, self.sequence + 1, session=session, **how)
         assert is_room == (admitted is not None)
         if admitted is None:
             return -1, -1

@@ -20,6 +20,7 @@ from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASE
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.core.state.tables import HOST, ROW_MASK
+from cellrt.core.state.tables import NEVER as NO_TIME
 from cellrt.core.state.task_layout import TaskView
 from cellrt.core.templates.program import (
     LAST,
@@ -147,9 +148,9 @@ class Talkers(PageMachine):
         self.held: dict[int, list[int]] = {}
         self.saved: set[int] = set()
 
-    def begin(self, talk: Talk) -> bool:
+    def begin(self, talk: Talk, **how: int) -> bool:
         """Admits a request if there is room."""
-        talk.id, talk.results_at = self.admit(talk.program, talk.numbers, talk.session)
+        talk.id, talk.results_at = self.admit(talk.program, talk.numbers, talk.session, **how)
         if talk.id < 0:
             return False
         self.talking[talk.id] = talk
@@ -317,7 +318,10 @@ class Stage:
         is_kept = talk.session not in machine.saved and machine.held.get(talk.session)
         if is_kept and self.draw.random() < 0.3:
             machine.evict(talk.session)
-        if machine.begin(talk):
+        times_ns = [self.draw.choice([NO_TIME, self.draw.randrange(1 << 34)]) for _ in range(2)]
+        if machine.begin(
+            talk, deadline_ns=times_ns[0], schedule_by_ns=times_ns[1], priority=self.draw.choice([0, 0, 3])
+        ):
             self.running[k] = self.turns[k].pop(0)
         elif not machine.talking:
             machine.evict_any()

@@ -155,6 +155,16 @@ def test_the_urgent_go_before_the_short_beyond_the_utility_dominant_set():
     assert encoder_tasks(requests, 10, das(0.5, 0.5))[0] == [2, 4, 1, 5, 3]
 
 
+def test_figure_3_whoever_arrives_while_a_batch_runs_is_chosen_among_for_the_next():
+    """Batches of five words; of what waits when the first is done, the shortest goes first and then the urgent."""
+    processor = make_processor(policy=das(0.5, 0.5), settings=ONE_BY_ONE)
+    cell = encoder(processor, 5)
+    story = [(0.0, 3, 9), (0.2, 2, 9), (0.4, 3, 9), (0.6, 3, 2), (2.5, 1, 9)]
+    arrivals = [Arrival(at_s, sentence(cell, length), deadline_s=due_s) for at_s, length, due_s in story]
+    tasks = simulate(processor, arrivals, lambda *_: 1.0).tasks
+    assert [list(dict.fromkeys(task.requests)) for task in tasks] == [[0], [1, 3], [2], [4]]
+
+
 def test_figure_4_one_flat_task_holds_the_rows_of_both_schemes():
     """Three batch rows of 90 words, of which the figure's twelve requests leave 25 empty; here nothing is padded."""
     lengths = [10, 20, 30, 30, 10, 15, 30, 30, 15, 15, 20, 20]
@@ -194,6 +204,20 @@ def test_what_is_late_goes_last_also_where_it_has_begun():
         begun += [request for request, _ in processor.rows_in_flight(task)]
         processor.complete(task, 10)
     assert begun == [ids[0], ids[0], ids[1], ids[1]]
+
+
+def test_of_equal_worth_what_has_begun_goes_by_when_it_must_be_done():
+    processor = make_processor(policy=das(), settings=ONE_BY_ONE)
+    cell = add_step(processor, 2)
+    processor.clock.set(50)
+    for k, times in enumerate([{}, {"deadline_ns": 900, "schedule_by_ns": 100}]):
+        processor.admit(processor.compile(chain(cell, 3)), k, **times)
+    processor.complete(*processor.schedule(1), 10)
+    processor.clock.set(200)
+    processor.admit(processor.compile(chain(cell, 3)), 2, deadline_ns=500)
+    (task,) = processor.schedule(1)
+    sequences = processor.tables.requests["sequence"]
+    assert [int(sequences[request]) for request, _ in processor.rows_in_flight(task)] == [0, 2]
 
 
 @pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="half a minute")

@@ -198,6 +198,13 @@ def test_figure_3_who_comes_late_joins_after_the_iteration_that_runs():
     assert iterations(simulation)[2] == [0, 2]
 
 
+def test_pages_of_who_has_ended_are_another_s_while_the_rest_of_the_batch_goes_on():
+    """TCB's early cleaning (section 4.2.2): five pages, of which x1 may need three and x2 two, as the third does."""
+    processor = machine_of(4, 8, pages=5, steps_first=False, reserve_pages=True)
+    simulation = play(processor, [*FIGURE_3, (0, 2, 2)])
+    assert iterations(simulation) == [[0, 1], [0, 1], [0, 2], [0, 2]]
+
+
 FIGURE_4: Trace = [(0, 2, 5), (0.5, 1, 4), (1.5, 2, 3), (1.5, 3, 2)]
 """x1 has run two iterations and x2 one when x3 and x4 have arrived, with two and three rows of input."""
 

@@ -62,13 +62,54 @@ def test_the_earliest_deadline_goes_first_and_what_has_none_last():
     assert order_of(processor) == [requests[k] for k in (2, 3, 1, 0)]
 
 
-def test_the_earlier_of_done_by_and_begun_by_is_the_deadline():
+def test_the_earlier_of_done_by_and_begun_by_is_the_deadline_of_what_has_not_begun():
     processor = make_processor(policy=DEADLINE)
     cell = add_step(processor, 1)
     times = [(300, NEVER), (900, 200), (100, 500), (NEVER, 400)]
     for k, (done_ns, begun_ns) in enumerate(times):
         processor.admit(processor.compile(chain(cell, 1)), k, deadline_ns=done_ns, schedule_by_ns=begun_ns)
     assert order_of(processor) == [2, 1, 0, 3]
+
+
+def noting_the_first(waiting, asked):
+    for k in range(waiting.size):
+        if waiting[k].sequence == 0:
+            asked.kept[0] = waiting[k].deadline_ns
+
+
+@pytest.mark.parametrize(
+    ("done_ns", "begun_ns", "before", "after"),
+    [
+        (900, 100, 100, 900),
+        (150, NEVER, 150, 150),
+        (NEVER, 300, 300, 300),
+        (NEVER, 100, 100, 200),
+        (NEVER, NEVER, NEVER, NEVER),
+    ],
+    ids=["both", "done by", "begun by", "begun by, which is past", "neither"],
+)
+def test_what_a_policy_is_shown_as_the_deadline_before_a_request_has_begun_and_after(done_ns, begun_ns, before, after):
+    processor = make_processor(policy=Policy("noting the first", noting_the_first), settings=ONE_BY_ONE)
+    cell = add_step(processor, 1)
+    processor.admit(processor.compile(chain(cell, 3)), 0, deadline_ns=done_ns, schedule_by_ns=begun_ns)
+    admit(processor, chain(cell, 3), 1)
+    shown = []
+    for now_ns in (50, 200):
+        processor.clock.set(now_ns)
+        run_one(processor)
+        shown.append(int(processor.tables.asked["kept"][0, 0]))
+    assert shown == [before, after]
+
+
+def test_a_long_request_that_began_in_time_does_not_go_before_one_that_must_be_done_earlier():
+    processor = make_processor(policy=DEADLINE, settings=ONE_BY_ONE)
+    cell = add_step(processor, 1)
+    processor.clock.set(50)
+    long, _ = processor.admit(processor.compile(chain(cell, 9)), 0, deadline_ns=900, schedule_by_ns=100)
+    assert run_one(processor) == [long]
+    processor.clock.set(200)
+    short, _ = processor.admit(processor.compile(chain(cell, 2)), 1, deadline_ns=500, schedule_by_ns=400)
+    assert [run_one(processor) for _ in range(3)] == [[short], [short], [long]]
 
 
 @pytest.mark.parametrize("policy", [DEADLINE, POLICIES["deadline-aware-utility"]], ids=["earliest", "utility"])

@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.state.settings import SchedulerSettings
-from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NEVER, NUM_PERMANENT, ROW_MASK
 from cellrt.core.state.views import sessions_at
 from cellrt.core.templates.program import (
     CARRY,
@@ -28,6 +28,7 @@ from cellrt.core.templates.program import (
 )
 from tests.core.author import PRIME, Cell, Graph, stops
 from tests.core.machine import Machine, Request
+from tests.core.policies import ANY_POLICY
 from tests.core.test_properties import CONFIGURATIONS
 from tests.effort import examples
 
@@ -236,7 +237,9 @@ class Play:
         author = KeepingAuthor(self.draw, conversation.state)
         graph, history = getattr(author, conversation.form)()
         request = Request(graph, poisoned=self.chaos and self.draw.random() < 0.3, good_tasks=self.draw.randint(0, 4))
-        if self.machine.submit(request, session=conversation.session):
+        times_ns = [self.draw.choice([NEVER, self.draw.randrange(1 << 20)]) for _ in range(2)]
+        how = {"priority": self.draw.choice([0, 0, 3]), "deadline_ns": times_ns[0], "schedule_by_ns": times_ns[1]}
+        if self.machine.submit(request, session=conversation.session, **how):
             kinds = FORMS[conversation.form]
             for kind, row, value in zip(kinds, self.machine.rows_to_bring, conversation.saved or ()):
                 self.machine.rows[kind, HOST, row] = value
@@ -328,9 +331,10 @@ class Play:
     rows=st.sampled_from([48, 1024]),
     count=st.integers(1, 6),
     chaos=st.booleans(),
+    policy=ANY_POLICY,
 )
-def test_a_session_goes_on_from_the_last_completed_step(draw, configuration, workers, rows, count, chaos):
-    machine = Machine(workers, (4,) * len(CELLS), configuration, rows, CELLS)
+def test_a_session_goes_on_from_the_last_completed_step(draw, configuration, workers, rows, count, chaos, policy):
+    machine = Machine(workers, (4,) * len(CELLS), configuration, rows, CELLS, policy=policy)
     conversations = []
     for session in range(count):
         form = draw.choice(sorted(FORMS))

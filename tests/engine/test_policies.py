@@ -145,21 +145,26 @@ def test_a_policy_of_ones_own():
     assert ends_of(Policy("latest first", latest), jobs) == ["third", "second", "first"]
 
 
-def test_the_earliest_deadline_goes_first_whether_it_is_to_begin_or_to_be_done():
+@pytest.mark.parametrize(
+    ("steps", "ended"),
+    [(1, ["soon", "middle", "late", "none"]), (2, ["soon", "late", "middle", "none"])],
+    ids=["done in one task", "begun, and then due when it must be done"],
+)
+def test_the_earliest_deadline_goes_first_whether_it_is_to_begin_or_to_be_done(steps, ended):
     gate, order = Gate(WAIT_S), Order()
     engine, held = held_engine(gate, "earliest-deadline-first")
     futures = []
     times = {"none": {}, "late": {"deadline": 2 * WAIT_S}, "soon": {"deadline": WAIT_S}}
     times["middle"] = {"schedule_by": 1.5 * WAIT_S, "deadline": 3 * WAIT_S}
     for name, how in times.items():
-        futures.append(engine.submit("chain", torch.ones(2, WIDTH), **how))
+        futures.append(engine.submit("chain", torch.ones(steps, WIDTH), **how))
         order.watch(name, futures[-1])
     engine.check()
     gate.open.set()
     for future in [held, *futures]:
         future.result(WAIT_S)
     close_and_check(engine)
-    assert order.ended == ["soon", "middle", "late", "none"]
+    assert order.ended == ended
 
 
 def test_a_policy_that_raises_costs_its_order_alone_and_is_told():

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from cellrt.core.scheduling.policy import Policy
+from cellrt.core.state.tables import Asked, Ready, Waiting
 from cellrt.errors import DefinitionError
-from cellrt.native.jit import allocating
+from cellrt.native.jit import making
+from cellrt.native.row_types import Rows
 
 REST = 1e19
 """Score by node of what is in neither set of DAS: behind every deadline, which is below 2**63 ns."""
@@ -17,19 +19,19 @@ LATE = 1e30
 """Score of what is late: behind all the rest."""
 
 
-def by_length(waiting: Any, asked: Any) -> None:
+def by_length(waiting: Rows[Waiting], asked: Asked) -> None:
     """Score what waits by its request's nodes."""
     for k in range(waiting.size):
         waiting[k].score = waiting[k].length
 
 
-def by_deadline(waiting: Any, asked: Any) -> None:
+def by_deadline(waiting: Rows[Waiting], asked: Asked) -> None:
     """Score what waits by when it must be done; what has no deadline comes last."""
     for k in range(waiting.size):
         waiting[k].score = waiting[k].deadline_ns
 
 
-def lowest_score(ready: Any, asked: Any) -> int:
+def lowest_score(ready: Rows[Ready], asked: Asked) -> int:
     """Choose the cell type that has the first in order of all that waits."""
     best = 0
     for k in range(1, ready.size):
@@ -38,8 +40,8 @@ def lowest_score(ready: Any, asked: Any) -> int:
     return best
 
 
-@allocating
-def _sink(waiting: Any, order: Any, k: Any, count: Any) -> None:
+@making
+def _sink(waiting: Rows[Waiting], order: NDArray[np.int64], k: int, count: int) -> None:
     """Restore the heap of the first ``count`` of ``order``, below its place ``k``: the shortest request first, of equal
     ones the earlier."""
     while 2 * k + 1 < count:
@@ -90,7 +92,7 @@ def das(eta: float = 0.5, q: float = 0.75) -> Policy:
         if not 0 < given < 1:
             raise DefinitionError(f"das: {name}: expected a number between 0 and 1, got {given!r}")
 
-    def rank(waiting: Any, asked: Any) -> None:
+    def rank(waiting: Rows[Waiting], asked: Asked) -> None:
         order, count, rows = np.empty(waiting.size, np.int64), 0, 0
         for k in range(waiting.size):
             waiting[k].score = LATE

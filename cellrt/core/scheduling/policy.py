@@ -32,13 +32,27 @@ from cellrt.core.scheduling.gathering import fills_a_task
 from cellrt.core.state.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.state.record_layout import most_steps, record_of
 from cellrt.core.state.step_times import step_time
-from cellrt.core.state.tables import ASKED, NEVER, NUM_PRIORITIES, READY, WAITING, Request, Subgraph, Tables
+from cellrt.core.state.tables import (
+    ASKED,
+    NEVER,
+    NUM_PRIORITIES,
+    READY,
+    WAITING,
+    Asked,
+    Ready,
+    Request,
+    Subgraph,
+    Tables,
+    Waiting,
+)
 from cellrt.errors import DefinitionError
 from cellrt.native.jit import allocating, c_function, compiled
 from cellrt.native.memory import call, start_of
 from cellrt.native.row_types import Rows
 
 Function = Callable[..., Any]
+Rank = Callable[[Rows[Waiting], Asked], None]
+Choose = Callable[[Rows[Ready], Asked], int]
 ADMISSION_ORDERS = ("arrival", "length", "deadline")
 
 
@@ -60,8 +74,8 @@ class Policy:
     """
 
     name: str = "batchmaker"
-    rank: Function | None = None
-    choose: Function | None = None
+    rank: Rank | None = None
+    choose: Choose | None = None
     by_first: bool = False
     admit_by: str = "arrival"
     is_bounded: bool = True
@@ -240,12 +254,17 @@ def _show_waiting(t: Tables, type_id: int, priority: int, worker: int) -> int:
 
 @compiled
 def _deadline_of(t: Tables, request: Request, subgraph: Subgraph) -> int:
-    """The deadline of a request that a policy goes by. What has begun kept the time by which it must: it is not late by
-    that any more, and not behind those that have yet to begin."""
-    begun_ns = request.schedule_by_ns
-    if begun_ns < NEVER and (request.started_ns > 0 or subgraph.has_begun):
-        begun_ns = max(begun_ns, t.settings[0].now_ns)
-    return min(request.deadline_ns, begun_ns)
+    """Return the deadline of a request that a policy goes by.
+
+    Before it has begun this is the earlier of when it must be done and have begun, from then on when it must be done.
+    What has begun and has no such time counts as due now: else those that have yet to begin would go before it for as
+    long as they come, and what was chosen in time would never be done.
+    """
+    if request.started_ns == 0 and not subgraph.has_begun:
+        return min(request.deadline_ns, request.schedule_by_ns)
+    if request.deadline_ns < NEVER or request.schedule_by_ns == NEVER:
+        return request.deadline_ns
+    return max(request.schedule_by_ns, t.settings[0].now_ns)
 
 
 @compiled
