@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from os import PathLike, fspath
 from typing import Any, Self
 
 import torch
 
+from cellrt.engine.due import due
 from cellrt.engine.engine import Engine
-from cellrt.engine.stream import Stream
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.language.answers import Answer, TextStream
+from cellrt.language.answers import Answer, Steps, TextStream
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
+from cellrt.language.masks import MaskedSteps
 from cellrt.language.options import Options
 from cellrt.language.served import LanguageUnfolder
 from cellrt.language.served import load as load_checkpoint
@@ -152,7 +155,7 @@ class LanguageModel:
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> Answer:
         """As ``generate``; cancelling the task gives the answer up."""
-        tokens = await asyncio.to_thread(self._tokens_of, prompt)
+        tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
         with self.stream(tokens, **options) as stream:
             return stream.answer([piece async for piece in stream])
 
@@ -185,14 +188,21 @@ class LanguageModel:
         """
         with ExitStack() as stack:
             streams = self._streams(self._tokens_of(prompt), n, options, stack)
-            return [stream.answer(stream) for stream in streams]
+            if all(options.get(name) is None for name in ("mask", "response_format")):
+                return [stream.answer(stream) for stream in streams]
+            with ThreadPoolExecutor(n) as readers:  # their tokens are asked for one by one
+                return list(readers.map(lambda stream: stream.answer(stream), streams))
 
     async def asamples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
         """As ``samples``; cancelling the task gives the answers up."""
-        tokens = await asyncio.to_thread(self._tokens_of, prompt)
+        tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
+
+        async def read(stream: TextStream) -> Answer:
+            return stream.answer([piece async for piece in stream])
+
         with ExitStack() as stack:
             streams = self._streams(tokens, n, options, stack)
-            return [stream.answer([piece async for piece in stream]) for stream in streams]
+            return list(await asyncio.gather(*map(read, streams)))
 
     def embed(
         self,
@@ -232,6 +242,14 @@ class LanguageModel:
         text: Any = prompt
         return self.language.tokens_of(text)
 
+    def _prepared(self, prompt: Prompt | Messages, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """Return a prompt's tokens, and options whose grammar is ready."""
+        if options.get("response_format") is None:
+            return self._tokens_of(prompt), options
+        of_answer = {name: value for name, value in options.items() if name in Options.__dataclass_fields__}
+        grammar = options_of(of_answer).prepared(self.language).mask
+        return self._tokens_of(prompt), {**options, "response_format": None, "mask": grammar}
+
     def _streams(self, tokens: list[int], n: int, options: dict[str, Any], stack: ExitStack) -> list[TextStream]:
         """Submit a prompt for so many answers; the stack leaves them."""
         if as_integer(n) is None or n < 1:
@@ -252,15 +270,20 @@ class LanguageModel:
         **options: Any,
     ) -> TextStream:
         """Submit a prompt; ``number``: of its answer, among several."""
-        chosen, room = options_of(options), self.language.room_for(tokens)
+        chosen, room = options_of(options).prepared(self.language), self.language.room_for(tokens)
 
-        def start(rest: Sequence[int], within: Conversation | None) -> Stream:
+        def start(rest: Sequence[int], within: Conversation | None) -> Steps:
             request = chosen.request(self.language, rest, room, number)
+            if (mask := chosen.new_mask()) is not None:
+                session = None if within is None else within.session
+                when = due(deadline, schedule_by)
+                opened = partial(self.engine.session, self.name)
+                return MaskedSteps(opened, session, request, mask, self.language, due=when, priority=priority)
             how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
             how["max_unread"] = max_unread
             if within is not None:
-                stream: Stream = within.session.stream(request, **how)
-                return stream
+                steps: Steps = within.session.stream(request, **how)
+                return steps
             return self.engine.stream(self.name, request, **how)
 
         return TextStream(start, self.language, chosen, tokens, session)

@@ -18,11 +18,12 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from cellrt.engine.stream import Stream
+from cellrt.engine.due import due
 from cellrt.errors import CellrtError, RequestError, UnknownModelError
-from cellrt.language.answers import Piece, TextStream
+from cellrt.language.answers import Piece, Steps, TextStream
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
+from cellrt.language.masks import MaskedSteps
 from cellrt.language.options import Options
 from cellrt.serve import openai_messages as messages
 from cellrt.serve.described import Described, language_in
@@ -178,6 +179,8 @@ class OpenAIDoor:
         count = how.n or 1
         if len(prompts) * count > messages.MOST_ANSWERS:
             raise messages.WrongFieldError("n", f"expected at most {messages.MOST_ANSWERS} answers to all prompts")
+        if options.response_format is not None:
+            options = await asyncio.to_thread(_prepared, options, language)
         conversation = None
         if how.session_id is not None and language.kind == "decoder" and len(prompts) * count == 1:
             conversation = await self._conversations.of(described, how.session_id)
@@ -204,11 +207,22 @@ class OpenAIDoor:
         room, name = asked.language.room_for(prompt), asked.described.name
         note_first = self._door.measures.first_result_of(name)
 
-        def start(rest: Sequence[int], within: Conversation | None) -> Stream:
+        def start(rest: Sequence[int], within: Conversation | None) -> Steps:
             how = {**_how(asked.request), "max_unread": self._limits.max_unread}
             given = asked.options.request(asked.language, rest, room, number % count)
             client = self._backend.client
-            stream: Stream = (partial(client.stream, name) if within is None else within.session.stream)(given, **how)
+            if (mask := asked.options.new_mask()) is not None:
+                return MaskedSteps(
+                    partial(client.session, name),
+                    None if within is None else within.session,
+                    given,
+                    mask,
+                    asked.language,
+                    due=due(how["deadline"], how["schedule_by"]),
+                    priority=how["priority"],
+                    note=self._door.note,
+                )
+            stream = (partial(client.stream, name) if within is None else within.session.stream)(given, **how)
             self._door.note(stream.future)
             return stream
 
@@ -242,6 +256,14 @@ def _usage(asked: Asked, streams: dict[int, TextStream]) -> dict[str, Any]:
     made = sum(stream.num_tokens for stream in streams.values())
     cached = sum(stream.num_cached_tokens for stream in streams.values())
     return usage_of(sum(map(len, asked.prompts)), made, cached)
+
+
+def _prepared(options: Options, language: Language) -> Options:
+    """Return options whose grammar is ready. Raises WrongFieldError."""
+    try:
+        return options.prepared(language)
+    except RequestError as error:
+        raise messages.WrongFieldError("response_format", str(error).removeprefix("response_format: ")) from error
 
 
 def _how(asked: messages.HowAnswered | messages.EmbeddingRequest) -> dict[str, Any]:

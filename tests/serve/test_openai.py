@@ -207,9 +207,9 @@ def test_embeddings_are_numbers_or_their_bytes(server: Server, client: Any) -> N
         ("chat/completions", {"model": "tiny", "messages": SAID, "tools": [{}]}, "tools", "not supported"),
         (
             "chat/completions",
-            {"model": "tiny", "messages": SAID, "response_format": {"type": "json_object"}},
+            {"model": "tiny", "messages": SAID, "response_format": {"type": "yaml"}},
             "response_format",
-            "not supported",
+            "Invalid enum value 'yaml'",
         ),
         (
             "chat/completions",
