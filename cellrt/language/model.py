@@ -20,7 +20,7 @@ from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
 from cellrt.language.masks import MaskedSteps
 from cellrt.language.options import Options
-from cellrt.language.served import LanguageUnfolder
+from cellrt.language.served import LanguageUnfolder, dtype_of
 from cellrt.language.served import load as load_checkpoint
 from cellrt.numbers import as_integer
 from cellrt.process.client import Client
@@ -35,7 +35,7 @@ def load(
     path: str | PathLike[str],
     *,
     name: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     engine: Engine | Client | None = None,
     **options: Any,
 ) -> LanguageModel:
@@ -44,8 +44,8 @@ def load(
     Args:
         path: of the folder or file.
         name: of the model in the engine; default: that of the folder or file.
-        dtype: in which it computes; None: what the environment's ``CELLRT_DTYPE`` says (float32, bfloat16, float16, or
-            int8 for weights of linear layers), or float32.
+        dtype: in which it computes: float32, bfloat16, float16, or int8 for the weights of linear layers; also as a
+            text. None: what the environment's ``CELLRT_DTYPE`` says, or float32.
         engine: that serves it, beside others; a client's reads the checkpoint there. Default: one of its own, which
             ends with the model.
         options: as of ``Engine``, for one of its own.
@@ -62,7 +62,7 @@ def load(
         source = source_of(fspath(path) if name is None else f"{fspath(path)}:{name}")
         engine.register(source)
         return LanguageModel(_unfolder_of(engine, source.rpartition(":")[2]), engine, is_registered=True)
-    made = load_checkpoint(fspath(path), name, dtype)
+    made = load_checkpoint(fspath(path), name, dtype_of(dtype, "dtype") if isinstance(dtype, str) else dtype)
     return LanguageModel(made, engine, **options)
 
 

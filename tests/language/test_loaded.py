@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import cellrt
+from cellrt.errors import DefinitionError
 from cellrt.language.model import LanguageModel
 from tests.language import small_models
 
@@ -56,6 +57,19 @@ def test_answers_are_drawn_as_they_are_asked_for(folders: dict[str, Path]) -> No
         made = [token.id for token in told]
         stopped = model.generate(PROMPT, max_tokens=8, stop_tokens=[made[2]])
         assert (stopped.finish_reason, stopped.num_tokens) == ("stop", made.index(made[2]) + 1)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.int8])
+def test_a_model_is_loaded_in_the_dtype_that_is_said(folders: dict[str, Path], dtype: Any) -> None:
+    with cellrt.load(folders["SmolLM"], workers=1, dtype=dtype) as model:
+        made = model.generate(PROMPT, max_tokens=8)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLRT_DTYPE", name)
+        with cellrt.load(folders["SmolLM"], workers=1) as model:
+            assert model.generate(PROMPT, max_tokens=8) == made
+    with pytest.raises(DefinitionError, match="dtype: expected one of float32"):
+        cellrt.load(folders["SmolLM"], workers=1, dtype="float64")
 
 
 @pytest.mark.parametrize(
