@@ -21,6 +21,9 @@ from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
+from cellrt.numbers import as_integer
+
+MOST_ROWS = 1 << 31
 
 
 class OfModel(Protocol):
@@ -132,8 +135,20 @@ class Session:
 
         Waits for nothing. Raises SessionError if the session has ended, EngineClosedError.
         """
+        self.cut_back(0)
+
+    def cut_back(self, rows: int) -> None:
+        """Leaves the session the first ``rows`` rows of all its states, after the requests submitted so far.
+
+        So it is as one that was never told of what followed them, such as the end of an answer that nobody wanted. All
+        states must grow by a row a step, as keys and values do. Waits for nothing: a session that has fewer rows, or a
+        state of a fixed size, ends, and its next request says so. 0 makes any session new.
+
+        Raises RequestError for what is no number of rows, SessionError if the session has ended, EngineClosedError.
+        """
+        count = checked_rows(rows)
         self._engine._collector.flush()
-        self._manager.tell_in(self._record, lambda sessions: sessions.replace(self._record, None))
+        self._manager.tell_in(self._record, lambda sessions: sessions.cut_back(self._record, count))
 
     def export(self) -> bytes:
         """The state after the requests submitted so far, in the safetensors format: see ``restore``.
@@ -205,6 +220,14 @@ def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
     if not layout.page_size:
         return spec.shape
     return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]
+
+
+def checked_rows(rows: object) -> int:
+    """How many rows a session is to keep. Raises RequestError for what is no such number."""
+    count = as_integer(rows)
+    if count is None or not 0 <= count < MOST_ROWS:
+        raise RequestError(f"cut_back: expected a number of rows, got {rows!r:.80}")
+    return count
 
 
 def own_sessions(

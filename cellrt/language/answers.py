@@ -257,17 +257,17 @@ class TextStream:
 
     def _end(self, last: Piece | None = None) -> Piece:
         """Take in that no more is needed; return the last piece."""
-        if self._conversation is not None and not self._reader.is_cut:
-            self._conversation.note_read(self._prompt, self._reader.made)
-        self._leave()
+        self._leave(is_whole=not self._reader.is_cut)
         end = self._reader.end()
         return end if last is None else Piece(last.text + end.text, last.tokens + end.tokens, end.finish_reason)
 
-    def _leave(self) -> None:
+    def _leave(self, is_whole: bool = False) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
         if self._conversation is not None:
+            if self._reader.made:
+                self._conversation.note_read(self._prompt, self._reader.made, is_whole=is_whole)
             self._conversation.give_back()
             self._conversation = None
 

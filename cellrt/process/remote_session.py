@@ -11,7 +11,7 @@ from cellrt.engine.awaited import Awaited
 from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
 from cellrt.engine.due import Due, due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
-from cellrt.engine.session import own_sessions, state_bytes
+from cellrt.engine.session import checked_rows, own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import DeviceError, EngineClosedError
 from cellrt.process.binding import Binding
@@ -111,7 +111,11 @@ class RemoteSession:
 
     def reset(self) -> None:
         """As ``Session.reset``: waits for nothing. A session that has ended says so with its next request."""
-        self._link.reset(self._number)
+        self._link.cut_back(self._number, 0)
+
+    def cut_back(self, rows: int) -> None:
+        """As ``Session.cut_back``."""
+        self._link.cut_back(self._number, checked_rows(rows))
 
     def export(self) -> bytes:
         """As ``Session.export``."""
