@@ -202,6 +202,23 @@ class Session:
             raise SessionError(f"{self._record}: the state is of other cells: unknown are {sorted(tensors)}")
         self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, None if is_new else saved))
 
+    def copy_to(self, sessions: Sequence[Session]) -> None:
+        """Gives other sessions of the model the state that this one has, after the requests submitted to each so far.
+
+        So what they have in common is computed once. The copy is in host memory, once for all of them, and comes with
+        the next request of each.
+
+        Raises RequestError for what is no other session of this model, SessionError if one has ended, OverloadError if
+        the states in host memory take all that they may; some may have the state then.
+        """
+        records = records_of(sessions, self._engine, self.model)
+        if any(record is self._record or record.model is not self._record.model for record in records):
+            raise RequestError(f"copy_to: expected other sessions of the model of {self._record}")
+        self._engine._collector.flush()
+        saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
+        for record in records:
+            self._manager.call_in(record, lambda sessions, record=record: sessions.replace(record, saved))
+
     def close(self) -> None:
         """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
 
@@ -213,6 +230,15 @@ class Session:
         ended = SessionError(f"{self._record} is closed")
         with suppress(SessionError):  # what it was asked before may have ended it
             self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
+
+    def leave(self) -> None:
+        """As ``close``, but waits for nothing."""
+        if self._record.error is not None or self._manager.turns.is_parents:
+            return
+        self._engine._collector.flush()
+        ended = SessionError(f"{self._record} is closed")
+        with suppress(SessionError, EngineClosedError):
+            self._manager.tell_in(self._record, lambda sessions: sessions.end(self._record, ended))
 
 
 def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:

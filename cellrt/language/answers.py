@@ -179,7 +179,8 @@ class TextStream:
         if self._conversation is not None:
             rest = self._conversation.unread(self._prompt)
         self._stream = self._start(rest, self._conversation)
-        self.num_cached_tokens = len(self._prompt) - len(rest)
+        is_cache = self._conversation is not None and self._conversation.is_cache
+        self.num_cached_tokens = len(self._prompt) - len(rest) if is_cache else 0
 
     def __iter__(self) -> Self:
         return self

@@ -19,11 +19,16 @@ class Conversation:
 
     Args:
         open_session: makes a session of the model, in an engine here or elsewhere.
+        session: the first of them, if there is one.
+        read: what it has read.
     """
 
-    def __init__(self, open_session: Callable[[], Any]) -> None:
-        self._open, self._session = open_session, open_session()
-        self._read: list[int] = []
+    is_cache = True
+    """Whether it is told how much of a prompt it had."""
+
+    def __init__(self, open_session: Callable[[], Any], session: Any = None, read: Sequence[int] = ()) -> None:
+        self._open, self._session = open_session, open_session() if session is None else session
+        self._read = list(read)
         """The tokens that the session has read."""
         self._is_longer = False
         """Whether it may have read more, which nobody was told of."""

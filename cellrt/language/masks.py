@@ -7,10 +7,8 @@ session, in tasks with the steps of all others. It costs only itself.
 from __future__ import annotations
 
 import asyncio
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
 from typing import Any, Self
 
 import numpy as np
@@ -19,7 +17,7 @@ from numpy.typing import NDArray
 
 from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture
-from cellrt.errors import CellrtError, RequestError
+from cellrt.errors import RequestError
 from cellrt.language.language import Language
 
 Allowed = torch.Tensor | NDArray[Any] | Sequence[int] | None
@@ -110,19 +108,13 @@ class MaskedSteps:
         return self._take(await self._future)
 
     def close(self) -> None:
-        """Give up what has not been made. Waits for nothing in an event loop."""
+        """Give up what has not been made; waits for nothing."""
         self._is_over = True
         if self._future is not None:
             self._future.cancel()
         session, self._session = self._session, None
-        if session is None or not self._is_own:
-            return
-        try:
-            asyncio.get_running_loop()
-        except RuntimeError:
-            _close(session)
-        else:
-            threading.Thread(target=_close, args=(session,), name="cellrt session's end", daemon=True).start()
+        if session is not None and self._is_own:
+            session.leave()
 
     def _next_request(self) -> dict[str, Any]:
         if self._session is None:
@@ -158,8 +150,3 @@ class MaskedSteps:
         self._made.append(int(step["token"]))
         self._is_over = len(self._made) >= self._request["max_tokens"] or self._made[-1] in self._ends
         return step
-
-
-def _close(session: Any) -> None:
-    with suppress(CellrtError):
-        session.close()

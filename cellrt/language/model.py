@@ -16,6 +16,7 @@ from cellrt.engine.due import due
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.language.answers import Answer, Steps, TextStream
+from cellrt.language.branches import Branch, Branches, are_worth_it
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
 from cellrt.language.masks import MaskedSteps
@@ -27,6 +28,8 @@ from cellrt.process.client import Client
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+OF_REQUEST = ("session", "deadline", "schedule_by", "priority", "max_unread")
+"""Options of how an answer is asked for, not of the answer."""
 DEFAULT_TOKENS = 256
 """The most tokens of an answer by ``generate``, where nothing is said."""
 
@@ -184,10 +187,13 @@ class LanguageModel:
     def samples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
         """Return ``n`` answers to one prompt or conversation, which are made together; the options of ``stream``.
 
-        With a ``seed`` each answer has the next one.
+        With a ``seed`` each answer has the next one. A long prompt is read once for all of them.
         """
+        tokens, options = self._prepared(prompt, options)
+        branching = self._branching(tokens, n, options)
+        branches = None if branching is None else branching.read()
         with ExitStack() as stack:
-            streams = self._streams(self._tokens_of(prompt), n, options, stack)
+            streams = self._streams(tokens, n, options, stack, branching, branches)
             if all(options.get(name) is None for name in ("mask", "response_format")):
                 return [stream.answer(stream) for stream in streams]
             with ThreadPoolExecutor(n) as readers:  # their tokens are asked for one by one
@@ -200,8 +206,10 @@ class LanguageModel:
         async def read(stream: TextStream) -> Answer:
             return stream.answer([piece async for piece in stream])
 
+        branching = self._branching(tokens, n, options)
+        branches = None if branching is None else await branching.aread()
         with ExitStack() as stack:
-            streams = self._streams(tokens, n, options, stack)
+            streams = self._streams(tokens, n, options, stack, branching, branches)
             return list(await asyncio.gather(*map(read, streams)))
 
     def embed(
@@ -246,15 +254,40 @@ class LanguageModel:
         """Return a prompt's tokens, and options whose grammar is ready."""
         if options.get("response_format") is None:
             return self._tokens_of(prompt), options
-        of_answer = {name: value for name, value in options.items() if name in Options.__dataclass_fields__}
+        of_answer = {name: value for name, value in options.items() if name not in OF_REQUEST}
         grammar = options_of(of_answer).prepared(self.language).mask
         return self._tokens_of(prompt), {**options, "response_format": None, "mask": grammar}
 
-    def _streams(self, tokens: list[int], n: int, options: dict[str, Any], stack: ExitStack) -> list[TextStream]:
-        """Submit a prompt for so many answers; the stack leaves them."""
+    def _branching(self, tokens: list[int], n: int, options: dict[str, Any]) -> Branches | None:
+        """Return what reads a prompt once for so many answers, where that is worth it. Raises RequestError."""
         if as_integer(n) is None or n < 1:
             raise RequestError(f"n: expected a number of answers, got {n!r:.80}")
-        return [stack.enter_context(self._stream(tokens, number, **options)) for number in range(n)]
+        if options.get("session") is not None or not are_worth_it(self.language, tokens, n):
+            return None
+        of_answer = {name: value for name, value in options.items() if name not in OF_REQUEST}
+        options_of(of_answer).request(self.language, tokens, self.language.room_for(tokens))  # or nothing is read
+        when = due(options.get("deadline"), options.get("schedule_by"))
+        return Branches(partial(self.engine.session, self.name), tokens, n, when, options.get("priority", 1))
+
+    def _streams(
+        self,
+        tokens: list[int],
+        n: int,
+        options: dict[str, Any],
+        stack: ExitStack,
+        branching: Branches | None,
+        branches: Sequence[Branch] | None,
+    ) -> list[TextStream]:
+        """Submit a prompt for so many answers; the stack leaves them."""
+        if branching is None or branches is None:
+            return [stack.enter_context(self._stream(tokens, number, **options)) for number in range(n)]
+        for branch in branches:  # also where not all are submitted
+            stack.callback(branch.session.leave)
+        options = {**options, "deadline": branching.due.done_s, "schedule_by": None}
+        return [
+            stack.enter_context(self._stream(tokens, number, **options, session=branch))
+            for number, branch in enumerate(branches)
+        ]
 
     def _stream(
         self,

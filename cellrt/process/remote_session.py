@@ -125,10 +125,20 @@ class RemoteSession:
         """As ``Session.restore``."""
         self._link.call("restore", state_bytes(state), session=self._number)
 
+    def copy_to(self, sessions: Sequence[RemoteSession]) -> None:
+        """As ``Session.copy_to``."""
+        others = [number for _, number in parts_of(sessions, self._link, self.model)]
+        self._link.call("copy", session=self._number, others=others)
+
     def close(self) -> None:
         """As ``Session.close``."""
         if not self._link.is_parents:
             self._link.call("close", session=self._number)
+
+    def leave(self) -> None:
+        """As ``Session.leave``."""
+        if not self._link.is_parents:
+            self._link.tell("close", session=self._number)
 
 
 def parts_of(sessions: Sequence[object], link: Link, model: str) -> list[tuple[Binding, int]]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,9 +18,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from cellrt.engine.due import due
+from cellrt.engine.due import Due, due
 from cellrt.errors import CellrtError, RequestError, UnknownModelError
 from cellrt.language.answers import Piece, Steps, TextStream
+from cellrt.language.branches import Branches, are_worth_it
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
 from cellrt.language.masks import MaskedSteps
@@ -62,7 +63,8 @@ class Asked(NamedTuple):
         described, language: of the model.
         prompts: tokens of each.
         options: how answers are made.
-        conversation: that the prompt belongs to, if any.
+        sessions: a conversation or a branch of each answer to each prompt, if any.
+        due: of all answers.
     """
 
     request: messages.HowAnswered
@@ -70,7 +72,8 @@ class Asked(NamedTuple):
     language: Language
     prompts: Sequence[Sequence[int]]
     options: Options
-    conversation: Conversation | None
+    sessions: Sequence[Sequence[Conversation | None]]
+    due: Due
 
 
 class OpenAIDoor:
@@ -181,34 +184,71 @@ class OpenAIDoor:
             raise messages.WrongFieldError("n", f"expected at most {messages.MOST_ANSWERS} answers to all prompts")
         if options.response_format is not None:
             options = await asyncio.to_thread(_prepared, options, language)
-        conversation = None
+        sessions: list[Sequence[Conversation | None]] = [[None] * count for _ in prompts]
         if how.session_id is not None and language.kind == "decoder" and len(prompts) * count == 1:
-            conversation = await self._conversations.of(described, how.session_id)
-        asked = Asked(how, described, language, prompts, options, conversation)
+            sessions = [[await self._conversations.of(described, how.session_id)]]
+        when = due(how.deadline_s, how.schedule_by_s)
+        asked = Asked(how, described, language, prompts, options, sessions, when)
         streams: dict[int, TextStream] = {}
-        pieces = [
-            self._pieces(asked, prompt * count + number, streams)
-            for prompt in range(len(prompts))
-            for number in range(count)
-        ]
         if how.stream:
-            events = self._events(form, asked, pieces, streams)
+            events = self._events(form, asked, streams)
             return EventStream(events, self._limits.write_timeout_s, {}, messages.told)
-        collecting = asyncio.ensure_future(_collected(pieces))
+        collecting = asyncio.ensure_future(self._collected(asked, streams))
         made = await unless_gone(collecting, gone(request.receive))
         answers = [streams[number].answer(each) for number, each in enumerate(made)]
         seen = SEEN.get() or [""]
         return json_response(form.whole(answers, _usage(asked, streams)), request_id=seen[-1])
 
+    @asynccontextmanager
+    async def _sources(
+        self, asked: Asked, streams: dict[int, TextStream]
+    ) -> AsyncGenerator[Sequence[AsyncGenerator[Piece]]]:
+        """Give the pieces of each answer. A long prompt is read once for all of its answers before."""
+        count, priority = asked.request.n or 1, _how(asked.request)["priority"]
+        for prompt in asked.prompts:  # before any is read
+            asked.options.request(asked.language, prompt, asked.language.room_for(prompt))
+        opened = partial(self._backend.client.session, asked.described.name)
+        found, reading = (
+            list(asked.sessions),
+            {
+                place: Branches(opened, prompt, count, asked.due, priority)
+                for place, prompt in enumerate(asked.prompts)
+                if are_worth_it(asked.language, prompt, count)
+            },
+        )
+
+        async def read(place: int) -> None:
+            branches = await reading[place].aread()
+            for branch in branches or ():  # also where nobody begins with it
+                stack.callback(branch.session.leave)
+            found[place] = branches or found[place]
+
+        with ExitStack() as stack:
+            tasks = [asyncio.ensure_future(read(place)) for place in reading]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            left = next(iter(reading.values())).due if reading else asked.due
+            asked = asked._replace(sessions=found, due=left)
+            yield [self._pieces(asked, number, streams) for number in range(count * len(asked.prompts))]
+
+    async def _collected(self, asked: Asked, streams: dict[int, TextStream]) -> list[list[Piece]]:
+        async with self._sources(asked, streams) as pieces:
+            return await _collected(pieces)
+
     async def _pieces(self, asked: Asked, number: int, streams: dict[int, TextStream]) -> AsyncGenerator[Piece]:
         """Yield the pieces of one answer, by its number among all; leaving gives it up."""
         count = asked.request.n or 1
-        prompt = asked.prompts[number // count]
+        prompt, session = asked.prompts[number // count], asked.sessions[number // count][number % count]
         room, name = asked.language.room_for(prompt), asked.described.name
         note_first = self._door.measures.first_result_of(name)
 
         def start(rest: Sequence[int], within: Conversation | None) -> Steps:
             how = {**_how(asked.request), "max_unread": self._limits.max_unread}
+            how["deadline"], how["schedule_by"] = asked.due
             given = asked.options.request(asked.language, rest, room, number % count)
             client = self._backend.client
             if (mask := asked.options.new_mask()) is not None:
@@ -218,7 +258,7 @@ class OpenAIDoor:
                     given,
                     mask,
                     asked.language,
-                    due=due(how["deadline"], how["schedule_by"]),
+                    due=asked.due,
                     priority=how["priority"],
                     note=self._door.note,
                 )
@@ -227,21 +267,19 @@ class OpenAIDoor:
             return stream
 
         with self._door.counted(name), self._door.place_of_stream():
-            made = TextStream(start, asked.language, asked.options, prompt, asked.conversation)
+            made = TextStream(start, asked.language, asked.options, prompt, session)
             streams[number] = made
             with made:
                 async for piece in made:
                     note_first()
                     yield piece
 
-    async def _events(
-        self, form: Form, asked: Asked, pieces: Sequence[AsyncGenerator[Piece]], streams: dict[int, TextStream]
-    ) -> AsyncGenerator[bytes]:
+    async def _events(self, form: Form, asked: Asked, streams: dict[int, TextStream]) -> AsyncGenerator[bytes]:
         options = asked.request.stream_options
         counts = bool(options is not None and options.include_usage)
         more: dict[str, Any] = {"usage": None} if counts else {}
         begun: set[int] = set()
-        async with aclosing(_merged(pieces)) as merged:
+        async with self._sources(asked, streams) as pieces, aclosing(_merged(pieces)) as merged:
             async for number, piece in merged:
                 for choice in form.choices(number, piece, is_first=number not in begun):
                     yield encode(form.piece([choice], **more))

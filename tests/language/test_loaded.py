@@ -90,7 +90,7 @@ def test_a_conversation_with_a_state_of_fixed_size_begins_anew_where_a_prompt_di
     with cellrt.load(folders["Mamba 2"], workers=1) as model, model.conversation() as session:
         for prompt, cached in ((PROMPT, 0), ([*PROMPT[:3], 7, 7], 0), ([*PROMPT[:2], 5], 0)):
             within = model.generate(prompt, max_tokens=6, session=session)
-            assert (within.text, within.num_cached_tokens) == (model.generate(prompt, max_tokens=6).text, cached)
+            assert (within.tokens, within.num_cached_tokens) == (model.generate(prompt, max_tokens=6).tokens, cached)
         read = [*PROMPT[:2], 5, *(token.id for token in within.tokens), 9]
         longer = model.generate(read, max_tokens=6, session=session)
-        assert (longer.text, longer.num_cached_tokens) == (model.generate(read, max_tokens=6).text, 8)
+        assert (longer.tokens, longer.num_cached_tokens) == (model.generate(read, max_tokens=6).tokens, 8)

@@ -123,6 +123,23 @@ def test_n_answers_are_choices_of_their_own(client: Any) -> None:
     assert streamed == texts
 
 
+def test_a_long_prompt_is_read_once_for_its_answers(server: Server, client: Any) -> None:
+    prompts, more = [list(range(60, 160)), [5, 6], list(range(200, 80, -1))], {"max_tokens": 8, "temperature": 1.0}
+
+    def asked_of(prompt: Any, **options: Any) -> list[str]:
+        made = client.completions.create(model="tiny", prompt=prompt, **more, **options)
+        assert made.usage.prompt_tokens_details.cached_tokens == 0
+        return [choice.text for choice in made.choices]
+
+    alone = [text for prompt in prompts for seed in range(3) for text in asked_of(prompt, seed=seed)]
+    assert asked_of(prompts, n=3, seed=0) == alone
+    streamed = [""] * 9
+    for piece in client.completions.create(model="tiny", prompt=prompts, n=3, seed=0, stream=True, **more):
+        streamed[piece.choices[0].index] += piece.choices[0].text
+    assert streamed == alone
+    until(lambda: server.statistics()["sessions"]["open"] == 0, "what they began with is given back")
+
+
 def test_a_stop_string_cuts_an_answer(client: Any) -> None:
     text = client.completions.create(model="tiny", prompt="hello", max_tokens=30).choices[0].text
     stop = text[5:8]
