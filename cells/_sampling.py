@@ -171,10 +171,10 @@ def _change(own, row, step, setting, task, changes):  # type: ignore[no-untyped-
                 count += 1
     if setting[HAS_MASK] > 0:
         mask = _mask_of(own, row, task)
-        for token in range(own.size):
-            if not mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1):
-                where[count], before[count] = token, own[token]
-                own[token] = -np.inf
+        for place in range(own.size):
+            if not mask[place >> 5] >> np.uint32(place & 31) & np.uint32(1):
+                where[count], before[count] = place, own[place]
+                own[place] = -np.inf
                 count += 1
     return count
 

@@ -157,6 +157,7 @@ def _declaration_of(description: Mapping[str, Any]) -> Declaration:
         if spec.ragged:
             raise ValueError(f"output {key!r} is ragged")
     sizes = [description[key] for key in ("max_batch", "min_batch", "batch_sizes")]
+    most_rows, has_spans = description.get(MAX_BATCH_ROWS), any(spec.has_nodes for spec in inputs.values())
     lists = {key: description[key] for key in ("carry", "finite", "batch_sizes")}
     if [type(value) for value in lists.values()] != [dict, list, list]:
         raise ValueError(f"expected a dict and two lists, got {lists!r}")
@@ -166,7 +167,7 @@ def _declaration_of(description: Mapping[str, Any]) -> Declaration:
         outputs,
         check_carry(name, inputs, outputs, description["carry"]),
         check_finite(name, outputs, description["finite"]),
-        check_sizes(name, *sizes, description.get(MAX_BATCH_ROWS), any(spec.has_nodes for spec in inputs.values())),
+        check_sizes(name, sizes[0], sizes[1], sizes[2], most_rows, has_spans),
         check_priority(name, description["priority"]),
         check_row_wise(name, description.get(NOT_ROW_WISE, True)),
     )

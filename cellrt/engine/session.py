@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -17,6 +18,7 @@ from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.records import SessionRecord
 from cellrt.engine.serving import Serving
+from cellrt.engine.sessions import Sessions
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, RequestError, SessionError
@@ -217,7 +219,7 @@ class Session:
         self._engine._collector.flush()
         saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
         for record in records:
-            self._manager.call_in(record, lambda sessions, record=record: sessions.replace(record, saved))
+            self._manager.call_in(record, partial(Sessions.replace, record=record, saved=saved))
 
     def close(self) -> None:
         """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
