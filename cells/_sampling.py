@@ -1,6 +1,7 @@
 """The next token of each row of logits on a CPU, each row as its request asked for it: greedy, or drawn.
 
     logits += bias;  penalties of the tokens so far;  no end before min_tokens
+    nothing but what the row's mask allows
     weights = exp((logits - max) / temperature) of those that top-k, then top-p, then min-p leave
     token: where the running sum of weights passes a uniform number of (seed, position)
 
@@ -19,14 +20,16 @@ from cellrt.products.packed import FLOAT_BYTES
 
 # The settings of a row, float64.
 TEMPERATURE, TOP_K, TOP_P, MIN_P, REPETITION, PRESENCE, FREQUENCY = range(7)
-MIN_TOKENS, IGNORES_END, NUM_LOGPROBS, PROMPT, NUM_STOPS, NUM_BIASES = range(7, 13)
-NUM_SETTINGS = 13
+MIN_TOKENS, IGNORES_END, NUM_LOGPROBS, PROMPT, NUM_STOPS, NUM_BIASES, HAS_MASK = range(7, 14)
+NUM_SETTINGS = 14
+MASK_BITS = 32
+"""Tokens of a word of a mask, the lowest bit first."""
 
 # What ``sample_rows`` is told of a task, int64: addresses, and numbers.
-SETTINGS, SEEDS, STOPS, BIASES, STEPS, PAGES, TABLES, WIDTH, PAGE_SIZE, POSITIONS, NODES = range(11)
-TOKEN, LOGPROB, STOP, TOP_TOKEN, TOP_LOGPROB = range(11, 16)
-MOST_STOPS, MOST_BIASES, MOST_LOGPROBS, ENDS, NUM_ENDS = range(16, 21)
-NUM_WORDS = 21
+SETTINGS, SEEDS, STOPS, BIASES, MASKS, STEPS, PAGES, TABLES, WIDTH, PAGE_SIZE, POSITIONS, NODES = range(12)
+TOKEN, LOGPROB, STOP, TOP_TOKEN, TOP_LOGPROB = range(12, 17)
+MOST_STOPS, MOST_BIASES, MOST_LOGPROBS, ENDS, NUM_ENDS = range(17, 22)
+NUM_WORDS = 22
 
 # The constants of SplitMix64 (Steele, Lea and Flood 2014), of which ``output.py`` has the numbers of a seed and a step.
 _GOLDEN, _FIRST, _SECOND = np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBF58476D1CE4E5B9), np.uint64(0x94D049BB133111EB)
@@ -54,6 +57,13 @@ def whole(number, most):  # type: ignore[no-untyped-def]
 
 
 @nogil_part
+def steps_made(step, prompt):  # type: ignore[no-untyped-def]
+    """How many tokens of the answer there are before a request's row ``step``. ``prompt``: how many rows are none of
+    it; less than 0 where the answer began before the request."""
+    return max(0, step + 1 - int(min(max(prompt, -(2.0**31)), 2.0**31)))
+
+
+@nogil_part
 def remember_tokens(tokens, rows, task):  # type: ignore[no-untyped-def]
     """Append the int64 tokens of all rows to their histories."""
     own, node = array_at(tokens, rows, np.int64), array_at(task[NODES], rows, np.int32)
@@ -71,7 +81,7 @@ def sample_rows(logits, count, width, rows, task):  # type: ignore[no-untyped-de
     their places in the task."""
     place = array_at(rows, count, np.int64)
     room = new_room(width)
-    most = width + task[MOST_BIASES] + task[MOST_STOPS] + task[NUM_ENDS]
+    most = 2 * width + task[MOST_BIASES] + task[MOST_STOPS] + task[NUM_ENDS]
     changes = np.zeros(width, np.int32), np.empty(most, np.int64), np.empty(most, np.float32)
     for k in range(count):
         _sample_row(logits + k * width * FLOAT_BYTES, width, place[k], task, room, changes)
@@ -85,14 +95,15 @@ def _sample_row(logits, width, row, task, room, changes):  # type: ignore[no-unt
     best, chance = token[0], logprob[0]
     most = task[MOST_LOGPROBS]
     _list_best(own, best, chance, whole(setting[NUM_LOGPROBS], most), row, task, room)
-    step = max(0, read_step(row, task) - whole(setting[PROMPT], 1 << 31) + 1)
+    step = steps_made(read_step(row, task), setting[PROMPT])
+    likeliest = _likeliest_allowed(own, row, task) if setting[HAS_MASK] > 0 else best
     changed = _change(own, row, step, setting, task, changes)
     if setting[TEMPERATURE] > 0:
         number = uniform_number(array_at(task[SEEDS] + 8 * row, 1, np.int64)[0], _position_of(row, task))
-        token[0] = _draw(logits, own, setting, number, best, room)
+        token[0] = _draw(logits, own, setting, number, likeliest, room)
     elif changed > 0:
         place = best_column(logits, width)
-        token[0] = place if own[place] > -np.inf else best
+        token[0] = place if own[place] > -np.inf else likeliest
     _, where, before = changes
     for k in range(changed - 1, -1, -1):
         own[where[k]] = before[k]
@@ -158,7 +169,30 @@ def _change(own, row, step, setting, task, changes):  # type: ignore[no-untyped-
                 where[count], before[count] = token, own[token]
                 own[token] = -np.inf
                 count += 1
+    if setting[HAS_MASK] > 0:
+        mask = _mask_of(own, row, task)
+        for place in range(own.size):
+            if not mask[place >> 5] >> np.uint32(place & 31) & np.uint32(1):
+                where[count], before[count] = place, own[place]
+                own[place] = -np.inf
+                count += 1
     return count
+
+
+@nogil_part
+def _mask_of(own, row, task):  # type: ignore[no-untyped-def]
+    words = (own.size + MASK_BITS - 1) // MASK_BITS
+    return array_at(task[MASKS] + 4 * words * row, words, np.uint32)
+
+
+@nogil_part
+def _likeliest_allowed(own, row, task):  # type: ignore[no-untyped-def]
+    """The likeliest of the tokens that the row's mask allows; the first of all if it allows none."""
+    mask, found = _mask_of(own, row, task), -1
+    for token in range(own.size):
+        if mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1) and (found < 0 or own[token] > own[found]):
+            found = token
+    return max(found, 0)
 
 
 @nogil_part
@@ -194,7 +228,7 @@ def _penalise(own, count, row, step, setting, task, changes):  # type: ignore[no
 
 @nogil_part
 def _draw(logits, own, setting, number, best, room):  # type: ignore[no-untyped-def]
-    """The token where the running sum of weights passes ``number`` of their sum."""
+    """The token where the running sum of weights passes ``number`` of their sum; ``best`` if nothing is left."""
     likeliest = best_column(logits, own.size)
     highest = own[likeliest]
     if not highest > -np.inf:

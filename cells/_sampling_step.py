@@ -31,9 +31,9 @@ from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanFor
 from cellrt.products.packed import project
 
 # The tensors of a task: of ``token`` 1, of ``kv`` and ``history`` 4 each (pages, tables, lengths, positions), of the
-# spans 1, of what is asked for 4; offsets, nodes and which rows are read; and the outputs.
-HISTORY, STEPS, ASKED, OFFSETS, NODES, IS_READ, MADE = 5, 9, 10, 14, 15, 16, 17
-NUM_TENSORS = 22
+# spans 1, of what is asked for 5; offsets, nodes and which rows are read; and the outputs.
+HISTORY, STEPS, ASKED, OFFSETS, NODES, IS_READ, MADE = 5, 9, 10, 15, 16, 17, 18
+NUM_TENSORS = 23
 
 
 @nogil_part
@@ -88,7 +88,7 @@ def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
     own = task_words(words, page_size, page_stride)
     own[1] = words[OFFSETS, AT]
     sampling = np.zeros(words_at.NUM_WORDS, np.int64)
-    for k in range(4):
+    for k in range(5):
         sampling[words_at.SETTINGS + k] = words[ASKED + k, AT]
     for k in range(5):
         sampling[words_at.TOKEN + k] = words[MADE + k, AT]

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import cellrt
 from cellrt import PagedRows, RowSpec
+from cellrt.cells import _attention_operators  # noqa: F401 - computes what saved cells call
 from cellrt.cells._paged_attention import append_task, attend_task
 from cellrt.cells.paged_attention import (
     Mask,

@@ -126,9 +126,10 @@ class SamplingLanguageModel(nn.Module):
         seed: Tensor,
         stops: Tensor,
         biases: Tensor,
+        mask: Tensor,
     ) -> SampledToken:
         """``token`` and ``kv`` as of ``GreedyLanguageModel``, ``history`` int32 rows ``[]``; the rest as ``Asked``."""
-        asked = Asked(settings, seed, stops, biases)
+        asked = Asked(settings, seed, stops, biases, mask)
         if (made := self._in_one_call.sample(self.model, token, kv, history, spans, asked, self.limits)) is not None:
             return made
         x = self.model(token, Spans(kv.offsets, kv.positions), pages_of_layers(kv))
@@ -145,7 +146,7 @@ class SamplingLanguageModel(nn.Module):
         if self._page_size is None or type(self.model) is not Llama:
             return None
         inputs = {"token": TOKEN, "kv": _kv_of(self.model, self._page_size)}
-        inputs |= sampling_inputs(self.limits, self._page_size)
+        inputs |= sampling_inputs(self.limits, self._page_size, self.vocabulary)
         return self._in_one_call.form(self.model, inputs, sampling_outputs(self.limits))
 
 
@@ -207,7 +208,7 @@ def language_model(
         module: nn.Module = GreedyLanguageModel(model, end_token, page_size)
     else:
         module = SamplingLanguageModel(model, end_token, limits, page_size)
-        inputs |= sampling_inputs(limits, page_size)
+        inputs |= sampling_inputs(limits, page_size, model.sizes.vocabulary)
     return cell(module, inputs, name=name, max_batch=max_batch, max_batch_rows=max_batch_rows)
 
 
@@ -310,9 +311,11 @@ class SamplingHead(nn.Module):
         seed: Tensor,
         stops: Tensor,
         biases: Tensor,
+        mask: Tensor,
     ) -> SampledToken:
         """``x`` ``[rows, hidden]`` of the tokens; the rest is as of ``Sampler``."""
-        made: SampledToken = self.sampler(self.head(self.norm(x)), token, history, spans, settings, seed, stops, biases)
+        logits = self.head(self.norm(x))
+        made: SampledToken = self.sampler(logits, token, history, spans, settings, seed, stops, biases, mask)
         return made
 
 
@@ -343,7 +346,7 @@ def layered_language_model(
     if limits is None:
         head = cell(Head(model, end_token), {"x": hidden}, name=f"{name}: head", max_batch=max_batch)
     else:
-        asked = {"x": hidden, "token": token, **sampling_inputs(limits, page_size)}
+        asked = {"x": hidden, "token": token, **sampling_inputs(limits, page_size, model.sizes.vocabulary)}
         head = cell(SamplingHead(model, end_token, limits), asked, name=f"{name}: head", max_batch=max_batch)
         read = {"token": token, "history": asked["history"]}
         memory = spanning(Memory(), read, name=f"{name}: memory")

@@ -1,6 +1,6 @@
 """The next token of each row of logits as the row's request asks for it: what a language model's cell does at its end.
 
-    logits += bias;  penalties of the tokens so far;  no end before ``min_tokens``
+    logits += bias;  penalties of the tokens so far;  no end before ``min_tokens``;  nothing that a mask does not allow
     weights = exp(logits / temperature) of those that top-k, then top-p, then min-p leave
     token: the highest logit, or where the running sum of weights passes a uniform number of (seed, position)
 
@@ -60,12 +60,15 @@ class Asked(NamedTuple):
         seed: int64 ``[rows]``.
         stops: int32 ``[rows, most]``, of which the settings say how many count.
         biases: float32 ``[rows, most, 2]``: tokens, and what is added to their logits.
+        mask: int32 ``[rows, words]``: of each word's 32 tokens a bit, the lowest first, whether they are allowed. The
+            settings say whether it counts.
     """
 
     settings: Tensor
     seed: Tensor
     stops: Tensor
     biases: Tensor
+    mask: Tensor
 
 
 class SampledToken(NamedTuple):
@@ -86,7 +89,12 @@ class SampledToken(NamedTuple):
     top_logprob: Tensor
 
 
-def sampling_inputs(limits: SamplingLimits, page_size: int) -> dict[str, RowSpec]:
+def mask_words(vocabulary: int) -> int:
+    """How many words the mask of so many tokens has."""
+    return -(-vocabulary // compiled.MASK_BITS)
+
+
+def sampling_inputs(limits: SamplingLimits, page_size: int, vocabulary: int) -> dict[str, RowSpec]:
     """What a cell that samples has as inputs beside its own: the tokens so far, the rows' steps, and ``Asked``."""
     return {
         "history": grows(dtype=torch.int32, page_size=page_size),
@@ -95,6 +103,7 @@ def sampling_inputs(limits: SamplingLimits, page_size: int) -> dict[str, RowSpec
         "seed": token,
         "stops": rows(limits.stops, dtype=torch.int32),
         "biases": rows(limits.biases, 2),
+        "mask": rows(mask_words(vocabulary), dtype=torch.int32),
     }
 
 
@@ -145,7 +154,12 @@ def are_plain(asked: Asked, history: PagedRows, spans: Spans) -> bool:
     """Whether compiled code can read these: contiguous, on a CPU, of the types that it knows."""
     numbers = history.tables, history.positions, history.nodes, history.pages, spans.positions, asked.stops
     given = [(each, torch.int32) for each in numbers]
-    given += [(asked.settings, torch.float64), (asked.seed, torch.int64), (asked.biases, torch.float32)]
+    given += [
+        (asked.mask, torch.int32),
+        (asked.settings, torch.float64),
+        (asked.seed, torch.int64),
+        (asked.biases, torch.float32),
+    ]
     return all(each.is_cpu and each.dtype is dtype and each.is_contiguous() for each, dtype in given)
 
 
@@ -187,17 +201,20 @@ def _sample_plainly(
     limits: SamplingLimits,
 ) -> SampledToken:
     """As ``sample``, in torch, with every row taking every way: nobody asks the device what its rows want."""
-    settings, seed, stops, biases = (each[chosen] for each in asked)
+    settings, seed, stops, biases, mask = (each[chosen] for each in asked)
     counts = settings.nan_to_num().floor().clamp(min=0)
     position, width = history.positions[chosen].long(), logits.shape[1]
-    step = (spans.positions[chosen] - counts[:, compiled.PROMPT].long() + 1).clamp(min=0)
+    prompt = settings[:, compiled.PROMPT].nan_to_num().clamp(-(2.0**31), 2.0**31).long()
+    step = (spans.positions[chosen] - prompt + 1).clamp(min=0)
     own = logits.float()
-    best, greedy = own.max(1)
+    best = own.amax(1)
+    is_out = ~_allowed(mask, width) & (settings[:, compiled.HAS_MASK, None] > 0)
+    greedy = own.masked_fill(is_out, -math.inf).argmax(1)
     scale = -(own - best[:, None]).exp().sum(1).log()
     ending = _ending(counts, stops, ends, width)
     changed = _penalised(_biased(own, counts, biases), settings, history, chosen, position, step)
     is_early = step < settings[:, compiled.MIN_TOKENS]
-    changed = changed.masked_fill(is_early[:, None] & ending.any(1), -math.inf)
+    changed = changed.masked_fill(is_early[:, None] & ending.any(1) | is_out, -math.inf)
     highest, likeliest = changed.max(1)
     likeliest = torch.where(highest > -math.inf, likeliest, greedy)
     drawn = _drawn(changed - highest[:, None], settings, uniform(seed, position))
@@ -227,6 +244,12 @@ def _ending(counts: Tensor, stops: Tensor, ends: Sequence[int], width: int) -> T
     places = torch.where(count & (stops >= 0) & (stops < width), stops, width).long()
     found[:, 1].scatter_(1, places, True)
     return found[:, :, :width]
+
+
+def _allowed(mask: Tensor, width: int) -> Tensor:
+    """The bits of masks, bool ``[rows, tokens]``."""
+    bits = torch.arange(compiled.MASK_BITS, dtype=torch.int32, device=mask.device)
+    return ((mask[:, :, None] >> bits) & 1).flatten(1)[:, :width] > 0
 
 
 def _biased(logits: Tensor, counts: Tensor, biases: Tensor) -> Tensor:
@@ -299,7 +322,7 @@ class Sampler(nn.Module):
 
     def inputs(self, page_size: int = 16) -> dict[str, RowSpec]:
         """What the cell takes beside its own inputs, with the tokens so far in pages of so many."""
-        return sampling_inputs(self.limits, page_size)
+        return sampling_inputs(self.limits, page_size, self.vocabulary)
 
     def forward(
         self,
@@ -311,11 +334,12 @@ class Sampler(nn.Module):
         seed: Tensor,
         stops: Tensor,
         biases: Tensor,
+        mask: Tensor,
     ) -> SampledToken:
         """``logits`` ``[rows, vocabulary]`` of the rows' ``token`` int64 ``[rows]``, which are appended to ``history``;
         the rest is as of ``Asked``."""
         history.append(token.to(torch.int32))
-        asked = Asked(settings, seed, stops, biases)
+        asked = Asked(settings, seed, stops, biases, mask)
         if token.is_cpu and is_eager(token):
             chosen = spans.is_read.nonzero()[:, 0]
             logits = logits[chosen]

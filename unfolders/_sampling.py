@@ -16,6 +16,7 @@ from cellrt.cells import _sampling as places
 from cellrt.numbers import as_integer, as_real
 
 HIGHEST_SEED = (1 << 63) - 1
+MOST_ANSWERED = 1 << 30
 
 
 class _Number(NamedTuple):
@@ -63,6 +64,8 @@ EXAMPLE = {
     "min_tokens": 0,
     "ignore_eos": False,
     "stop_tokens": [0],
+    "allowed_tokens": [0],
+    "answered": 0,
     "seed": 0,
     "logprobs": 0,
 }
@@ -81,6 +84,7 @@ class SamplingRequests:
         self._logprobs = cell.outputs["top_token"].shape[0]
         self._no_stops = torch.full((self._stops,), -1, dtype=torch.int32, device="cpu")
         self._no_biases = torch.zeros(self._biases, 2, device="cpu")
+        self._no_mask = torch.zeros(cell.inputs["mask"].shape, dtype=torch.int32, device="cpu")
 
     def read(self, request: Mapping[str, Any], prompt: int, max_tokens: int) -> tuple[dict[str, Any], int]:
         """The inputs of the cell by name, and how many of the likeliest tokens are told.
@@ -90,11 +94,13 @@ class SamplingRequests:
         settings = np.zeros(places.NUM_SETTINGS)
         for name, number in NUMBERS.items():
             settings[number.place] = number.read(name, request[name]) if name in request else number.usual
-        stops, biases = self._read_stops(request), self._read_biases(request)
-        settings[places.MIN_TOKENS] = _integer(request, "min_tokens", 0, max_tokens)
+        stops, biases, mask = self._read_stops(request), self._read_biases(request), self._read_mask(request)
+        answered = _integer(request, "answered", 0, MOST_ANSWERED)
+        settings[places.MIN_TOKENS] = _integer(request, "min_tokens", 0, answered + max_tokens)
         settings[places.NUM_LOGPROBS] = told = _integer(request, "logprobs", 0, self._logprobs)
         settings[places.IGNORES_END] = _flag(request, "ignore_eos")
-        settings[places.PROMPT] = prompt
+        settings[places.PROMPT] = prompt - answered
+        settings[places.HAS_MASK] = mask is not None
         settings[places.NUM_STOPS], settings[places.NUM_BIASES] = len(stops), len(biases)
         seed = _integer(request, "seed", -HIGHEST_SEED - 1, HIGHEST_SEED) if "seed" in request else secrets.randbits(63)
         given = {
@@ -102,6 +108,7 @@ class SamplingRequests:
             "seed": seed,
             "stops": _filled(self._no_stops, stops),
             "biases": _filled(self._no_biases, list(biases.items())),
+            "mask": self._no_mask if mask is None else mask,
         }
         return given, told
 
@@ -127,11 +134,45 @@ class SamplingRequests:
             found[token] = found.get(token, 0) + bias.read(f"logit_bias of {token}", value)
         return found
 
+    def _read_mask(self, request: Mapping[str, Any]) -> Tensor | None:
+        """The bits of the tokens that may be chosen; None where all may."""
+        given = request.get("allowed_tokens")
+        if given is None:
+            return None
+        vocabulary, allowed = self._vocabulary or 0, _array_of(given)
+        flags = np.zeros(places.MASK_BITS * len(self._no_mask), np.bool_)
+        if allowed is not None and allowed.dtype == np.bool_ and allowed.shape == (vocabulary,):
+            flags[:vocabulary] = allowed
+        elif allowed is not None and allowed.dtype.kind in "iu" and allowed.ndim == 1:
+            if allowed.size and not 0 <= allowed.min() <= allowed.max() < vocabulary:
+                wrong = allowed.min() if allowed.min() < 0 else allowed.max()
+                raise RequestError(f"expected tokens from 0 to {vocabulary - 1} in allowed_tokens, got {wrong}")
+            flags[allowed] = True
+        elif allowed is None or allowed.size:
+            raise RequestError(f"expected allowed_tokens as a list of tokens, or {vocabulary} bools, got {given!r:.80}")
+        if not flags.any():
+            raise RequestError("expected allowed_tokens with at least one token, got none")
+        return torch.from_numpy(np.packbits(flags, bitorder="little").view(np.int32))
+
     def _token(self, name: str, given: object) -> int:
         token, vocabulary = as_integer(given), self._vocabulary or 0
         if token is None or not 0 <= token < vocabulary:
             raise RequestError(f"expected tokens from 0 to {vocabulary - 1} in {name}, got {given!r:.80}")
         return token
+
+
+def _array_of(given: object) -> np.ndarray[Any, np.dtype[Any]] | None:
+    """What was given as a list of tokens or flags, as numbers; None for what has none."""
+    if isinstance(given, Tensor):
+        return given.detach().cpu().numpy() if given.dtype in (torch.bool, torch.int32, torch.int64) else None
+    if not isinstance(given, list | tuple | np.ndarray):
+        return None
+    try:
+        found = np.asarray(given)
+    except (ValueError, OverflowError):  # rows of several lengths, numbers of more than 64 bits
+        return None
+    is_plain = isinstance(given, np.ndarray) or all(type(each) is not bool for each in given)
+    return found if is_plain else None
 
 
 def _filled(like: Tensor, values: list[Any]) -> Tensor:

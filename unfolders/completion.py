@@ -39,6 +39,9 @@ def complete(
     - ``repetition_penalty`` (of all tokens so far), ``presence_penalty``, ``frequency_penalty`` (of those of the
       answer), ``logit_bias`` ({token: number});
     - ``min_tokens``, ``ignore_eos``, ``stop_tokens``: the answer ends with one of them, or with the end token;
+    - ``allowed_tokens``: a list of the only tokens that are chosen, or bool ``[vocabulary]``;
+    - ``answered``: how many tokens of the answer were made before, of which the prompt's last is the newest. Penalties
+      of the answer and ``min_tokens`` count them;
     - ``logprobs``: so many of the likeliest tokens of each step are results ``top_token`` and ``top_logprob``
       ``[steps taken, most]``, the likeliest first; behind so many are -1 and minus infinity.
 

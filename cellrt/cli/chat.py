@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cellrt.cli.dtypes import DTypeOption
 from cellrt.cli.serve import workers_of
 from cellrt.cli.shown import failing_well
 
@@ -32,6 +33,7 @@ def chat(
     ] = None,
     seed: Annotated[int | None, typer.Option(help="The same one draws the same tokens.")] = None,
     device: Annotated[str, typer.Option(help="Where the model runs: cpu:1, or a GPU, such as cuda:0.")] = "cpu:1",
+    dtype: DTypeOption = None,
 ) -> None:
     """Talk with a language model. Answers come as they are made; Ctrl-C stops one, Ctrl-D ends."""
     workers = workers_of(device)
@@ -39,7 +41,8 @@ def chat(
     with failing_well():
         import cellrt
 
-        model = cellrt.load(path, workers=list(workers) if isinstance(workers, tuple) else workers)
+        chosen = None if dtype is None else dtype.value
+        model = cellrt.load(path, dtype=chosen, workers=list(workers) if isinstance(workers, tuple) else workers)
         keeps = model.language.kind == "decoder"  # else nothing is kept, and all is read each time
         with model, model.conversation() if keeps else nullcontext() as session:
             said: list[Mapping[str, Any]] = [] if system is None else [{"role": "system", "content": system}]

@@ -15,6 +15,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from cellrt.cli.dtypes import ENVIRONMENT as DTYPE
+from cellrt.cli.dtypes import DTypeOption
 from cellrt.cli.fields import fields_of, made_of, with_fields
 from cellrt.cli.shown import complaint, failing_well
 from cellrt.errors import DefinitionError
@@ -174,6 +176,7 @@ def serve(
             )
         ),
     ] = "cpu",
+    dtype: DTypeOption = None,
     front_ends: Annotated[
         int, typer.Option(min=1, max=256, help="Number of processes that read requests and write answers.")
     ] = 1,
@@ -301,6 +304,8 @@ def serve(
             limits=_limits(context.obj or {}),
             engine=made_of(EngineSettings, engine),
         )
+        if dtype is not None:  # which the engine's process looks at, and one that takes its place
+            os.environ[DTYPE] = dtype.value
         _check_importable(settings)
         if spans is not Spans.OFF and not timeline:
             raise DefinitionError("--spans needs a --timeline that it can read")

@@ -9,6 +9,7 @@ To the compiler the operators write to nothing, so that it copies no pages. What
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -51,6 +52,13 @@ ATTEND_SPAN = torch.ops.cellrt.attend_span.default
 """Reads the rows of the own node in the batch."""
 MADE_AFTER = torch.ops.cellrt.made_after.default
 """A copy of ``value``, made after ``after``."""
+
+
+def implement(operator: Any, function: Callable[..., Tensor]) -> None:
+    """Have a function compute an operator where a program runs in Python, with what it writes to pages."""
+    for key in ("CPU", "CUDA"):
+        _LIBRARY.impl(operator, function, key)
+
 
 ALL = (APPEND_AND_ATTEND, ATTEND_PAGES, APPEND_PAGES, ATTEND_SPAN, MADE_AFTER)
 

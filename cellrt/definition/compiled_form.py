@@ -28,7 +28,7 @@ from cellrt.definition.form_inputs import check_inputs
 from cellrt.definition.snapshot import is_settled
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.definition.task_memory import BATCH_SIZES, FIRST_INPUT, POSITIONS, STEPS
-from cellrt.definition.traced_pages import KERNELS, TracedPages, attend_span, is_traced
+from cellrt.definition.traced_pages import KERNELS, TracedPages, attend_span, implement, is_traced
 from cellrt.errors import DefinitionError
 from cellrt.native.jit import c_function, nogil, nogil_part
 from cellrt.native.memory import as_pointer, read_float, read_int, read_word, read_words, start_of, write_word
@@ -51,6 +51,7 @@ __all__ = [
     "as_pointer",
     "attend_span",
     "batch_sizes",
+    "implement",
     "is_settled",
     "is_traced",
     "nogil",

@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
+import torch.fx.experimental._config as symbolic_config
 from torch import nn
 from torch.export import Dim, ExportedProgram
 from torch.export.graph_signature import InputKind
 from torch.func import functional_call
 
 from cellrt.definition.computation import Computation, call, count_rows, named_outputs
+from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input, plain
-from cellrt.definition.traced_pages import unflatten, with_what_was_appended
+from cellrt.definition.traced_pages import PagesAreReadError, flatten, tracing, unflatten, with_what_was_appended
 from cellrt.errors import DefinitionError
+
+EXAMPLE_ROWS, EXAMPLE_NODES = 7, 5
+LEAST_VALUES = 2
+"""Fewest values of a ragged input: torch makes the code special for fewer."""
+ATTENTION = "cellrt.cells.cached_attention"
+"""Who computes what programs of cells with pages or spans call."""
 
 
 class ExportedModule(nn.Module):
     """A loaded program as a module; its weights are buffers.
 
-    torch.export takes sizes of 0 and 1 for special, so the program is for two rows and more; fewer are filled up.
+    torch.export takes sizes of 0 and 1 for special, so the program is for two rows and more; fewer are filled up. That
+    of a cell with pages or spans is for any number.
     """
 
     def __init__(self, program: ExportedProgram, weights: Mapping[str, torch.Tensor], outputs: Sequence[str]) -> None:
@@ -47,10 +57,15 @@ class ExportedModule(nn.Module):
 
     def forward(self, *inputs: CellInput) -> dict[str, torch.Tensor]:
         """Runs the program on inputs ``[rows, *shape]``; returns the outputs by name."""
-        rows, is_small = count_rows(inputs[0]), _are_small(inputs)
-        given = [getattr(self, name) for name in self._weights]
-        for value in inputs:
-            given += _flat(_with_one_more(value) if is_small else value)
+        given, is_small = [getattr(self, name) for name in self._weights], False
+        if any(isinstance(value, PagedRows | Spans) for value in inputs):
+            importlib.import_module(ATTENTION)
+            given += flatten(inputs)
+        else:
+            is_small = _are_small(inputs)
+            for value in inputs:
+                given += _flat(_with_one_more(value) if is_small else value)
+        rows = count_rows(inputs[0])
         results = self._program(*(getattr(self, k) if isinstance(k, str) else given[k] for k in self._order))
         return dict(zip(self._outputs, [value[:rows] for value in results] if is_small else results, strict=True))
 
@@ -90,10 +105,6 @@ def export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, 
     It has a number of values of its own for each ragged input; if the code needs them equal, one for all. Raises
     DefinitionError if torch cannot export the code.
     """
-    if cell.has_spans:
-        raise DefinitionError(
-            f"cell {cell.name!r} cannot be exported: it has pages or spans, which torch.export does not know"
-        )
     if sum(spec.ragged for spec in cell.inputs.values()) > 1:
         with contextlib.suppress(DefinitionError):
             return _export_pure(cell, module, weights, are_equal=False)
@@ -104,7 +115,8 @@ def _export_pure(
     cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
 ) -> ExportedProgram:
     """Exports a program that writes to no input: with copies of those that the cell was seen to write to, or of all."""
-    for written in (cell.written, set(cell.inputs)):
+    plain_inputs = {name for name, spec in cell.inputs.items() if not spec.has_nodes}
+    for written in (cell.written & plain_inputs, plain_inputs):
         program = _export_once(cell, module, weights, are_equal, written)
         if not program.graph_signature.user_inputs_to_mutate:
             return program
@@ -118,6 +130,32 @@ def _export_once(
     are_equal: bool,
     written: Iterable[str],
 ) -> ExportedProgram:
+    if cell.has_spans:
+        inputs, sizes = example_of(cell, Dim("rows", min=1), are_equal)
+    else:
+        inputs, sizes = _plain_example(cell, are_equal)
+    is_general = symbolic_config.patch(backed_size_oblivious=cell.has_spans)  # type: ignore[attr-defined]
+    try:
+        with is_general, tracing(), torch.inference_mode(False), torch.no_grad():
+            program = torch.export.export(
+                Exportable(cell, module, weights, written),
+                (list(weights.values()), inputs),
+                dynamic_shapes=([None] * len(weights), sizes),
+                strict=False,
+            )
+    except PagesAreReadError as error:
+        raise DefinitionError(f"cell {cell.name!r} cannot be exported: {error}") from error
+    except Exception as error:
+        raise DefinitionError(
+            f"cell {cell.name!r} cannot be exported for any number of rows (its code may ask for x.shape[0], but "
+            f"not len(x), and not decide by values): {type(error).__name__}: {error}"
+        ) from error
+    program.example_inputs = None  # they hold the weights
+    return program
+
+
+def _plain_example(cell: Computation, are_equal: bool) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
+    """As ``example_of``, of a program for two rows and more."""
     rows = Dim("rows", min=2, max=max(4, cell.max_batch + 1))
     shared = Dim("values", min=2)
     inputs: list[torch.Tensor] = []
@@ -126,20 +164,38 @@ def _export_once(
         inputs += _flat(value)
         values = shared if are_equal else Dim(f"values{k}", min=2)
         sizes += [{0: values}, {0: rows + 1}] if spec.ragged else [{0: rows}]
-    try:
-        program = torch.export.export(
-            Exportable(cell, module, weights, written),
-            (list(weights.values()), inputs),
-            dynamic_shapes=([None] * len(weights), sizes),
-            strict=False,
-        )
-    except Exception as error:
-        raise DefinitionError(
-            f"cell {cell.name!r} cannot be exported for any number of rows (its code may ask for x.shape[0], but "
-            f"not len(x), and not decide by values): {type(error).__name__}: {error}"
-        ) from error
-    program.example_inputs = None  # they hold the weights
-    return program
+    return inputs, sizes
+
+
+def example_of(cell: Computation, rows: Any, has_equal_values: bool) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
+    """Zeros for the inputs, and what their sizes are: sizes that may differ do differ, and none is 0 or 1."""
+    inputs: list[torch.Tensor] = []
+    sizes: list[dict[int, Any]] = []
+    nodes = Dim("nodes", min=1)
+    of_nodes = [torch.tensor([0, 1, 2, 4, 5, 7]), torch.tensor([0, 1, 2, 2, 3, 4, 4]), torch.ones(EXAMPLE_ROWS) > 0]
+    for k, spec in enumerate(cell.inputs.values()):
+        count = EXAMPLE_ROWS
+        if spec.ragged:
+            number = 0 if has_equal_values else k
+            count = 2 * EXAMPLE_ROWS + 1 + 2 * number
+            inputs.append(torch.zeros(count, *spec.shape, dtype=spec.dtype))
+            inputs.append(torch.tensor([*range(0, 2 * EXAMPLE_ROWS, 2), count]))
+            sizes += [{0: Dim(f"values{number}", min=LEAST_VALUES)}, {0: rows + 1}]
+        elif spec.page_size:
+            pages, width = 12 + 2 * k, 25 + 2 * k
+            inputs.append(torch.zeros(pages, *spec.stored.shape, dtype=spec.dtype))
+            inputs += [
+                torch.zeros(shape, dtype=torch.int32) for shape in ((EXAMPLE_NODES, width), EXAMPLE_NODES, count)
+            ]
+            sizes += [{0: Dim(f"pages{k}", min=1)}, {0: nodes, 1: Dim(f"width{k}", min=1)}, {0: nodes}, {0: rows}]
+        else:
+            shape, dtype = ((), torch.int32) if spec.span else (spec.shape, spec.dtype)
+            inputs.append(torch.zeros(count, *shape, dtype=dtype))
+            sizes.append({0: rows})
+    if cell.has_spans:
+        inputs += [value if value.dtype == torch.bool else value.to(torch.int32) for value in of_nodes]
+        sizes += [{0: nodes + 1}, {0: rows}, {0: rows}]
+    return inputs, sizes
 
 
 def _flat(value: CellInput) -> list[torch.Tensor]:

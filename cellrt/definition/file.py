@@ -51,7 +51,9 @@ FIELDS = frozenset(
     }
 )
 """Of a description, beside its digest, and of a cell that says that it is not row-wise one more."""
-NOT_ROW_WISE = "row_wise"
+NOT_ROW_WISE, MAX_BATCH_ROWS = "row_wise", "max_batch_rows"
+"""Of some cells alone, as the parts of a spec of pages and spans are."""
+OF_NODES = ("page_size", "appends", "page_dim", "span")
 
 
 def save_cell(cell: Computation, identity: Identity, folder: str | Path) -> None:
@@ -91,6 +93,8 @@ def save_cell(cell: Computation, identity: Identity, folder: str | Path) -> None
     }
     if not cell.declaration.row_wise:
         description[NOT_ROW_WISE] = False
+    if cell.has_spans:
+        description[MAX_BATCH_ROWS] = cell.declaration.sizes.largest_rows
     new = folder / f"{DESCRIPTION}.new"
     new.write_text(json.dumps({**description, "digest": _digest_of(description)}, indent=2) + "\n")
     os.replace(new, folder / DESCRIPTION)
@@ -104,7 +108,7 @@ def read_cell(folder: str | Path) -> tuple[ExportedModule, bool, Declaration, Id
     folder = Path(folder)
     description = _read_description(folder)
     try:
-        if description.keys() - {NOT_ROW_WISE} != FIELDS:
+        if description.keys() - {NOT_ROW_WISE, MAX_BATCH_ROWS} != FIELDS:
             raise ValueError(f"expected the fields {sorted(FIELDS)}, got {sorted(description)}")
         _check_files(folder, description["sha256"])
         declaration = _declaration_of(description)
@@ -153,6 +157,7 @@ def _declaration_of(description: Mapping[str, Any]) -> Declaration:
         if spec.ragged:
             raise ValueError(f"output {key!r} is ragged")
     sizes = [description[key] for key in ("max_batch", "min_batch", "batch_sizes")]
+    most_rows, has_spans = description.get(MAX_BATCH_ROWS), any(spec.has_nodes for spec in inputs.values())
     lists = {key: description[key] for key in ("carry", "finite", "batch_sizes")}
     if [type(value) for value in lists.values()] != [dict, list, list]:
         raise ValueError(f"expected a dict and two lists, got {lists!r}")
@@ -162,7 +167,7 @@ def _declaration_of(description: Mapping[str, Any]) -> Declaration:
         outputs,
         check_carry(name, inputs, outputs, description["carry"]),
         check_finite(name, outputs, description["finite"]),
-        check_sizes(name, *sizes),
+        check_sizes(name, sizes[0], sizes[1], sizes[2], most_rows, has_spans),
         check_priority(name, description["priority"]),
         check_row_wise(name, description.get(NOT_ROW_WISE, True)),
     )
@@ -194,15 +199,20 @@ def _weights_of(module: Callable[..., Any]) -> dict[str, torch.Tensor]:
 
 
 def _spec_to_json(spec: RowSpec) -> dict[str, Any]:
-    return {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch."), "ragged": spec.ragged}
+    written = {"shape": list(spec.shape), "dtype": str(spec.dtype).removeprefix("torch."), "ragged": spec.ragged}
+    return {**written, **({name: getattr(spec, name) for name in OF_NODES} if spec.has_nodes else {})}
 
 
 def _spec_from_json(name: str, value: Mapping[str, Any]) -> RowSpec:
-    if set(value) != {"shape", "dtype", "ragged"} or not isinstance(value["ragged"], bool):
+    of_nodes = {key: value[key] for key in OF_NODES if key in value}
+    is_span = of_nodes.get("span", "") in ("", "partial", "whole")
+    if not is_span or not isinstance(of_nodes.get("appends", False), bool):
+        raise ValueError(f"{name!r}: expected what is said of pages and spans, got {value!r}")
+    if set(value) - {*OF_NODES} != {"shape", "dtype", "ragged"} or not isinstance(value["ragged"], bool):
         raise ValueError(f"{name!r}: expected shape, dtype and ragged, got {value!r}")
     if value["dtype"] not in list(DTYPE_NAMES):
         raise ValueError(f"{name!r}: expected a dtype of {', '.join(DTYPE_NAMES)}, got {value['dtype']!r}")
-    return as_spec(name, RowSpec(tuple(value["shape"]), DTYPE_NAMES[value["dtype"]], value["ragged"]))
+    return as_spec(name, RowSpec(tuple(value["shape"]), DTYPE_NAMES[value["dtype"]], value["ragged"], **of_nodes))
 
 
 def _hex(value: object) -> str:

@@ -7,7 +7,7 @@ reads or writes them otherwise stays eager.
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -18,6 +18,13 @@ from torch._subclasses.fake_tensor import FakeTensor
 from cellrt.definition import attention_operator as operators
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
+
+
+def implement(**functions: Callable[..., Tensor]) -> None:
+    """Have functions compute the operators of these names, such as ``attend_pages``, where programs run in Python."""
+    for name, function in functions.items():
+        operators.implement(getattr(torch.ops.cellrt, name).default, function)
+
 
 KERNELS: dict[str, Any] = {}
 """The functions (``TaskFunction``) that compiled code calls by its variables' names, from whoever has them."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Protocol, Self, TypeVar
 
 import torch
@@ -17,10 +18,14 @@ from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
 from cellrt.engine.records import SessionRecord
 from cellrt.engine.serving import Serving
+from cellrt.engine.sessions import Sessions
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
+from cellrt.numbers import as_integer
+
+MOST_ROWS = 1 << 31
 
 
 class OfModel(Protocol):
@@ -132,8 +137,20 @@ class Session:
 
         Waits for nothing. Raises SessionError if the session has ended, EngineClosedError.
         """
+        self.cut_back(0)
+
+    def cut_back(self, rows: int) -> None:
+        """Leaves the session the first ``rows`` rows of all its states, after the requests submitted so far.
+
+        So it is as one that was never told of what followed them, such as the end of an answer that nobody wanted. All
+        states must grow by a row a step, as keys and values do. Waits for nothing: a session that has fewer rows, or a
+        state of a fixed size, ends, and its next request says so. 0 makes any session new.
+
+        Raises RequestError for what is no number of rows, SessionError if the session has ended, EngineClosedError.
+        """
+        count = checked_rows(rows)
         self._engine._collector.flush()
-        self._manager.tell_in(self._record, lambda sessions: sessions.replace(self._record, None))
+        self._manager.tell_in(self._record, lambda sessions: sessions.cut_back(self._record, count))
 
     def export(self) -> bytes:
         """The state after the requests submitted so far, in the safetensors format: see ``restore``.
@@ -187,6 +204,23 @@ class Session:
             raise SessionError(f"{self._record}: the state is of other cells: unknown are {sorted(tensors)}")
         self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, None if is_new else saved))
 
+    def copy_to(self, sessions: Sequence[Session]) -> None:
+        """Gives other sessions of the model the state that this one has, after the requests submitted to each so far.
+
+        So what they have in common is computed once. The copy is in host memory, once for all of them, and comes with
+        the next request of each.
+
+        Raises RequestError for what is no other session of this model, SessionError if one has ended, OverloadError if
+        the states in host memory take all that they may; some may have the state then.
+        """
+        records = records_of(sessions, self._engine, self.model)
+        if any(record is self._record or record.model is not self._record.model for record in records):
+            raise RequestError(f"copy_to: expected other sessions of the model of {self._record}")
+        self._engine._collector.flush()
+        saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
+        for record in records:
+            self._manager.call_in(record, partial(Sessions.replace, record=record, saved=saved))
+
     def close(self) -> None:
         """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
 
@@ -199,12 +233,29 @@ class Session:
         with suppress(SessionError):  # what it was asked before may have ended it
             self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
 
+    def leave(self) -> None:
+        """As ``close``, but waits for nothing."""
+        if self._record.error is not None or self._manager.turns.is_parents:
+            return
+        self._engine._collector.flush()
+        ended = SessionError(f"{self._record} is closed")
+        with suppress(SessionError, EngineClosedError):
+            self._manager.tell_in(self._record, lambda sessions: sessions.end(self._record, ended))
+
 
 def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
     """The shape of a row of a state, given the spec of what the arenas hold."""
     if not layout.page_size:
         return spec.shape
     return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]
+
+
+def checked_rows(rows: object) -> int:
+    """How many rows a session is to keep. Raises RequestError for what is no such number."""
+    count = as_integer(rows)
+    if count is None or not 0 <= count < MOST_ROWS:
+        raise RequestError(f"cut_back: expected a number of rows, got {rows!r:.80}")
+    return count
 
 
 def own_sessions(

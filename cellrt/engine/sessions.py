@@ -321,6 +321,38 @@ class Sessions:
             self._processor.drop_states(record.id)
         self._resident.pop(record, None)
 
+    def cut_back(self, record: SessionRecord, rows: int) -> None:
+        """Leaves an idle session so many rows of its growing states; ends one that has fewer, or other states.
+
+        Where its last pages stay the same, nothing is copied; else what stays goes to host memory.
+        """
+        if rows == 0:
+            self.replace(record, None)
+            return
+        grown = record.states[record.num_rows :]
+        lengths = self._lengths(record)
+        if record.num_rows or not grown or min(lengths) < rows:
+            what = "has states of a fixed size" if record.num_rows or not grown else f"has {min(lengths)} rows"
+            self.end(record, SessionError(f"{record} could not be cut back to {rows} rows: it {what}"))
+            return
+        sizes = [layout.page_size for layout in grown]
+        if record.saved is None and all(-(-length // size) == -(-rows // size) for length, size in zip(lengths, sizes)):
+            for slot in range(len(grown)):
+                bring_pages(self._processor.tables, record.id, slot, rows)
+            return
+        try:
+            self.replace(record, [value[:rows].copy() for value in self.read(record) or ()])
+        except OverloadError as error:
+            self.end(record, SessionError(f"{record} could not be cut back to {rows} rows: {error}"))
+
+    def _lengths(self, record: SessionRecord) -> list[int]:
+        """The rows of an idle session's growing states."""
+        if record.saved is not None:
+            return [len(value) for value in record.saved[record.num_rows :]]
+        if record.id < 0:
+            return [0] * (len(record.states) - record.num_rows)
+        return [pages.length for pages in self._pages(record)]
+
     def end(self, record: SessionRecord, error: SessionError) -> None:
         """Ends a session that has no running request, for good: later requests on it get ``error``."""
         record.error = error

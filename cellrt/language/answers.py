@@ -5,11 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, Self
+from typing import NamedTuple, Protocol, Self
 
 import torch
 
-from cellrt.engine.stream import Stream
 from cellrt.errors import SessionError
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
@@ -95,7 +94,7 @@ class Reader:
         """Return the piece that a step completes, if it does."""
         token = _token_of(step, self._num_likeliest)
         self.made.append(token.id)
-        if token.id in self._ends and len(self.made) > self._min_tokens:
+        if token.id in self._ends:  # the model makes none before ``min_tokens``
             self.finish_reason = STOP
             return None
         self._untold.append(token)
@@ -130,6 +129,17 @@ def _token_of(step: Mapping[str, torch.Tensor], num_likeliest: int) -> Token:
     return Token(int(step["token"]), float(step["logprob"]), likeliest)
 
 
+class Steps(Protocol):
+    """The steps of a request as they are made, each by the names of its results."""
+
+    def __next__(self) -> Mapping[str, torch.Tensor]: ...
+
+    async def __anext__(self) -> Mapping[str, torch.Tensor]: ...
+
+    def close(self) -> None:
+        """Give up what has not been made."""
+
+
 class TextStream:
     """An answer as it is made: iterate with ``for`` or ``async for``. Leaving it gives the answer up.
 
@@ -145,7 +155,7 @@ class TextStream:
 
     def __init__(
         self,
-        start: Callable[[Sequence[int], Conversation | None], Stream],
+        start: Callable[[Sequence[int], Conversation | None], Steps],
         language: Language,
         options: Options,
         prompt: Sequence[int],
@@ -154,7 +164,7 @@ class TextStream:
         self._start, self._reader, self._prompt = start, Reader(language, options), prompt
         self._conversation = conversation if conversation is not None and conversation.take() else None
         self._is_restarted = False
-        self._stream: Stream | None = None
+        self._stream: Steps | None = None
         self.num_cached_tokens = 0
         try:
             self._begin()
@@ -169,7 +179,8 @@ class TextStream:
         if self._conversation is not None:
             rest = self._conversation.unread(self._prompt)
         self._stream = self._start(rest, self._conversation)
-        self.num_cached_tokens = len(self._prompt) - len(rest)
+        is_cache = self._conversation is not None and self._conversation.is_cache
+        self.num_cached_tokens = len(self._prompt) - len(rest) if is_cache else 0
 
     def __iter__(self) -> Self:
         return self
@@ -247,17 +258,17 @@ class TextStream:
 
     def _end(self, last: Piece | None = None) -> Piece:
         """Take in that no more is needed; return the last piece."""
-        if self._conversation is not None and not self._reader.is_cut:
-            self._conversation.note_read(self._prompt, self._reader.made)
-        self._leave()
+        self._leave(is_whole=not self._reader.is_cut)
         end = self._reader.end()
         return end if last is None else Piece(last.text + end.text, last.tokens + end.tokens, end.finish_reason)
 
-    def _leave(self) -> None:
+    def _leave(self, is_whole: bool = False) -> None:
         stream, self._stream = self._stream, None
         if stream is not None:
             stream.close()
         if self._conversation is not None:
+            if self._reader.made:
+                self._conversation.note_read(self._prompt, self._reader.made, is_whole=is_whole)
             self._conversation.give_back()
             self._conversation = None
 

@@ -11,6 +11,7 @@ from typing import Any, Self
 
 from cellrt.errors import RequestError
 from cellrt.language.checkpoint import Checkpoint
+from cellrt.language.grammar import Grammars
 from cellrt.language.template import ChatTemplate
 from cellrt.language.text import Tokenizer
 from cellrt.numbers import as_integer
@@ -72,6 +73,12 @@ class Language:
         if self.chat_template is None:
             raise RequestError(f"model {self.name!r}: its checkpoint has no chat template: it goes on with texts alone")
         return ChatTemplate(self.chat_template, self.special_tokens)
+
+    @cached_property
+    def grammars(self) -> Grammars:
+        """The forms that answers may have. Raises RequestError, as ``Grammars`` and ``tokenizer`` do."""
+        _ = self.tokenizer
+        return Grammars(self.tokenizer_json or b"", self.vocabulary, self.end_tokens)
 
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the tokens of a text, or of tokens these, checked. Raises RequestError for what is neither."""

@@ -4,26 +4,32 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from functools import partial
 from os import PathLike, fspath
 from typing import Any, Self
 
 import torch
 
+from cellrt.engine.due import due
 from cellrt.engine.engine import Engine
-from cellrt.engine.stream import Stream
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.language.answers import Answer, TextStream
+from cellrt.language.answers import Answer, Steps, TextStream
+from cellrt.language.branches import Branch, Branches, are_worth_it
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
+from cellrt.language.masks import MaskedSteps
 from cellrt.language.options import Options
-from cellrt.language.served import LanguageUnfolder
+from cellrt.language.served import LanguageUnfolder, dtype_of
 from cellrt.language.served import load as load_checkpoint
 from cellrt.numbers import as_integer
 from cellrt.process.client import Client
 
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
+OF_REQUEST = ("session", "deadline", "schedule_by", "priority", "max_unread")
+"""Options of how an answer is asked for, not of the answer."""
 DEFAULT_TOKENS = 256
 """The most tokens of an answer by ``generate``, where nothing is said."""
 
@@ -32,7 +38,7 @@ def load(
     path: str | PathLike[str],
     *,
     name: str | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     engine: Engine | Client | None = None,
     **options: Any,
 ) -> LanguageModel:
@@ -41,8 +47,8 @@ def load(
     Args:
         path: of the folder or file.
         name: of the model in the engine; default: that of the folder or file.
-        dtype: in which it computes; None: what the environment's ``CELLRT_DTYPE`` says (float32, bfloat16, float16, or
-            int8 for weights of linear layers), or float32.
+        dtype: in which it computes: float32, bfloat16, float16, or int8 for the weights of linear layers; also as a
+            text. None: what the environment's ``CELLRT_DTYPE`` says, or float32.
         engine: that serves it, beside others; a client's reads the checkpoint there. Default: one of its own, which
             ends with the model.
         options: as of ``Engine``, for one of its own.
@@ -59,7 +65,7 @@ def load(
         source = source_of(fspath(path) if name is None else f"{fspath(path)}:{name}")
         engine.register(source)
         return LanguageModel(_unfolder_of(engine, source.rpartition(":")[2]), engine, is_registered=True)
-    made = load_checkpoint(fspath(path), name, dtype)
+    made = load_checkpoint(fspath(path), name, dtype_of(dtype, "dtype") if isinstance(dtype, str) else dtype)
     return LanguageModel(made, engine, **options)
 
 
@@ -152,7 +158,7 @@ class LanguageModel:
 
     async def agenerate(self, prompt: Prompt, **options: Any) -> Answer:
         """As ``generate``; cancelling the task gives the answer up."""
-        tokens = await asyncio.to_thread(self._tokens_of, prompt)
+        tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
         with self.stream(tokens, **options) as stream:
             return stream.answer([piece async for piece in stream])
 
@@ -181,18 +187,30 @@ class LanguageModel:
     def samples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
         """Return ``n`` answers to one prompt or conversation, which are made together; the options of ``stream``.
 
-        With a ``seed`` each answer has the next one.
+        With a ``seed`` each answer has the next one. A long prompt is read once for all of them.
         """
+        tokens, options = self._prepared(prompt, options)
+        branching = self._branching(tokens, n, options)
+        branches = None if branching is None else branching.read()
         with ExitStack() as stack:
-            streams = self._streams(self._tokens_of(prompt), n, options, stack)
-            return [stream.answer(stream) for stream in streams]
+            streams = self._streams(tokens, n, options, stack, branching, branches)
+            if all(options.get(name) is None for name in ("mask", "response_format")):
+                return [stream.answer(stream) for stream in streams]
+            with ThreadPoolExecutor(n) as readers:  # their tokens are asked for one by one
+                return list(readers.map(lambda stream: stream.answer(stream), streams))
 
     async def asamples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
         """As ``samples``; cancelling the task gives the answers up."""
-        tokens = await asyncio.to_thread(self._tokens_of, prompt)
+        tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
+
+        async def read(stream: TextStream) -> Answer:
+            return stream.answer([piece async for piece in stream])
+
+        branching = self._branching(tokens, n, options)
+        branches = None if branching is None else await branching.aread()
         with ExitStack() as stack:
-            streams = self._streams(tokens, n, options, stack)
-            return [stream.answer([piece async for piece in stream]) for stream in streams]
+            streams = self._streams(tokens, n, options, stack, branching, branches)
+            return list(await asyncio.gather(*map(read, streams)))
 
     def embed(
         self,
@@ -232,11 +250,44 @@ class LanguageModel:
         text: Any = prompt
         return self.language.tokens_of(text)
 
-    def _streams(self, tokens: list[int], n: int, options: dict[str, Any], stack: ExitStack) -> list[TextStream]:
-        """Submit a prompt for so many answers; the stack leaves them."""
+    def _prepared(self, prompt: Prompt | Messages, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
+        """Return a prompt's tokens, and options whose grammar is ready."""
+        if options.get("response_format") is None:
+            return self._tokens_of(prompt), options
+        of_answer = {name: value for name, value in options.items() if name not in OF_REQUEST}
+        grammar = options_of(of_answer).prepared(self.language).mask
+        return self._tokens_of(prompt), {**options, "response_format": None, "mask": grammar}
+
+    def _branching(self, tokens: list[int], n: int, options: dict[str, Any]) -> Branches | None:
+        """Return what reads a prompt once for so many answers, where that is worth it. Raises RequestError."""
         if as_integer(n) is None or n < 1:
             raise RequestError(f"n: expected a number of answers, got {n!r:.80}")
-        return [stack.enter_context(self._stream(tokens, number, **options)) for number in range(n)]
+        if options.get("session") is not None or not are_worth_it(self.language, tokens, n):
+            return None
+        of_answer = {name: value for name, value in options.items() if name not in OF_REQUEST}
+        options_of(of_answer).request(self.language, tokens, self.language.room_for(tokens))  # or nothing is read
+        when = due(options.get("deadline"), options.get("schedule_by"))
+        return Branches(partial(self.engine.session, self.name), tokens, n, when, options.get("priority", 1))
+
+    def _streams(
+        self,
+        tokens: list[int],
+        n: int,
+        options: dict[str, Any],
+        stack: ExitStack,
+        branching: Branches | None,
+        branches: Sequence[Branch] | None,
+    ) -> list[TextStream]:
+        """Submit a prompt for so many answers; the stack leaves them."""
+        if branching is None or branches is None:
+            return [stack.enter_context(self._stream(tokens, number, **options)) for number in range(n)]
+        for branch in branches:  # also where not all are submitted
+            stack.callback(branch.session.leave)
+        options = {**options, "deadline": branching.due.done_s, "schedule_by": None}
+        return [
+            stack.enter_context(self._stream(tokens, number, **options, session=branch))
+            for number, branch in enumerate(branches)
+        ]
 
     def _stream(
         self,
@@ -252,15 +303,20 @@ class LanguageModel:
         **options: Any,
     ) -> TextStream:
         """Submit a prompt; ``number``: of its answer, among several."""
-        chosen, room = options_of(options), self.language.room_for(tokens)
+        chosen, room = options_of(options).prepared(self.language), self.language.room_for(tokens)
 
-        def start(rest: Sequence[int], within: Conversation | None) -> Stream:
+        def start(rest: Sequence[int], within: Conversation | None) -> Steps:
             request = chosen.request(self.language, rest, room, number)
+            if (mask := chosen.new_mask()) is not None:
+                session = None if within is None else within.session
+                when = due(deadline, schedule_by)
+                opened = partial(self.engine.session, self.name)
+                return MaskedSteps(opened, session, request, mask, self.language, due=when, priority=priority)
             how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
             how["max_unread"] = max_unread
             if within is not None:
-                stream: Stream = within.session.stream(request, **how)
-                return stream
+                steps: Steps = within.session.stream(request, **how)
+                return steps
             return self.engine.stream(self.name, request, **how)
 
         return TextStream(start, self.language, chosen, tokens, session)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 from cellrt.errors import RequestError
+from cellrt.language.grammar import Grammar, schema_of
 from cellrt.language.language import Language
+from cellrt.language.masks import Mask
 
 MOST_UNSAID = 4096
 """The most tokens of an answer whose request says nothing of its length, where the context has room for more."""
@@ -47,6 +49,11 @@ class Options:
         stop_tokens: further tokens that end the answer.
         seed: the same one draws the same tokens; of several answers each has the next. None: one that nobody knows.
         logprobs: how many of the likeliest tokens are told beside each that was chosen.
+        mask: a function that is told of the tokens of the answer so far, and returns those that may follow: a list of
+            them, bool ``[vocabulary]``, or None for all. No answer ends before one of its end tokens is allowed.
+            What it raises is the error of this answer alone. Several answers share it.
+        response_format: as OpenAI's: ``{"type": "json_object"}``, or ``{"type": "json_schema", "json_schema":
+            {"schema": ...}}``. The package ``llguidance`` finds what may follow.
     """
 
     max_tokens: int | None = None
@@ -64,6 +71,30 @@ class Options:
     stop_tokens: Sequence[int] = ()
     seed: int | None = None
     logprobs: int = 0
+    mask: Mask | Grammar | None = None
+    response_format: Mapping[str, Any] | None = None
+
+    def prepared(self, language: Language) -> Self:
+        """Return the same with the grammar of ``response_format`` as the mask, which may take a second.
+
+        Raises RequestError for what no answer of the model can be held to.
+        """
+        schema = None if self.response_format is None else schema_of(self.response_format)
+        if self.mask is not None and not (callable(self.mask) or isinstance(self.mask, Grammar)):
+            raise RequestError(f"mask: expected a function, got {self.mask!r:.80}")
+        if (schema is not None or self.mask is not None) and language.kind != "decoder":
+            raise RequestError(f"model {language.name!r}: no mask and no response_format, only a decoder has those")
+        if schema is None:
+            return replace(self, response_format=None)
+        if self.mask is not None:
+            raise RequestError("response_format: expected no mask beside it")
+        if self.ignore_eos:
+            raise RequestError("response_format: expected no ignore_eos beside it: the form ends the answer")
+        return replace(self, response_format=None, mask=language.grammars.of(schema))
+
+    def new_mask(self) -> Mask | None:
+        """Return what says which tokens may follow in one more answer, if anything does."""
+        return self.mask.begin() if isinstance(self.mask, Grammar) else self.mask
 
     def request(self, language: Language, tokens: Sequence[int], room: int, number: int = 0) -> dict[str, Any]:
         """Return what the model's unfolder takes for a prompt; ``number``: of the answer, among several to one prompt.

@@ -51,9 +51,13 @@ def load(path: str, name: str | None = None, dtype: torch.dtype | None = None) -
 
 def dtype_said() -> torch.dtype | None:
     """Return the dtype that the environment names. Raises DefinitionError for none that a model may have."""
-    said = os.environ.get(DTYPE, "")
+    return dtype_of(os.environ.get(DTYPE, ""), DTYPE)
+
+
+def dtype_of(said: str, where: str) -> torch.dtype | None:
+    """Return the dtype of a name; None of none. Raises DefinitionError, naming ``where``, for no model's."""
     if said and said not in DTYPES:
-        raise DefinitionError(f"{DTYPE}: expected one of {', '.join(DTYPES)}, got {said!r:.40}")
+        raise DefinitionError(f"{where}: expected one of {', '.join(DTYPES)}, got {said!r:.40}")
     return getattr(torch, said) if said else None
 
 

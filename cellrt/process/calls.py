@@ -67,6 +67,7 @@ class Calls:
             "bind": self._bind,
             "check": self._check,
             "close": self._close,
+            "copy": self._copy,
             "explain": self._explain,
             "export": self._export,
             "has_workers": self._has_workers,
@@ -206,6 +207,10 @@ class Calls:
 
     def _restore(self, guest: Guest, state: bytes, session: int) -> Answer:
         guest.session(session).restore(state)
+        return None, b""
+
+    def _copy(self, guest: Guest, _: bytes, session: int, others: list[int]) -> Answer:
+        guest.session(session).copy_to([guest.session(other) for other in others])
         return None, b""
 
     def _close(self, guest: Guest, _: bytes, session: int) -> Answer:

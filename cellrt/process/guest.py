@@ -172,9 +172,10 @@ class Guest:
         elif kind == Kind.CANCEL:
             for (id,) in LENGTH.iter_unpack(body):
                 self._cancel(id)
-        elif kind == Kind.RESET:
+        elif kind == Kind.CUT_BACK:
+            (session,), (rows,) = LENGTH.iter_unpack(body)
             with suppress(CellrtError):  # its next request says so
-                self.session(*LENGTH.unpack(body)).reset()
+                self.session(session).cut_back(rows)
         elif kind == Kind.TEMPLATE:
             self._templates.append(read_template(body))
         elif kind == Kind.FORGET:

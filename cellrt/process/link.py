@@ -103,9 +103,9 @@ class Link:
         self._cancelled.extend(self._unanswered.forget(ids))
         self.send_news()
 
-    def reset(self, session: int) -> None:
-        """Makes a session new, after the requests submitted so far; waits for nothing."""
-        self._send(lambda: self._wire.send([Message(Kind.RESET, (LENGTH.pack(session),))]))
+    def cut_back(self, session: int, rows: int) -> None:
+        """Leaves a session so many rows, after the requests submitted so far; waits for nothing."""
+        self._send(lambda: self._wire.send([Message(Kind.CUT_BACK, (LENGTH.pack(session), LENGTH.pack(rows)))]))
 
     def call(
         self, name: str, blob: bytes = b"", undo: Callable[[Awaited], object] | None = None, **arguments: Any

@@ -11,7 +11,7 @@ from cellrt.engine.awaited import Awaited
 from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
 from cellrt.engine.due import Due, due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
-from cellrt.engine.session import own_sessions, state_bytes
+from cellrt.engine.session import checked_rows, own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import DeviceError, EngineClosedError
 from cellrt.process.binding import Binding
@@ -111,7 +111,11 @@ class RemoteSession:
 
     def reset(self) -> None:
         """As ``Session.reset``: waits for nothing. A session that has ended says so with its next request."""
-        self._link.reset(self._number)
+        self._link.cut_back(self._number, 0)
+
+    def cut_back(self, rows: int) -> None:
+        """As ``Session.cut_back``."""
+        self._link.cut_back(self._number, checked_rows(rows))
 
     def export(self) -> bytes:
         """As ``Session.export``."""
@@ -121,10 +125,20 @@ class RemoteSession:
         """As ``Session.restore``."""
         self._link.call("restore", state_bytes(state), session=self._number)
 
+    def copy_to(self, sessions: Sequence[RemoteSession]) -> None:
+        """As ``Session.copy_to``."""
+        others = [number for _, number in parts_of(sessions, self._link, self.model)]
+        self._link.call("copy", session=self._number, others=others)
+
     def close(self) -> None:
         """As ``Session.close``."""
         if not self._link.is_parents:
             self._link.call("close", session=self._number)
+
+    def leave(self) -> None:
+        """As ``Session.leave``."""
+        if not self._link.is_parents:
+            self._link.tell("close", session=self._number)
 
 
 def parts_of(sessions: Sequence[object], link: Link, model: str) -> list[tuple[Binding, int]]:

@@ -31,7 +31,7 @@ from cellrt.errors import DeviceError, OverloadError
 from cellrt.process import memory, short_calls
 from cellrt.process.memory import Part
 
-PROTOCOL = 7
+PROTOCOL = 8
 """Of both ends; they are of one version of cellrt."""
 REGION_BYTES = 4 << 20
 """Memory for the bodies of one direction; only what is written to takes any."""
@@ -67,8 +67,8 @@ class Kind(IntEnum):
     now, for clients that unfolded for it."""
     CLOSING = 12
     """Of the engine: it closes in good order."""
-    RESET = 13
-    """Of a client: a session is to be made new."""
+    CUT_BACK = 13
+    """Of a client: a session is to have so many of its rows; none: to be made new."""
 
 
 class Message(NamedTuple):

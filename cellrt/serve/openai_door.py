@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from contextlib import aclosing
+from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
 
@@ -18,11 +18,13 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.routing import BaseRoute, Route
 
-from cellrt.engine.stream import Stream
+from cellrt.engine.due import Due, due
 from cellrt.errors import CellrtError, RequestError, UnknownModelError
-from cellrt.language.answers import Piece, TextStream
+from cellrt.language.answers import Piece, Steps, TextStream
+from cellrt.language.branches import Branches, are_worth_it
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
+from cellrt.language.masks import MaskedSteps
 from cellrt.language.options import Options
 from cellrt.serve import openai_messages as messages
 from cellrt.serve.described import Described, language_in
@@ -61,7 +63,8 @@ class Asked(NamedTuple):
         described, language: of the model.
         prompts: tokens of each.
         options: how answers are made.
-        conversation: that the prompt belongs to, if any.
+        sessions: a conversation or a branch of each answer to each prompt, if any.
+        due: of all answers.
     """
 
     request: messages.HowAnswered
@@ -69,7 +72,8 @@ class Asked(NamedTuple):
     language: Language
     prompts: Sequence[Sequence[int]]
     options: Options
-    conversation: Conversation | None
+    sessions: Sequence[Sequence[Conversation | None]]
+    due: Due
 
 
 class OpenAIDoor:
@@ -178,56 +182,104 @@ class OpenAIDoor:
         count = how.n or 1
         if len(prompts) * count > messages.MOST_ANSWERS:
             raise messages.WrongFieldError("n", f"expected at most {messages.MOST_ANSWERS} answers to all prompts")
-        conversation = None
+        if options.response_format is not None:
+            options = await asyncio.to_thread(_prepared, options, language)
+        sessions: list[Sequence[Conversation | None]] = [[None] * count for _ in prompts]
         if how.session_id is not None and language.kind == "decoder" and len(prompts) * count == 1:
-            conversation = await self._conversations.of(described, how.session_id)
-        asked = Asked(how, described, language, prompts, options, conversation)
+            sessions = [[await self._conversations.of(described, how.session_id)]]
+        when = due(how.deadline_s, how.schedule_by_s)
+        asked = Asked(how, described, language, prompts, options, sessions, when)
         streams: dict[int, TextStream] = {}
-        pieces = [
-            self._pieces(asked, prompt * count + number, streams)
-            for prompt in range(len(prompts))
-            for number in range(count)
-        ]
         if how.stream:
-            events = self._events(form, asked, pieces, streams)
+            events = self._events(form, asked, streams)
             return EventStream(events, self._limits.write_timeout_s, {}, messages.told)
-        collecting = asyncio.ensure_future(_collected(pieces))
+        collecting = asyncio.ensure_future(self._collected(asked, streams))
         made = await unless_gone(collecting, gone(request.receive))
         answers = [streams[number].answer(each) for number, each in enumerate(made)]
         seen = SEEN.get() or [""]
         return json_response(form.whole(answers, _usage(asked, streams)), request_id=seen[-1])
 
+    @asynccontextmanager
+    async def _sources(
+        self, asked: Asked, streams: dict[int, TextStream]
+    ) -> AsyncGenerator[Sequence[AsyncGenerator[Piece]]]:
+        """Give the pieces of each answer. A long prompt is read once for all of its answers before."""
+        count, priority = asked.request.n or 1, _how(asked.request)["priority"]
+        for prompt in asked.prompts:  # before any is read
+            asked.options.request(asked.language, prompt, asked.language.room_for(prompt))
+        opened = partial(self._backend.client.session, asked.described.name)
+        found, reading = (
+            list(asked.sessions),
+            {
+                place: Branches(opened, prompt, count, asked.due, priority)
+                for place, prompt in enumerate(asked.prompts)
+                if are_worth_it(asked.language, prompt, count)
+            },
+        )
+
+        async def read(place: int) -> None:
+            branches = await reading[place].aread()
+            for branch in branches or ():  # also where nobody begins with it
+                stack.callback(branch.session.leave)
+            found[place] = branches or found[place]
+
+        with ExitStack() as stack:
+            tasks = [asyncio.ensure_future(read(place)) for place in reading]
+            try:
+                await asyncio.gather(*tasks)
+            finally:
+                for task in tasks:
+                    task.cancel()
+                await asyncio.gather(*tasks, return_exceptions=True)
+            left = next(iter(reading.values())).due if reading else asked.due
+            asked = asked._replace(sessions=found, due=left)
+            yield [self._pieces(asked, number, streams) for number in range(count * len(asked.prompts))]
+
+    async def _collected(self, asked: Asked, streams: dict[int, TextStream]) -> list[list[Piece]]:
+        async with self._sources(asked, streams) as pieces:
+            return await _collected(pieces)
+
     async def _pieces(self, asked: Asked, number: int, streams: dict[int, TextStream]) -> AsyncGenerator[Piece]:
         """Yield the pieces of one answer, by its number among all; leaving gives it up."""
         count = asked.request.n or 1
-        prompt = asked.prompts[number // count]
+        prompt, session = asked.prompts[number // count], asked.sessions[number // count][number % count]
         room, name = asked.language.room_for(prompt), asked.described.name
         note_first = self._door.measures.first_result_of(name)
 
-        def start(rest: Sequence[int], within: Conversation | None) -> Stream:
+        def start(rest: Sequence[int], within: Conversation | None) -> Steps:
             how = {**_how(asked.request), "max_unread": self._limits.max_unread}
+            how["deadline"], how["schedule_by"] = asked.due
             given = asked.options.request(asked.language, rest, room, number % count)
             client = self._backend.client
-            stream: Stream = (partial(client.stream, name) if within is None else within.session.stream)(given, **how)
+            if (mask := asked.options.new_mask()) is not None:
+                return MaskedSteps(
+                    partial(client.session, name),
+                    None if within is None else within.session,
+                    given,
+                    mask,
+                    asked.language,
+                    due=asked.due,
+                    priority=how["priority"],
+                    note=self._door.note,
+                )
+            stream = (partial(client.stream, name) if within is None else within.session.stream)(given, **how)
             self._door.note(stream.future)
             return stream
 
         with self._door.counted(name), self._door.place_of_stream():
-            made = TextStream(start, asked.language, asked.options, prompt, asked.conversation)
+            made = TextStream(start, asked.language, asked.options, prompt, session)
             streams[number] = made
             with made:
                 async for piece in made:
                     note_first()
                     yield piece
 
-    async def _events(
-        self, form: Form, asked: Asked, pieces: Sequence[AsyncGenerator[Piece]], streams: dict[int, TextStream]
-    ) -> AsyncGenerator[bytes]:
+    async def _events(self, form: Form, asked: Asked, streams: dict[int, TextStream]) -> AsyncGenerator[bytes]:
         options = asked.request.stream_options
         counts = bool(options is not None and options.include_usage)
         more: dict[str, Any] = {"usage": None} if counts else {}
         begun: set[int] = set()
-        async with aclosing(_merged(pieces)) as merged:
+        async with self._sources(asked, streams) as pieces, aclosing(_merged(pieces)) as merged:
             async for number, piece in merged:
                 for choice in form.choices(number, piece, is_first=number not in begun):
                     yield encode(form.piece([choice], **more))
@@ -242,6 +294,14 @@ def _usage(asked: Asked, streams: dict[int, TextStream]) -> dict[str, Any]:
     made = sum(stream.num_tokens for stream in streams.values())
     cached = sum(stream.num_cached_tokens for stream in streams.values())
     return usage_of(sum(map(len, asked.prompts)), made, cached)
+
+
+def _prepared(options: Options, language: Language) -> Options:
+    """Return options whose grammar is ready. Raises WrongFieldError."""
+    try:
+        return options.prepared(language)
+    except RequestError as error:
+        raise messages.WrongFieldError("response_format", str(error).removeprefix("response_format: ")) from error
 
 
 def _how(asked: messages.HowAnswered | messages.EmbeddingRequest) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 from cellrt.cells import _sampling as places
-from cellrt.cells.sampling import Asked, SampledToken, SamplingLimits, sample
+from cellrt.cells.sampling import Asked, SampledToken, SamplingLimits, mask_words, sample
 from cellrt.definition.spans import PagedRows, Spans
 
 LIMITS = SamplingLimits(biases=4, stops=3, logprobs=5)
@@ -40,6 +40,7 @@ class Wanted:
     seed: int = 0
     text: Sequence[int] = (0,)
     made: int = 0
+    allowed: Sequence[int] | None = None
 
     def settings(self) -> list[float]:
         """As the cell's input."""
@@ -49,6 +50,7 @@ class Wanted:
         settings[places.IGNORES_END], settings[places.NUM_LOGPROBS] = self.ignores_end, self.logprobs
         settings[places.PROMPT] = len(self.text) - self.made
         settings[places.NUM_STOPS], settings[places.NUM_BIASES] = len(self.stops), len(self.biases)
+        settings[places.HAS_MASK] = self.allowed is not None
         return settings
 
 
@@ -78,7 +80,12 @@ def changed_logits(logits: Sequence[float], wanted: Wanted) -> list[float]:
     if wanted.made < wanted.min_tokens:
         for token in (END, *wanted.stops):
             found[token] = -math.inf
-    return found
+    if wanted.allowed is None:
+        return found
+    masked = [logit if token in wanted.allowed else -math.inf for token, logit in enumerate(found)]
+    if max(masked) == -math.inf:  # nothing is left: the likeliest of the model's own that are allowed
+        masked[max(wanted.allowed, key=lambda token: logits[token])] = 0.0
+    return masked
 
 
 def probabilities(logits: Sequence[float], wanted: Wanted) -> list[float]:
@@ -119,13 +126,18 @@ def run(
     offsets, nodes = torch.arange(count + 1, dtype=torch.int32), torch.arange(count, dtype=torch.int32)
     is_read = torch.ones(count, dtype=torch.bool)
     history = PagedRows(pages, tables, lengths, offsets, nodes, lengths - 1, is_read)
+    mask = torch.full((count, mask_words(logits.shape[1])), 7, dtype=torch.int32)
+    for row, each in enumerate(wanted):
+        if each.allowed is not None:
+            flags = np.isin(np.arange(32 * mask.shape[1]), each.allowed)
+            mask[row] = torch.from_numpy(np.packbits(flags, bitorder="little").view(np.int32))
     stops = torch.full((count, LIMITS.stops), -1, dtype=torch.int32)
     biases = torch.full((count, LIMITS.biases, 2), 3.0)
     for row, each in enumerate(wanted):
         stops[row, : len(each.stops)] = torch.tensor(each.stops, dtype=torch.int32)
         biases[row, : len(each.biases)] = torch.tensor(list(each.biases.items())).view(-1, 2)
     settings = torch.tensor([each.settings() for each in wanted], dtype=torch.float64)
-    asked = Asked(settings, torch.tensor([each.seed for each in wanted]), stops, biases)
+    asked = Asked(settings, torch.tensor([each.seed for each in wanted]), stops, biases, mask)
     rows = torch.arange(count) if chosen is None else torch.tensor(chosen)
     given = history, Spans(offsets, lengths - 1, is_read), asked
     history, spans, asked = (type(each)(*(_moved(value, device) for value in each)) for each in given)

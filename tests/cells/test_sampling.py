@@ -39,6 +39,7 @@ WANTED = st.builds(
     biases=st.dictionaries(TOKENS, st.sampled_from([-100.0, -1.0, 0.5, 2.0]), max_size=LIMITS.biases),
     seed=st.integers(-(1 << 63), (1 << 63) - 1),
     text=st.lists(TOKENS, min_size=1, max_size=9),
+    allowed=st.none() | st.lists(TOKENS, min_size=1, max_size=30),
 ).flatmap(lambda each: st.builds(replace, st.just(each), made=st.integers(0, len(each.text) - 1)))
 
 

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from cellrt.cli import app
@@ -42,6 +43,19 @@ def test_a_model_without_a_template_goes_on_with_the_text(monkeypatch: pytest.Mo
     output = talk(monkeypatch, "hello\n", chat_template=None)
     with models.LanguageModel(served(tiny.checkpoint()), workers=1) as model:
         assert output == f"{shown(model.generate('hello', max_tokens=8).text)}\n"
+
+
+def test_a_model_computes_in_the_dtype_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[Any] = []
+
+    def load(path: str, name: str | None, dtype: object) -> Any:
+        seen.append(dtype)
+        return served(tiny.checkpoint())
+
+    monkeypatch.setattr(models, "load_checkpoint", load)
+    for options in ([], ["--dtype", "float16"], ["--dtype", "int8"]):
+        assert CliRunner().invoke(app, ["chat", "some", *options], input="").exit_code == 0
+    assert seen == [None, torch.float16, torch.int8]
 
 
 def test_what_is_no_checkpoint_is_one_line(tmp_path: Path) -> None:

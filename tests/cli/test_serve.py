@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import os
 import runpy
 import socket
 import subprocess
@@ -19,6 +20,7 @@ from typer.testing import CliRunner
 
 import cellrt
 from cellrt.cli import app
+from cellrt.cli.dtypes import ENVIRONMENT as DTYPE
 from cellrt.errors import DefinitionError, DeviceError
 from cellrt.serve.settings import Settings
 
@@ -99,6 +101,17 @@ def test_how_long_connections_stay_comes_from_options_the_environment_or_a_file(
     serve(MODEL, "--config", path, "--ping-timeout-s", 0, env={"CELLRT_SERVE_KEEP_ALIVE_S": "5.5"})
     assert [(settings.keep_alive_s, settings.ping_timeout_s) for settings in told] == [(75, 30), (3, 4), (5.5, 0)]
     assert "--keep-alive-s: expected a number of seconds" in serve(MODEL, "--keep-alive-s", "inf", status=1)
+
+
+def test_a_dtype_is_what_all_processes_find_in_the_environment(
+    told: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(DTYPE, "bfloat16")
+    serve(MODEL)
+    assert os.environ[DTYPE] == "bfloat16"
+    serve(MODEL, "--dtype", "float16")
+    assert os.environ[DTYPE] == "float16"
+    assert "'float64' is not one of" in serve(MODEL, "--dtype", "float64", status=2)
 
 
 @pytest.mark.parametrize("origin", ["a.example", "https://a.example/page", "https://"])

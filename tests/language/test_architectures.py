@@ -9,15 +9,16 @@ from tests.language.small_models import MODELS, VOCABULARY, saved
 
 PROMPTS = [[1, 7, 9, 3, 3, 11, 50], [5], [30, 31, 8, 8], list(range(3, 43)), [58, 4]]
 STEPS = 12
-TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.05}
+TOLERANCES = {torch.float32: 1e-5, torch.bfloat16: 0.05, torch.float16: 0.01}
 """Of log-probabilities, as a part of the largest logit; and of the numbers of an embedding of length 1."""
 DECODERS = [name for name, (kind, _) in MODELS.items() if "LM" in kind]
 ENCODER_DECODERS = [name for name in MODELS if name.startswith("T5")]
 
 
 def each(names, halves):
-    """All in float32, and some in bfloat16: what these have in common is the same code."""
-    return [(name, torch.float32) for name in names] + [(name, torch.bfloat16) for name in halves]
+    """All in float32, and some in 16 bits: what these have in common is the same code."""
+    some = [(name, dtype) for name in halves for dtype in (torch.bfloat16, torch.float16)]
+    return [(name, torch.float32) for name in names] + some
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 import json
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 import cellrt
 from cellrt.errors import DefinitionError
 from cellrt.language.checkpoints import read_checkpoint
+from cellrt.language.checkpoints.gguf_file import read_gguf
 from tests.cells.smollm import smollm
 from tests.language.small_models import MODELS, saved
 from tests.language.test_architectures import PROMPTS, STEPS, answers, check_tokens
@@ -148,6 +150,23 @@ def test_blocks_of_few_bits_become_numbers(tmp_path):
     module = read_checkpoint(path).make("lm").cells[0].module
     found = module.model.layers[0].mlp.up.weight.numpy()
     np.testing.assert_array_equal(found, package.dequantize(blocks, kind))
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps").exists(), reason="needs /proc")
+def test_blocks_that_were_read_leave_nothing_of_the_file_in_memory(tmp_path):
+    package = pytest.importorskip("gguf", reason="needs gguf: pip install gguf")
+    kind, path, rows = package.GGMLQuantizationType.Q8_0, tmp_path / "large.gguf", 4096
+    blocks = package.quantize(np.random.default_rng(0).standard_normal((rows, 1024), np.float32), kind)
+    content = gguf({}, {"weight": (int(kind), blocks)})
+    described = text("weight") + struct.pack("<IQQ", 2, *blocks.shape[::-1])
+    path.write_bytes(content.replace(described, described[:-16] + struct.pack("<QQ", 1024, rows)))
+    file = read_gguf(path)
+    made = file.tensors["weight"].read()
+    np.testing.assert_array_equal(made.numpy(), package.dequantize(blocks, kind))
+    lines = Path("/proc/self/smaps").read_text().splitlines()
+    (at,) = [number for number, line in enumerate(lines) if line.endswith(str(path))]
+    resident = next(line for line in lines[at:] if line.startswith("Rss:"))
+    assert 1024 * int(resident.split()[1]) < blocks.nbytes / 10
 
 
 @pytest.mark.parametrize("kind", [1, 30])

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 import cellrt
+from cellrt.errors import DefinitionError
 from cellrt.language.model import LanguageModel
 from tests.language import small_models
 
@@ -58,6 +59,19 @@ def test_answers_are_drawn_as_they_are_asked_for(folders: dict[str, Path]) -> No
         assert (stopped.finish_reason, stopped.num_tokens) == ("stop", made.index(made[2]) + 1)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", torch.int8])
+def test_a_model_is_loaded_in_the_dtype_that_is_said(folders: dict[str, Path], dtype: Any) -> None:
+    with cellrt.load(folders["SmolLM"], workers=1, dtype=dtype) as model:
+        made = model.generate(PROMPT, max_tokens=8)
+    name = str(dtype).removeprefix("torch.")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("CELLRT_DTYPE", name)
+        with cellrt.load(folders["SmolLM"], workers=1) as model:
+            assert model.generate(PROMPT, max_tokens=8) == made
+    with pytest.raises(DefinitionError, match="dtype: expected one of float32"):
+        cellrt.load(folders["SmolLM"], workers=1, dtype="float64")
+
+
 @pytest.mark.parametrize(
     "how", [{"temperature": 1.0, "seed": 3}, {"repetition_penalty": 1.5}, {"presence_penalty": 1.0}]
 )
@@ -70,3 +84,13 @@ def test_a_conversation_changes_no_answer_that_is_drawn(folders: dict[str, Path]
             assert (within.tokens, within.num_cached_tokens) == (alone.tokens, read)
             read = len(prompt) + 5
             prompt = [*prompt, *(token.id for token in within.tokens), 4]
+
+
+def test_a_conversation_with_a_state_of_fixed_size_begins_anew_where_a_prompt_differs(folders: dict[str, Path]) -> None:
+    with cellrt.load(folders["Mamba 2"], workers=1) as model, model.conversation() as session:
+        for prompt, cached in ((PROMPT, 0), ([*PROMPT[:3], 7, 7], 0), ([*PROMPT[:2], 5], 0)):
+            within = model.generate(prompt, max_tokens=6, session=session)
+            assert (within.tokens, within.num_cached_tokens) == (model.generate(prompt, max_tokens=6).tokens, cached)
+        read = [*PROMPT[:2], 5, *(token.id for token in within.tokens), 9]
+        longer = model.generate(read, max_tokens=6, session=session)
+        assert (longer.tokens, longer.num_cached_tokens) == (model.generate(read, max_tokens=6).tokens, 8)

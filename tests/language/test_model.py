@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -93,8 +94,59 @@ def test_a_conversation_changes_no_answer(model: LanguageModel) -> None:
             within = model.generate(prompt, max_tokens=8, session=session, stop=stop)
             alone = model.generate(prompt, max_tokens=8, stop=stop)
             assert (within.text, within.num_cached_tokens) == (alone.text, read)
-            read = len(prompt) + 7 if within.finish_reason == "length" else 0
+            read = len(prompt) + within.num_tokens - 1
             prompt = [*prompt, *(token.id for token in within.tokens), 4, 5]
+
+
+class Sessions:
+    """Remembers what a session was told, beside it."""
+
+    def __init__(self, session: Any) -> None:
+        self.session, self.rows = session, [0]
+
+    def cut_back(self, rows: int) -> None:
+        self.rows.append(rows)
+        self.session.cut_back(rows)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.session, name)
+
+
+@pytest.mark.parametrize("change", [0, 2, 9, 15, 18])
+def test_what_a_prompt_does_not_repeat_is_taken_back(model: LanguageModel, change: int) -> None:
+    """Of 12 tokens of a prompt, and 7 of 8 that were made; the last was never read."""
+    with model.conversation() as session:
+        seen = session._session = Sessions(session.session)  # type: ignore[assignment]
+        first = model.generate(list(range(1, 13)), max_tokens=8, session=session)
+        read = [*range(1, 13), *(token.id for token in first.tokens)][:19]
+        other = [*read[:change], (read[change] + 1) % 200, 3, 4]
+        within = model.generate(other, max_tokens=8, session=session)
+        assert within.text == model.generate(other, max_tokens=8).text
+        assert (within.num_cached_tokens, seen.rows[-1]) == (change, change)
+
+
+def test_what_follows_a_stop_string_is_what_was_shown(model: LanguageModel) -> None:
+    """The next turn has the visible text alone, and has all of it cached."""
+    whole = model.generate([1, 2, 3], max_tokens=12)
+    stop = whole.text[6:8]
+    visible = whole.text[: whole.text.index(stop)]
+    with model.conversation() as session:
+        cut = model.generate([1, 2, 3], max_tokens=300, stop=[stop], session=session)
+        assert (cut.text, cut.finish_reason) == (visible, "stop")
+        prompt = [1, 2, 3, *(token.id for token in whole.tokens[:4]), 70, 71]
+        after = model.generate(prompt, max_tokens=9, session=session)
+        assert (after.text, after.num_cached_tokens) == (model.generate(prompt, max_tokens=9).text, 7)
+
+
+def test_an_answer_that_was_left_is_cached_as_far_as_it_was_read(model: LanguageModel) -> None:
+    whole = model.generate([1, 2, 3], max_tokens=8)
+    with model.conversation() as session:
+        with model.stream([1, 2, 3], max_tokens=300, session=session) as stream:
+            while stream.num_tokens < 6:
+                next(stream)
+        prompt = [1, 2, 3, *(token.id for token in whole.tokens[:5]), 70]
+        after = model.generate(prompt, max_tokens=9, session=session)
+        assert (after.text, after.num_cached_tokens) == (model.generate(prompt, max_tokens=9).text, 8)
 
 
 def test_an_answer_beside_another_of_its_conversation_is_made_without(model: LanguageModel) -> None:

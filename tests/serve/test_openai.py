@@ -121,6 +121,23 @@ def test_n_answers_are_choices_of_their_own(client: Any) -> None:
     assert streamed == texts
 
 
+def test_a_long_prompt_is_read_once_for_its_answers(server: Server, client: Any) -> None:
+    prompts, more = [list(range(60, 160)), [5, 6], list(range(200, 80, -1))], {"max_tokens": 8, "temperature": 1.0}
+
+    def asked_of(prompt: Any, **options: Any) -> list[str]:
+        made = client.completions.create(model="tiny", prompt=prompt, **more, **options)
+        assert made.usage.prompt_tokens_details.cached_tokens == 0
+        return [choice.text for choice in made.choices]
+
+    alone = [text for prompt in prompts for seed in range(3) for text in asked_of(prompt, seed=seed)]
+    assert asked_of(prompts, n=3, seed=0) == alone
+    streamed = [""] * 9
+    for piece in client.completions.create(model="tiny", prompt=prompts, n=3, seed=0, stream=True, **more):
+        streamed[piece.choices[0].index] += piece.choices[0].text
+    assert streamed == alone
+    until(lambda: server.statistics()["sessions"]["open"] == 0, "what they began with is given back")
+
+
 def test_a_stop_string_cuts_an_answer(client: Any) -> None:
     text = client.completions.create(model="tiny", prompt="hello", max_tokens=30).choices[0].text
     stop = text[5:8]
@@ -205,9 +222,9 @@ def test_embeddings_are_numbers_or_their_bytes(server: Server, client: Any) -> N
         ("chat/completions", {"model": "tiny", "messages": SAID, "tools": [{}]}, "tools", "not supported"),
         (
             "chat/completions",
-            {"model": "tiny", "messages": SAID, "response_format": {"type": "json_object"}},
+            {"model": "tiny", "messages": SAID, "response_format": {"type": "yaml"}},
             "response_format",
-            "not supported",
+            "Invalid enum value 'yaml'",
         ),
         (
             "chat/completions",
@@ -305,11 +322,12 @@ def test_a_conversation_reads_what_is_new_alone_and_changes_no_answer(server: Se
         prompt, read = [*prompt, *made, 1, 2], len(prompt) + len(made) - 1
 
 
-def test_another_prompt_in_a_conversation_is_read_from_its_beginning(client: Any) -> None:
+def test_another_prompt_in_a_conversation_is_read_from_where_it_differs(client: Any) -> None:
     asked(client, [1, 2, 3, 4], session_id="other")
-    made = asked(client, [9, 8, 7], session_id="other")
-    assert made.choices[0].text == asked(client, [9, 8, 7]).choices[0].text
-    assert made.usage.prompt_tokens_details.cached_tokens == 0
+    for prompt, cached in (([1, 2, 9, 8, 7], 2), ([5, 6], 0)):
+        made = asked(client, prompt, session_id="other")
+        assert made.choices[0].text == asked(client, prompt).choices[0].text
+        assert made.usage.prompt_tokens_details.cached_tokens == cached
 
 
 def test_a_stop_string_in_a_conversation_leaves_nothing_unseen(client: Any) -> None:
@@ -319,4 +337,4 @@ def test_a_stop_string_in_a_conversation_leaves_nothing_unseen(client: Any) -> N
     longer = [1, 2, 3, 4, 5]
     made = asked(client, longer, session_id="cut")
     assert made.choices[0].text == asked(client, longer).choices[0].text
-    assert made.usage.prompt_tokens_details.cached_tokens == 0
+    assert made.usage.prompt_tokens_details.cached_tokens == 4

@@ -65,6 +65,7 @@ ASKED = st.fixed_dictionaries(
         "min_tokens": st.just(1),
         "logit_bias": st.just({5: 2.0}),
         "stop_tokens": st.just([4, 9]),
+        "allowed_tokens": st.sampled_from([[3, 5, 9, 11, END], [7]]),
         "logprobs": st.integers(0, 4),
     },
 )
@@ -217,7 +218,8 @@ def test_numbers_of_numpy_are_numbers(engine):
 
 
 def test_the_example_has_all_fields_so_that_they_are_found_in_json():
-    sent = {**EVERYTHING, "ignore_eos": True, "seed": 1 << 60, "prompt": [5, 9, 3], "max_tokens": 6}
+    sent = {**EVERYTHING, "ignore_eos": True, "seed": 1 << 60, "prompt": [5, 9, 3], "max_tokens": 6, "answered": 2}
+    sent["allowed_tokens"] = [3, 5, 8, 9, 11]
     read = form_of(MODEL.example, Limits()).read(json.loads(json.dumps(sent)), "request")
     assert_same_bits(run_one_by_one(MODEL, read), run_one_by_one(MODEL, sent))
 
@@ -310,6 +312,16 @@ def test_a_token_that_has_no_embedding_fails_its_request_alone(engine):
         ({"seed": 1 << 63}, "expected seed as an integer from -9223372036854775808"),
         ({"seed": 0.5}, "expected seed as an integer from"),
         ({"logprobs": 5}, "expected logprobs as an integer from 0 to 4, got 5"),
+        ({"allowed_tokens": []}, "expected allowed_tokens with at least one token, got none"),
+        ({"allowed_tokens": [0, VOCABULARY]}, f"in allowed_tokens, got {VOCABULARY}"),
+        ({"allowed_tokens": [-1]}, "in allowed_tokens, got -1"),
+        ({"allowed_tokens": [True]}, "expected allowed_tokens as a list of tokens, or 50 bools"),
+        ({"allowed_tokens": [0.5]}, "expected allowed_tokens as a list of tokens"),
+        ({"allowed_tokens": [[1], [2, 3]]}, "expected allowed_tokens as a list of tokens"),
+        ({"allowed_tokens": 3}, "expected allowed_tokens as a list of tokens"),
+        ({"allowed_tokens": torch.ones(3, dtype=torch.bool)}, "expected allowed_tokens as a list of tokens"),
+        ({"answered": -1}, "expected answered as an integer from 0"),
+        ({"min_tokens": 300, "answered": 3}, "expected min_tokens as an integer from 0 to 259"),
         ({"temprature": 1}, "got \\['temprature'\\] too"),
     ],
 )
@@ -330,11 +342,11 @@ class Own(nn.Module):
         super().__init__()
         self.sampler, self.vocabulary = Sampler(VOCABULARY, END, LIMITS), VOCABULARY
 
-    def forward(self, token, sums, history, spans, settings, seed, stops, biases):
+    def forward(self, token, sums, history, spans, settings, seed, stops, biases, mask):
         sums.append(token[:, None].float())
         totals = [sums.rows_of(node)[: position + 1].sum() for node, position in zip(sums.nodes, sums.positions)]
         logits = -(torch.stack(totals)[:, None] + 1 - torch.arange(VOCABULARY)).abs() % VOCABULARY
-        return self.sampler(logits, token, history, spans, settings, seed, stops, biases)
+        return self.sampler(logits, token, history, spans, settings, seed, stops, biases, mask)
 
 
 def test_a_decoder_of_ones_own_samples():
@@ -355,3 +367,34 @@ def test_a_module_that_has_no_vocabulary_is_refused():
     inputs = {"token": token, "sums": grows(1, page_size=4), **module.sampler.inputs(page_size=4)}
     with pytest.raises(DefinitionError, match="expected a module with an attribute vocabulary"):
         complete("own", cell(module, inputs, max_batch=4))
+
+
+@pytest.mark.parametrize("page_size, make", [(4, language_model), (3, layered_language_model)])
+def test_an_answer_made_a_token_a_request_is_the_answer_made_at_once(page_size, make):
+    """Of a session whose requests say how much of the answer there is."""
+    model = sampling_model(page_size, 16, make, keep=True)
+    asked = {**EVERYTHING, "seed": 4, "min_tokens": 9, "stop_tokens": [8, 11], "presence_penalty": -2.0}
+    with Engine(workers=1, page_bytes=1 << 20, compile="off") as engine:
+        engine.register(model, warm_up=False)
+        prompt = draw_prompt(1, 20)
+        whole = engine.submit("lm", {**asked, "prompt": prompt, "max_tokens": 12}).result(WAIT_S)
+        made, session = [], engine.session("lm")
+        for answered in range(len(whole["token"])):
+            request = {**asked, "prompt": prompt, "max_tokens": 1, "answered": answered}
+            request["min_tokens"] = min(9, answered + 1)
+            made.append(session.submit(request).result(WAIT_S))
+            prompt = made[-1]["token"]
+    assert_same_bits({name: torch.cat([one[name] for one in made]) for name in whole}, whole)
+
+
+def test_only_tokens_that_are_allowed_are_chosen(engine):
+    allowed = [3, 5, 9, 11]
+    flags = torch.zeros(VOCABULARY, dtype=torch.bool)
+    flags[allowed] = True
+    for asked in ({}, {**EVERYTHING, "seed": 1}, {"temperature": 100.0, "seed": 2}):
+        made = made_of(engine, allowed_tokens=allowed, max_tokens=12, **asked)
+        assert {*made["token"].tolist()} <= {*allowed}
+        for same in (flags, flags.numpy(), np.array(allowed), tuple(allowed)):
+            assert_same_bits(made_of(engine, allowed_tokens=same, max_tokens=12, **asked), made)
+    everything = made_of(engine, allowed_tokens=list(range(VOCABULARY)), max_tokens=12)
+    assert_same_bits(everything, made_of(engine, max_tokens=12))

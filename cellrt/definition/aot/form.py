@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from cellrt.definition.aot.library import Library
 from cellrt.definition.aot.pays import check_that_it_pays
-from cellrt.definition.aot.program import LEAST_VALUES, with_tied
+from cellrt.definition.aot.program import with_tied
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
 from cellrt.definition.aot.span_form import span_form, try_span_form
@@ -21,6 +21,7 @@ from cellrt.definition.company import row_of
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.examples import random_inputs
+from cellrt.definition.exported import LEAST_VALUES
 from cellrt.definition.row_wise import is_close
 from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spec import CellInput, RowSpec, copy_input

@@ -23,11 +23,10 @@ from cellrt.definition.aot.packing import pack_products, tied_weights
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
-from cellrt.definition.exported import Exportable
+from cellrt.definition.exported import EXAMPLE_ROWS, Exportable, example_of
 from cellrt.definition.snapshot import OF_EVERY_MODULE, FunctionSnapshot, weights_of
 from cellrt.definition.traced_pages import PagesAreReadError, is_own, tracing
 
-EXAMPLE_ROWS, EXAMPLE_NODES = 7, 5
 OWN_NAMESPACES = ("aten", "prims", "prim")
 TO_REAL = ("_fft_c2r", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft", "fft_hfft2", "fft_hfftn", "istft")
 WITHOUT_C_INTERFACE = frozenset((*TO_REAL, "fft_fftfreq", "fft_rfftfreq"))
@@ -37,8 +36,6 @@ ROWS_IN_TORCH = re.compile(r"L\['inputs'\]\[\d+\]\.size\(\)\[0\]")
 """How torch writes the number of rows of an input."""
 MAYBE_VIEWS = frozenset(("contiguous", "flatten", "reshape", "reshape_as", "ravel", "to", "type_as", "where"))
 """Operators that may return what they are given, though their schema does not say so."""
-LEAST_VALUES = 2
-"""Fewest values of a ragged input: torch makes the code special for fewer."""
 
 
 class StepProgram(NamedTuple):
@@ -162,7 +159,7 @@ def _export(
     given = list(weights.values())
     given += [torch.empty_like(given[number]) for number in tied]  # a tensor that comes twice is one to the trace
     rows = Dim("rows", min=least_rows)
-    inputs, sizes = _example(cell, rows, has_equal_values)
+    inputs, sizes = example_of(cell, rows, has_equal_values)
     memory = [torch.zeros(EXAMPLE_ROWS, *spec.shape, dtype=spec.dtype) for spec in cell.outputs.values()]
     module, before = cell.module, plain_attributes(cell.module)
     note_lines_of(module)
@@ -184,37 +181,6 @@ def _export(
         raise NotCompiledError(Reason.MEMORY)
     program.example_inputs = None  # they hold the weights
     return program
-
-
-def _example(cell: Computation, rows: Any, has_equal_values: bool) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
-    """Zeros for the inputs, and what their sizes are: sizes that may differ do differ, and none is 0 or 1."""
-    inputs: list[torch.Tensor] = []
-    sizes: list[dict[int, Any]] = []
-    nodes = Dim("nodes", min=1)
-    of_nodes = [torch.tensor([0, 1, 2, 4, 5, 7]), torch.tensor([0, 1, 2, 2, 3, 4, 4]), torch.ones(EXAMPLE_ROWS) > 0]
-    for k, spec in enumerate(cell.inputs.values()):
-        count = EXAMPLE_ROWS
-        if spec.ragged:
-            number = 0 if has_equal_values else k
-            count = 2 * EXAMPLE_ROWS + 1 + 2 * number
-            inputs.append(torch.zeros(count, *spec.shape, dtype=spec.dtype))
-            inputs.append(torch.tensor([*range(0, 2 * EXAMPLE_ROWS, 2), count]))
-            sizes += [{0: Dim(f"values{number}", min=LEAST_VALUES)}, {0: rows + 1}]
-        elif spec.page_size:
-            pages, width = 12 + 2 * k, 25 + 2 * k
-            inputs.append(torch.zeros(pages, *spec.stored.shape, dtype=spec.dtype))
-            inputs += [
-                torch.zeros(shape, dtype=torch.int32) for shape in ((EXAMPLE_NODES, width), EXAMPLE_NODES, count)
-            ]
-            sizes += [{0: Dim(f"pages{k}", min=1)}, {0: nodes, 1: Dim(f"width{k}", min=1)}, {0: nodes}, {0: rows}]
-        else:
-            shape, dtype = ((), torch.int32) if spec.span else (spec.shape, spec.dtype)
-            inputs.append(torch.zeros(count, *shape, dtype=dtype))
-            sizes.append({0: rows})
-    if cell.has_spans:
-        inputs += [value if value.dtype == torch.bool else value.to(torch.int32) for value in of_nodes]
-        sizes += [{0: nodes + 1}, {0: rows}, {0: rows}]
-    return inputs, sizes
 
 
 def plain_attributes(module: object) -> list[str]:

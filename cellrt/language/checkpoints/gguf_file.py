@@ -163,10 +163,13 @@ def _block_of(kind: int, where: str) -> tuple[int, int]:
 
 
 def _of_blocks(content: mmap.mmap, first: int, num_bytes: int, shape: tuple[int, ...], kind: int) -> Tensor:
-    """The numbers of blocks."""
+    """The numbers of blocks, whose own memory is given back: the file has them."""
     gguf = _package("a tensor")
     rows = np.frombuffer(content, np.uint8, num_bytes, first).reshape(*shape[:-1], -1)
-    return set_aside(torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType(kind))).view(shape))
+    made = set_aside(torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType(kind))).view(shape))
+    page = first // mmap.PAGESIZE * mmap.PAGESIZE
+    content.madvise(mmap.MADV_DONTNEED, page, first + num_bytes - page)
+    return made
 
 
 def _package(where: str) -> Any:

@@ -1,0 +1,102 @@
+"""Several answers to one prompt, which is read once: each goes on in a session with a copy of what was read."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from cellrt.engine.due import Due
+from cellrt.engine.future import RequestFuture
+from cellrt.errors import OverloadError
+from cellrt.language.conversation import Conversation
+from cellrt.language.language import Language
+
+LEAST_TOKENS = 64
+"""How many tokens of prompts must be saved: for fewer a copy takes as long."""
+
+
+class Branch(Conversation):
+    """What one answer begins with: all of a prompt but its last token. It ends with the answer."""
+
+    is_cache = False
+
+    def give_back(self) -> None:
+        """End with the answer."""
+        super().give_back()
+        self._session.leave()
+
+
+class Branches:
+    """Reads a prompt for several answers.
+
+    Args:
+        open_session: of the model.
+        prompt: tokens.
+        count: of the answers.
+        due, priority: of the reading, and of all of them.
+    """
+
+    def __init__(
+        self, open_session: Callable[[], Any], prompt: Sequence[int], count: int, due: Due, priority: int
+    ) -> None:
+        self._open, self._read, self._count = open_session, prompt[:-1], count
+        self._due, self._priority, self._began_s = due, priority, time.monotonic()
+        self._sessions: list[Any] = []
+
+    @property
+    def due(self) -> Due:
+        """Of the answers: what is left of it; the work on them has begun."""
+        return Due(self._due.after(time.monotonic() - self._began_s).done_s, None)
+
+    def read(self) -> list[Branch] | None:
+        """Return what each answer begins with; None if there is no room for so many sessions."""
+        try:
+            self._open_all()
+            self._submit().result()
+            return self._spread()
+        except OverloadError:
+            self._close_all()
+            return None
+        except BaseException:
+            self._close_all()
+            raise
+
+    async def aread(self) -> list[Branch] | None:
+        """As ``read``; cancelling it gives the reading up."""
+        try:
+            await asyncio.to_thread(self._open_all)
+            await self._submit()
+            return await asyncio.to_thread(self._spread)
+        except OverloadError:
+            self._close_all()
+            return None
+        except BaseException:
+            self._close_all()
+            raise
+
+    def _open_all(self) -> None:
+        for _ in range(self._count):
+            self._sessions.append(self._open())
+
+    def _submit(self) -> RequestFuture:
+        due = self._due.after(time.monotonic() - self._began_s)
+        request = {"prompt": list(self._read), "max_tokens": 1}
+        how: dict[str, Any] = {"deadline": due.done_s, "schedule_by": due.begun_s, "priority": self._priority}
+        future: RequestFuture = self._sessions[0].submit(request, **how)
+        return future
+
+    def _spread(self) -> list[Branch]:
+        first, *others = self._sessions
+        first.copy_to(others)
+        return [Branch(self._open, session, self._read) for session in self._sessions]
+
+    def _close_all(self) -> None:
+        for session in self._sessions:
+            session.leave()
+
+
+def are_worth_it(language: Language, prompt: Sequence[int], count: int) -> bool:
+    """Whether reading a prompt once for so many answers saves more than copies cost."""
+    return language.kind == "decoder" and (count - 1) * (len(prompt) - 1) >= LEAST_TOKENS
