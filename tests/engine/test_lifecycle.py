@@ -261,7 +261,14 @@ def test_close_takes_in_what_a_worker_completed_while_another_had_the_turn():
     closing = threading.Thread(target=engine.close, args=(WAIT_S,))
     closing.start()
     assert type(error_of(held)) is EngineClosedError  # its row comes back with its task
-    engine._manager.workers[0]._take_turns = lambda: False  # as when it finds the turn taken
+    turns = engine._manager.turns
+
+    def find_taken(is_held: bool) -> bool:
+        if is_held:
+            turns._release()
+        return False
+
+    engine._manager.workers[0]._take_turns = find_taken
     gate.open.set()
     closing.join(WAIT_S)
     close_and_check(engine)
