@@ -290,8 +290,8 @@ class Waiting(Row):
     score: f8  # what the policy writes: lower goes first
     sequence: i8  # order of the request's arrival
     admitted_ns: i8  # when the request was admitted
-    # The earlier of when the request must be done and when its first task must be submitted, which once that is is no
-    # earlier than now; NEVER if it has no deadline.
+    # The earlier of when it must be done and have begun; once it has begun when it must be done, or without that
+    # ``schedule_by_ns`` or now, whichever is later; NEVER without either.
     deadline_ns: i8
     length: i4  # nodes of the request
     left: i4  # nodes, or steps, of this subgraph that are not submitted
