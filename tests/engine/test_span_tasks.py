@@ -47,6 +47,7 @@ class BothWays:
         in_one_call = Executor._run_compiled
 
         def run(own: Executor, cell: Any, buffer: np.ndarray) -> bool:
+            own.cells["is_there"] = 0  # compiled code runs none without Python
             before, by_module = self._memory(own), buffer.copy()
             cell_type = next(each for each in own._types.values() if each.form is cell.keeps)
             assert not own._run_module(replace(cell_type, form=None), by_module)
