@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextvars import copy_context
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -48,9 +49,8 @@ class Unfolder:
 
     def record_in(self, graph: Graph, request: Any) -> Recorded:
         """As ``record``, in an empty graph."""
-        token = CURRENT_GRAPH.set(graph)
         try:
-            return graph.record(self.function(graph, request))
+            return copy_context().run(self._record_in, graph, request)
         except RequestError as error:
             raise type(error)(f"model {self.name!r}: {error}") from error
         except (Exception, SystemExit) as error:
@@ -61,8 +61,12 @@ class Unfolder:
                 f"{describe_source(request)}"
             ) from error
         finally:
-            CURRENT_GRAPH.reset(token)
             graph.end()
+
+    def _record_in(self, graph: Graph, request: Any) -> Recorded:
+        """In a context of its own: that it is over no interrupt can undo, wherever one comes."""
+        CURRENT_GRAPH.set(graph)
+        return graph.record(self.function(graph, request))
 
 
 def unfold(

@@ -13,6 +13,7 @@ from types import FrameType
 import pytest
 import torch
 
+from cellrt.definition.cell import CURRENT_GRAPH
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture
 from cellrt.graph.graph import Graph
@@ -93,6 +94,7 @@ def test_an_interrupt_at_any_place_leaves_the_engine_whole(call):
     call(engine)
     place = 1
     while interrupted_at(place, lambda: call(engine)):
+        assert CURRENT_GRAPH.get(None) is None, f"a cell that is called now would write to a graph, at {place}"
         place += 1
         assert place < MOST_PLACES
         if place % 16 == 0:
