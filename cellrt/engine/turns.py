@@ -218,7 +218,6 @@ class Turns:
             self._holder = threading.get_ident()
             try:
                 self.words[NEWS] = 0
-                self.words[NUM_TURNS] += 1
                 if self.stopped is None:
                     self._step()
             except BaseException as error:  # a bug: all requests end rather than hang
@@ -228,6 +227,7 @@ class Turns:
                 self.stop(failure)
             finally:
                 self._holder = -1
+                self.words[NUM_TURNS] += 1  # at its end: who read the tables' addresses in it reads them again
                 self._release()
             if self.stopped is not None or not self.has_news():
                 return True
