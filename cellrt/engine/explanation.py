@@ -29,6 +29,7 @@ def explain(turns: Turns, processor: Processor, name_of: Namer, future: RequestF
 
 def explain_request(turns: Turns, processor: Processor, name_of: Namer, arrival: Arrival, place: int) -> str:
     """Return the same for a request by its place among those that it was handed in with."""
+    turns.call(bool)  # a turn answers calls before it admits: what was handed in just now is in the tables after one
     return turns.call(lambda: _explain(processor, name_of, arrival, place))
 
 

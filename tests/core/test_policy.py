@@ -251,6 +251,9 @@ def test_what_a_policy_cannot_have_is_refused():
 
 
 @pytest.mark.skipif(bool(numba.config.DISABLE_JIT), reason="nothing is compiled")
-def test_a_function_that_numba_cannot_compile_is_refused_with_the_reason():
+@pytest.mark.parametrize(
+    "rank", [lambda waiting, asked: waiting.heard_of, lambda waiting, asked: waiting[0].heard_of], ids=["rows", "row"]
+)
+def test_a_function_that_numba_cannot_compile_is_refused_with_the_reason(rank):
     with pytest.raises(DefinitionError, match="policy 'odd': rank cannot be compiled(?s:.*)heard_of"):
-        make_processor(policy=Policy("odd", lambda waiting, asked: waiting.heard_of))
+        make_processor(policy=Policy("odd", rank))

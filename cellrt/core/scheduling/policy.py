@@ -152,7 +152,7 @@ class CompiledPolicy:
         signature = types.int64(types.CPointer(from_dtype(rows)), types.CPointer(from_dtype(ASKED)))
         try:
             made = c_function(asked_of, signature)
-        except NumbaError as error:
+        except (NumbaError, KeyError) as error:  # the latter for a field that there is not
             raise DefinitionError(f"policy {policy.name!r}: {what} cannot be compiled: {error}") from error
         self._kept += [inner, made]
         return int(made.address or 0)
