@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from cellrt.engine.due import Due
@@ -52,29 +53,19 @@ class Branches:
 
     def read(self) -> list[Branch] | None:
         """Return what each answer begins with; None if there is no room for so many sessions."""
-        try:
+        with suppress(OverloadError), self._closing():
             self._open_all()
             self._submit().result()
             return self._spread()
-        except OverloadError:
-            self._close_all()
-            return None
-        except BaseException:
-            self._close_all()
-            raise
+        return None
 
     async def aread(self) -> list[Branch] | None:
         """As ``read``; cancelling it gives the reading up."""
-        try:
+        with suppress(OverloadError), self._closing():
             await asyncio.to_thread(self._open_all)
             await self._submit()
             return await asyncio.to_thread(self._spread)
-        except OverloadError:
-            self._close_all()
-            return None
-        except BaseException:
-            self._close_all()
-            raise
+        return None
 
     def _open_all(self) -> None:
         for _ in range(self._count):
@@ -92,9 +83,15 @@ class Branches:
         first.copy_to(others)
         return [Branch(self._open, session, self._read) for session in self._sessions]
 
-    def _close_all(self) -> None:
-        for session in self._sessions:
-            session.leave()
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """Closes the sessions if there will be no answers."""
+        try:
+            yield
+        except BaseException:
+            for session in self._sessions:
+                session.leave()
+            raise
 
 
 def are_worth_it(language: Language, prompt: Sequence[int], count: int) -> bool:
