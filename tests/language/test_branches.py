@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -20,17 +19,6 @@ pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 LONG = [token % 200 for token in range(7, 7 * 90, 7)]
 EACH = {"max_tokens": 10, "logprobs": 2, "temperature": 1.2, "seed": 3, "presence_penalty": 0.7}
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[cellrt.Engine]:
-    with cellrt.Engine(workers=1, page_bytes=1 << 20) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def model(engine: cellrt.Engine) -> LanguageModel:
-    return LanguageModel(served.served(tiny.checkpoint()), engine)
 
 
 def alone(model: LanguageModel, count: int, **options: Any) -> list[Any]:

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
 
-import cellrt
 from cellrt.errors import RequestError
 from cellrt.language import served
 from cellrt.language.grammar import Grammars
@@ -42,12 +41,6 @@ def assert_is_person(text: str) -> None:
     assert made.keys() == PERSON["properties"].keys()
     assert isinstance(made["name"], str) and len(made["name"]) <= 6
     assert type(made["age"]) is int and 0 <= made["age"] <= 130 and type(made["is_here"]) is bool
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[LanguageModel]:
-    with cellrt.Engine(workers=1, page_bytes=1 << 20) as engine:
-        yield LanguageModel(served.served(tiny.checkpoint()), engine)
 
 
 def odd(tokens: Sequence[int]) -> list[int]:

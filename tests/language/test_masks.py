@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 import torch
 
-import cellrt
 from cellrt.errors import DeadlineError, RequestError
 from cellrt.language import served
 from cellrt.language.masks import flags_of
@@ -21,12 +20,6 @@ from tests.language import tiny
 
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
-
-
-@pytest.fixture(scope="module")
-def model() -> Iterator[LanguageModel]:
-    with cellrt.Engine(workers=1, page_bytes=1 << 20) as engine:
-        yield LanguageModel(served.served(tiny.checkpoint()), engine)
 
 
 def odd(tokens: Sequence[int]) -> list[int]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -18,17 +17,6 @@ from tests.language import tiny
 pytest.importorskip("tokenizers")
 pytest.importorskip("jinja2")
 SAID = [{"role": "user", "content": "hello"}]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[cellrt.Engine]:
-    with cellrt.Engine(workers=1, page_bytes=1 << 20) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def model(engine: cellrt.Engine) -> LanguageModel:
-    return LanguageModel(served.served(tiny.checkpoint()), engine)
 
 
 @pytest.fixture(scope="module")
