@@ -23,6 +23,7 @@ from cellrt.core.entries import (
     copy_results,
     drop_states,
     finish_many,
+    join,
     lose_worker,
     result_rows,
     schedule_tasks,
@@ -182,6 +183,10 @@ class Processor:
         self._grown.kind_rows.append((worker_rows, host_rows))
         self._room = None
         return kind
+
+    def set_host_rows(self, kind: int, address: int, row_bytes: int) -> None:
+        """Say where the host's rows of a kind are, so that they are filled and read without Python; they stay there."""
+        self.tables.kinds["row_bytes"][kind], self.tables.kinds["host_at"][kind] = row_bytes, address
 
     def add_type(
         self,
@@ -345,6 +350,17 @@ class Processor:
                 "with what its session has kept, the request needs more pages than a worker has, or a task can list"
             )
         return ids[:count].tolist(), rows[:count] if rows.ndim == 2 else rows
+
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether something came by the door that no turn has seen; any thread may ask."""
+        door = self._tables.door
+        return bool(door.item(tables.TAKEN) < door.item(tables.SUBMITTED))
+
+    def join(self) -> bool:
+        """Admit what clients handed in by the door, as far as there is room; return whether that is all. See
+        ``core/requests/door.py``."""
+        return bool(join(self._at))
 
     def has_begun(self, request: int) -> bool:
         """Whether a task of a request was submitted."""

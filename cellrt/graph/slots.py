@@ -19,7 +19,7 @@ from cellrt.graph.binding import Binding
 from cellrt.graph.graph import Graph
 from cellrt.graph.recorder import Source
 from cellrt.graph.results import Recorded
-from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, bits_together, copied
+from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, bits_together, copied, integers_of
 from cellrt.graph.symbols import Output
 from cellrt.graph.unfolder import Unfolder
 
@@ -44,7 +44,9 @@ class Slot(NamedTuple):
         """As ``rows``, of one request."""
         for step in self.path:
             request = request[step]
-        bits = bits_of(self.spec, request)
+        bits = integers_of(self.spec, request)
+        if bits is None:
+            bits = bits_of(self.spec, request)
         if bits.shape != self.shape:
             raise RequestError("another shape")
         if not isinstance(request, LISTS):

@@ -120,7 +120,7 @@ def worker_maker(
     processor: Processor,
     words: Rows[int],
     queue_depth: int,
-    take_turns: Callable[[bool], bool],
+    take_turns: Callable[[int], bool],
     has_news: Callable[[], bool],
     ended: Callable[[], None],
     num_threads: int,

@@ -16,6 +16,7 @@ from cellrt.core.state import buddy_allocator, page_list
 from cellrt.core.state.moves import DEAD, FREE, LEFT, LIVE, QUEUED, REQUEST, SUBGRAPH, word_of
 from cellrt.core.state.page_list import PageList, page_list_at
 from cellrt.core.state.tables import (
+    ANSWERS,
     BORROWED,
     BRING,
     GRANULE,
@@ -23,9 +24,13 @@ from cellrt.core.state.tables import (
     LOCATION_SHIFT,
     MAX_KINDS,
     MAX_STATES,
+    MAX_SUBMISSIONS,
     NUM_PERMANENT,
     NUM_PRIORITIES,
     PENDING,
+    SUBMITTED,
+    TAKEN,
+    TOLD,
     Tables,
 )
 from cellrt.core.state.task_layout import TaskView
@@ -41,11 +46,27 @@ REGIONS = {
 
 def broken_rules(t: Tables) -> list[str]:
     """Returns one line for each broken invariant; empty if the state is sound. Cost: the size of the tables."""
-    return [*_blocks(t), *_queues(t), *_flights(t), *_rows(t), *_pages(t), *_reservations(t)]
+    return [*_blocks(t), *_queues(t), *_flights(t), *_rows(t), *_pages(t), *_reservations(t), *_door(t)]
 
 
 def _live(t: Tables) -> list[int]:
     return np.flatnonzero(t.requests["state"] != FREE).tolist()
+
+
+def _door(t: Tables) -> list[str]:
+    rules = []
+    submitted, taken, answers, told = t.door[[SUBMITTED, TAKEN, ANSWERS, TOLD]].tolist()
+    if not taken <= submitted <= taken + MAX_SUBMISSIONS or not told <= answers <= told + t.answered.size:
+        rules.append("the door's rings are read before they are written, or written over")
+    whose = t.requests["submission"][_live(t)]
+    numbers = t.requests["number"][_live(t)]
+    for at in np.flatnonzero(t.submissions["is_there"]).tolist():
+        row, its = t.submissions[at], numbers[whose == at + 1]
+        if int(row["num_admitted"]) - int(row["num_answered"]) != its.size or len(set(its.tolist())) != its.size:
+            rules.append(f"submission {at}: its requests are miscounted")
+    if not t.submissions["is_there"][whose[whose > 0] - 1].all():
+        rules.append("a request is of a submission that is not there")
+    return rules
 
 
 def _blocks(t: Tables) -> list[str]:

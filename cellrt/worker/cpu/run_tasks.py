@@ -1,7 +1,8 @@
 """Runs tasks one after the other, and takes the turns between them, without Python: no interpreter lock, no objects.
 
-It comes back for what needs Python: a cell without a compiled form, or a task that its form refused; requests that are
-done, failed, or have results to stream; news of clients; and whatever ``BY_HAND`` says. Then it is called again.
+It comes back for what needs Python: a cell without a compiled form, or a task that its form refused; clients that wait
+for answers; requests that failed, or have results to stream; news of clients that do not come by the door
+(``core/requests/door.py``); and whatever ``BY_HAND`` says. Then it is called again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.pointers import open_tables
 from cellrt.core.state.tables import HOST, Tables
-from cellrt.core.turn import form_tasks, take_in
+from cellrt.core.turn import form_tasks, has_answers, has_news, let_in, take_in
 from cellrt.definition.task_memory import DONE
 from cellrt.native.atomics import load, replace, store
 from cellrt.native.clocks import now_ns, thread_ns
@@ -43,6 +44,8 @@ TURN_HELD = 2
 """A turn must be taken in Python; the thread has it already."""
 TURN_WANTED = 3
 """A turn must be taken in Python, if nobody has it."""
+ANSWERS_HELD = 4
+"""Clients must be told of answers, in Python, and of nothing else; the thread has the turn."""
 
 SHORT_NS = 50_000
 """Of a task that took no longer, passed time counts: the clock of a thread costs as much as a small task."""
@@ -123,12 +126,13 @@ def run_tasks(
             if not _run(task, cells[task.type_id], settings, scratch):
                 return IN_PYTHON
             store(words, line + FINISHED, words[line + BEGUN])
-        elif settings.num_seen == words[line + FINISHED] and load(words, NEWS) == 0:
+        elif settings.num_seen == words[line + FINISHED] and load(words, NEWS) == 0 and not has_news(t):
             return IDLE
         elif _take_turn(words):
             settings.num_seen = words[line + FINISHED]
-            if _turn(t, words, settings, launched, task_ids, notices) == TURN_HELD:
-                return TURN_HELD
+            answer = _turn(t, words, settings, launched, task_ids, notices)
+            if answer != IDLE:
+                return answer
             store(words, TURN, 0)
             if load(words, NEWS) != 0:
                 return TURN_WANTED
@@ -191,10 +195,10 @@ def _run(task: Launched, cell: RunnableCell, settings: Turns, scratch: Rows[int]
 def _turn(
     t: Tables, words: Rows[int], settings: Turns, launched: Rows[Launched], task_ids: Rows[int], notices: Matrix
 ) -> int:
-    """Takes in what the worker finished and launches what it should run next, with the turn.
+    """Take in what the worker finished, let requests leave and join, and launch what it should run next, with the turn.
 
-    Returns TURN_HELD where more must be done, in Python, else IDLE. Whoever comes to a turn in Python looks at all that
-    is not taken in.
+    Return TURN_HELD where more must be done, in Python, ANSWERS_HELD where clients must be told, else IDLE. Whoever
+    comes to a turn in Python looks at all that is not taken in.
     """
     worker, line, time_ns = settings.worker, settings.line, now_ns()
     by_hand = load(words, BY_HAND)
@@ -213,16 +217,32 @@ def _turn(
         words[line + COMPLETED] += 1
         if words[line + NUM_NOTICES] > 0:
             return TURN_HELD
+    if not let_in(t, time_ns) or not _launch_more(t, words, settings, launched, task_ids, by_hand, time_ns):
+        return TURN_HELD
+    return ANSWERS_HELD if has_answers(t) else IDLE
+
+
+@compiled
+def _launch_more(
+    t: Tables,
+    words: Rows[int],
+    settings: Turns,
+    launched: Rows[Launched],
+    task_ids: Rows[int],
+    by_hand: int,
+    time_ns: int,
+) -> bool:
+    """Launch what the worker should run next; return False where Python must see to what is left."""
+    worker, line = settings.worker, settings.line
     while words[line + LAUNCHED] - words[line + TAKEN_IN] < settings.queue_depth:
         is_idle = words[line + LAUNCHED] == words[line + TAKEN_IN]
         count = form_tasks(t, worker, 1 if is_idle else 0, time_ns, task_ids)
         if count == 0:
-            is_left = t.settings[0].left_ns != 0 or (is_idle and by_hand & WHEN_IDLE)
-            return TURN_HELD if is_left else IDLE
+            return t.settings[0].left_ns == 0 and not (is_idle and by_hand & WHEN_IDLE)
         for k in range(count):
             _launch(t, launched[(words[line + LAUNCHED] + k) % launched.size], task_ids[k])
         store(words, line + LAUNCHED, words[line + LAUNCHED] + count)
-    return IDLE
+    return True
 
 
 @compiled

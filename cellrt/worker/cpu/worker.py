@@ -18,16 +18,18 @@ from cellrt.core.state.notices import Notices
 from cellrt.core.state.task_layout import H_GOES_ON
 from cellrt.definition.modes import use_torch_threads
 from cellrt.native.row_types import Rows, new_table
-from cellrt.worker.base import GIVEN, WAKE, Done, Launch, Unfinished, Worker
+from cellrt.worker.base import ANSWERS, GIVEN, HELD, NOT_HELD, WAKE, Done, Launch, Unfinished, Worker
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.run_tasks import (
+    ANSWERS_HELD,
     IDLE,
     IN_PYTHON,
     LAUNCHED_TASK,
     MOST_WAITING,
     TURN_HELD,
+    TURN_WANTED,
     TURNS,
     Launched,
     run_tasks,
@@ -37,12 +39,14 @@ from cellrt.worker.turn_words import (
     COMPLETED,
     FINISHED,
     LAUNCHED,
+    NEWS,
     NUM_NOTICES,
     NUM_TURNS,
     TAKEN_IN,
     line_of,
 )
 
+HOW = {TURN_HELD: HELD, ANSWERS_HELD: ANSWERS, TURN_WANTED: NOT_HELD}
 TURN_EVERY_NS = 300_000
 """Tasks that were given together and take less are run without a turn between them."""
 
@@ -67,7 +71,7 @@ class CpuWorker(Worker):
         words: Rows[int],
         location: int,
         queue_depth: int,
-        take_turns: Callable[[bool], bool],
+        take_turns: Callable[[int], bool],
         has_news: Callable[[], bool],
         ended: Callable[[], None],
         num_threads: int,
@@ -164,13 +168,13 @@ class CpuWorker(Worker):
     def _serve(self) -> None:
         use_torch_threads(self._num_threads)
         while (item := self._next()) is not None:
-            if item is WAKE:
-                self._take_turns(False)
+            if item is WAKE and (self._words[NEWS] or not self._processor.has_arrivals):
+                self._take_turns(NOT_HELD)
             while (answer := self._work_off()) != IDLE:
                 if answer == IN_PYTHON:
                     self._run_in_python()
                 else:
-                    self._take_turns(answer == TURN_HELD)
+                    self._take_turns(HOW[answer])
 
     def _work_off(self) -> int:
         """Runs what is launched, as far as compiled code can; returns why it came back."""
