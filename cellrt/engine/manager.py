@@ -161,6 +161,7 @@ class Manager:
 
     def _tell(self) -> None:
         """Tells clients what has ended: all of a turn that compiled code cannot do, if nothing else happened."""
+        self._crew.wake_given()
         self.requests.tell_by_door()
         self._replies.tell()
         self.room.note_place()
@@ -178,6 +179,8 @@ class Manager:
         processor = self._processor
         is_traced = self._replies.trace is not None
         if is_traced or processor.has_pages or processor.must_take_over or self.requests.has_waiting:
+            return ALWAYS
+        if not self._crew.is_whole:
             return ALWAYS
         return WHEN_IDLE if self._debug else 0
 

@@ -145,6 +145,9 @@ class Worker(ABC):
         self._in_progress.append(launch)
         self._tell(launch)
 
+    def wake_if_given(self) -> None:  # noqa: B027 - most are given tasks by Python alone
+        """Wakes the worker if compiled code of another has given it tasks; called by the holder of the turn."""
+
     def wake(self) -> bool:
         """Wakes the worker to take a turn if it is idle; False if it is not."""
         if not self._idle:

@@ -165,7 +165,8 @@ class World:
         asked = self.step, self.tell, self.has_arrivals, lambda: None
         self.turns = Turns(self.workers, words, *asked, lambda error: None, lambda: None)
         turns = self.turns.take, self.turns.has_news, lambda: None
-        self.worker = CpuWorker(Executor(self.threads), self.processor, words, 1, 1, *turns, 1, "worker")  # type: ignore[arg-type]
+        rings = new_table(32, loop.LAUNCHED_TASK)
+        self.worker = CpuWorker(Executor(self.threads), self.processor, words, 1, 1, rings, *turns, 1, "worker")  # type: ignore[arg-type]
         self.workers.append(self.worker)
         self.words, self.num_done, self.num_in_turn = words, 0, 0
 
