@@ -33,7 +33,7 @@ def tree_of_cells(
     leaf_inputs: Mapping[str, Source],
     inner_inputs: Mapping[str, Source],
 ) -> Tree:
-    """Records a tree; see ``Graph.tree``."""
+    """Record a tree; see ``Graph.tree``."""
     checked = as_integers(parents, "tree: expected parents as integers [nodes], at least one", 1)
     num_leaves = count_leaves(checked) if checked.dtype == np.int32 else -1
     if num_leaves < 0:
@@ -65,7 +65,7 @@ def tree_of_cells(
 
 
 def dag_of_cell(graph: Recorder, cell: Cell, offsets: object, sources: object, inputs: Mapping[str, Source]) -> Dag:
-    """Records an acyclic graph of one cell; see ``Graph.dag``."""
+    """Record an acyclic graph of one cell; see ``Graph.dag``."""
     begins = as_integers(offsets, "dag: expected offsets as integers [nodes + 1], at least two", 2)
     read = as_integers(sources, "dag: expected sources as integers [sources]", 0)
     if begins.dtype != np.int32 or read.dtype != np.int32 or not is_dag(begins, read):
@@ -99,7 +99,7 @@ def _words(
         maker: the cell whose outputs the nodes read; None for leaves.
         picked: values that are listed; it is added to.
 
-    Raises RequestError naming the input.
+    Raise RequestError naming the input.
     """
     for name in inputs:
         if name not in cell.inputs:
@@ -135,8 +135,9 @@ def _words(
 def _given(
     graph: Recorder, cell: Cell, name: str, source: Source, count: int, whose: str, picked: list[int]
 ) -> Word | str:
-    """The word of an input that has a row for each of so many nodes, or sources if it is ragged, or one for all; or
-    what is wrong with it. ``whose``: each row is."""
+    """Return the word of an input that has a row for each of so many nodes, or sources if it is ragged, or one for all;
+    or what is wrong with it. ``whose``: each row is.
+    """
     spec, mode = cell.inputs[name], 0
     if spec.ragged:
         spec, mode = RowSpec(spec.shape, spec.dtype), FOR_EACH_SOURCE

@@ -14,8 +14,11 @@ from cellrt.definition.cell import Cell
 
 
 def cells_that_forget(program: bytes, cells: Sequence[Cell]) -> list[Cell]:
-    """Those of the cells, by number as the program has them, of which nothing but the last of several calls is read,
-    while each call begins with zeros."""
+    """Return the cells whose carried state is probably forgotten by mistake.
+
+    These are cells that a program calls several times, each time with zeros as state, while only the last call's output
+    is read. ``cells`` are in the order in which the program numbers them.
+    """
     if not any(cell.carry for cell in cells):
         return []
     reading = _Reading(program, cells)
@@ -23,8 +26,10 @@ def cells_that_forget(program: bytes, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def states_not_carried(program: bytes, cells: Sequence[Cell]) -> list[tuple[Cell, dict[str, str]]]:
-    """Cells of chains with inputs that are the same at every step, each with the output that may be its next value: one
-    of its spec that nobody reads, that is carried to no input, and whose name no author gave: of a plain tuple."""
+    """Return cells of chains with inputs that are the same at every step, and outputs that may be their next
+    value: one of its spec that nobody reads, that is carried to no input, and whose name no author gave: of a plain
+    tuple.
+    """
     reading, found = _Reading(program, cells), dict[str, tuple[Cell, dict[str, str]]]()
     for number, first, length, names in reading.chains:
         cell = cells[number]
@@ -63,13 +68,13 @@ class _Reading:
                 self._zeros.add(operation.value)
 
     def is_forgotten(self, number: int) -> bool:
-        """Whether a cell has calls that begin with zeros alone, several, and only the last one is read."""
+        """Return whether a cell has calls that begin with zeros alone, several, and only the last one is read."""
         calls, count = self._calls.get(number, []), len(self._cells[number].outputs)
         are_read = [not self._used.isdisjoint(range(first, first + count)) for first in calls]
         return number not in self._others and len(calls) > 1 and are_read[-1] and not any(are_read[:-1])
 
     def is_unread(self, number: int, first: int, length: int) -> bool:
-        """Whether nobody reads the output of a chain's cell that begins at a value, of any step."""
+        """Return whether nobody reads the output of a chain's cell that begins at a value, of any step."""
         count = len(self._cells[number].outputs)
         return self._used.isdisjoint(range(first, first + count * length, count))
 

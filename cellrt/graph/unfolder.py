@@ -40,15 +40,15 @@ class Unfolder:
         return f"Unfolder({self.name!r})"
 
     def __call__(self, graph: Graph, request: Any) -> object:
-        """Calls the function itself, so that unfolders can be composed."""
+        """Call the function itself, so that unfolders can be composed."""
         return self.function(graph, request)
 
     def record(self, binding: Binding, request: Any) -> Recorded:
-        """Runs the function on a request. Raises RequestError if the graph is wrong, whatever the function raised."""
+        """Run the function on a request. Raise RequestError if the graph is wrong, whatever the function raised."""
         return self.record_in(Graph(binding), request)
 
     def record_in(self, graph: Graph, request: Any) -> Recorded:
-        """As ``record``, in an empty graph."""
+        """Unfold a request into a graph that is empty so far, and return the recording; errors as in ``record``."""
         try:
             return copy_context().run(self._record_in, graph, request)
         except RequestError as error:
@@ -72,7 +72,7 @@ class Unfolder:
 def unfold(
     name: str, *, example: Any, cells: Sequence[Cell] = (), key: Callable[[Any], Hashable] | None = None
 ) -> Callable[[Callable[[Graph, Any], object]], Unfolder]:
-    """Turns a function ``(graph, request) -> {name: outputs}`` into a model that engines can register.
+    """Turn a function ``(graph, request) -> {name: outputs}`` into a model that engines can register.
 
     Args:
         name: the model's name.
