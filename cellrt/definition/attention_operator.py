@@ -279,7 +279,7 @@ AOTITorchError aoti_torch_cpu_made_after(AtenTensorHandle value_of, AtenTensorHa
 
 
 def c_functions() -> dict[Any, list[str]]:
-    """What AOTInductor is to declare for the operators; the last declaration is followed by their definition."""
+    """Return the C declarations that AOTInductor needs for the operators, the last one followed by their definition."""
     declared = {operator: [f"AOTITorchError aoti_torch_cpu_{what}"] for operator, what in _DECLARED.items()}
     declared[MADE_AFTER][0] += f";\n{_DEFINED}"
     return declared

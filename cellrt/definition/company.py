@@ -64,12 +64,15 @@ def draw(
 
 
 def most_rows(company: Company, specs: Sequence[RowSpec], max_batch: int) -> int:
-    """How many rows of a company a cell is tried with: of one with pages, no more than have one of their own."""
+    """Return the number of rows that a cell is tried with in a company.
+
+    A cell with pages gets no more rows than there are pages of their own.
+    """
     return min(company.rows, max_batch, NUM_PAGES if any(spec.has_nodes for spec in specs) else company.rows)
 
 
 def row_of(value: CellInput, row: int) -> CellInput:
-    """One row of an input, or one node of a ragged one."""
+    """Return one row of an input, or one node of a ragged one."""
     if isinstance(value, PagedRows | Spans):
         return value.take([row])
     if not isinstance(value, RaggedRows):
@@ -79,7 +82,7 @@ def row_of(value: CellInput, row: int) -> CellInput:
 
 
 def lone_row_of(value: CellInput, row: int) -> CellInput:
-    """The same, where pages of other nodes have zeros."""
+    """Return the same, where pages of other nodes have zeros."""
     made = row_of(value, row)
     if not isinstance(made, PagedRows):
         return made
@@ -103,7 +106,7 @@ def repeated(value: CellInput, row: int, count: int) -> CellInput:
 
 
 def nudged(value: CellInput, generator: torch.Generator) -> CellInput:
-    """The same, with each number moved by a few units in its last place."""
+    """Return the same, with each number moved by a few units in its last place."""
     if isinstance(value, Spans):
         return value
     if isinstance(value, PagedRows):
@@ -122,7 +125,7 @@ def _nudged(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _scaled(value: CellInput, scales: torch.Tensor) -> CellInput:
-    """An input whose rows, or the rows of whose nodes, are multiplied."""
+    """Return an input whose rows, or the rows of whose nodes, are multiplied."""
     if isinstance(value, Spans):
         return value
     if isinstance(value, PagedRows):
@@ -159,7 +162,7 @@ def _opposed_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _with_ones(value: CellInput) -> CellInput:
-    """Integers and bools that are one in every other row."""
+    """Return integers and bools that are one in every other row."""
     if isinstance(value, PagedRows | Spans):
         return value
     rows = value.values if isinstance(value, RaggedRows) else value

@@ -70,7 +70,7 @@ HAND_WRITTEN_VARIABLE = "CELLRT_HAND_WRITTEN"
 
 
 def uses_hand_written(setting: str) -> bool:
-    """Whether the variable's value says so. Raises DefinitionError for another one than ``on`` and ``off``."""
+    """Return whether the variable's value says so. Raise DefinitionError for another one than ``on`` and ``off``."""
     if setting not in ("on", "off"):
         raise DefinitionError(f"{HAND_WRITTEN_VARIABLE} must be 'on' or 'off', got {setting!r}")
     return setting == "on"
@@ -81,7 +81,7 @@ USES_HAND_WRITTEN = uses_hand_written(os.environ.get(HAND_WRITTEN_VARIABLE, "on"
 compute in plain torch: so one can measure what their kernels are worth."""
 
 DONE, REFUSED = 0, 1
-"""What a task function returns."""
+"""The return values of a task function."""
 _SIGNATURE = numba.int64(numba.int64, numba.int64)
 
 
@@ -115,13 +115,13 @@ class TaskFunction:
 
     @property
     def address(self) -> int:
-        """Where the C function lies."""
+        """The address of the C function."""
         address: int = self._compiled.address
         return address
 
 
 class CompiledForm(NamedTuple):
-    """What a module's method ``compiled_form`` returns.
+    """A function without Python that computes the same as a module: the result of the method ``compiled_form``.
 
     It is asked once, when the cell is first registered with CPU workers, of the cell's own copy of the module. It is
     used only if inputs and outputs are those of the cell, and what they have in common is just what the cell carries;
@@ -146,15 +146,18 @@ class CompiledForm(NamedTuple):
     is_batch_invariant: bool = False
 
     def run(self, num_rows: int, inputs: Mapping[str, CellInput]) -> dict[str, torch.Tensor] | None:
-        """One step on contiguous CPU tensors with these rows; None if the function refuses.
+        """Run one step on contiguous CPU tensors with these rows; None if the function refuses.
 
-        Raises DefinitionError for other inputs than the form reads.
+        Raise DefinitionError for other inputs than the form reads.
         """
         call, outputs = self.bind(num_rows, inputs)
         return outputs if call() == DONE else None
 
     def bind(self, num_rows: int, inputs: Mapping[str, CellInput]) -> tuple[Callable[[], int], dict[str, torch.Tensor]]:
-        """As ``run``, to be called any number of times: a call that returns DONE or REFUSED, and what it writes to."""
+        """Return a call that can be repeated and returns DONE or REFUSED, and the tensors that it writes to.
+
+        The arguments are as of ``run``.
+        """
         check_inputs(self.inputs, num_rows, inputs)
         sizes = np.array([num_rows])
         given, offsets = [], []
@@ -199,9 +202,9 @@ def batch_sizes(task):  # type: ignore[no-untyped-def]
 def find_compiled_form(
     module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], carry: Mapping[str, str]
 ) -> CompiledForm | None:
-    """The compiled form of a cell's module if it has one that does just what the cell does; compiles it.
+    """Return the compiled form of a cell's module if it has one that does just what the cell does; compiles it.
 
-    Raises DefinitionError if the module's ``compiled_form`` raises.
+    Raise DefinitionError if the module's ``compiled_form`` raises.
     """
     if numba.config.DISABLE_JIT or not USES_HAND_WRITTEN:
         return None
@@ -229,7 +232,7 @@ def find_compiled_form(
 
 
 def is_changed(module: object, method: str) -> bool:
-    """Whether a module may compute something else than the class whose method stands for its ``forward``.
+    """Return whether a module may compute something else than the class whose method stands for its ``forward``.
 
     So for a subclass, which may have changed anything (it may name the method anew), for a parametrized module, and
     for hooks.

@@ -54,7 +54,7 @@ def cell(
     finite: Sequence[str] = (),
     row_wise: bool = True,
 ) -> Cell:
-    """Makes a cell of a torch module or function.
+    """Make a cell of a torch module or function.
 
     Args:
         module: takes tensors ``[rows, *shape]`` and returns one tensor (named "output"), a NamedTuple, a dict or a
@@ -85,7 +85,7 @@ def cell(
         row_wise: False says that rows of a batch influence each other on purpose, or that the cell draws numbers:
             registration, which refuses such a cell, then takes it, and what a request gets depends on its company.
 
-    Raises DefinitionError.
+    Raise DefinitionError.
     """
     was_compiled, module = has_compiled(module), original_of(module)
     name = check_name(name or str(getattr(module, "__name__", type(module).__name__)))
@@ -112,9 +112,9 @@ def cell(
 
 
 def load_cell(folder: str | Path) -> Cell:
-    """Reads a cell that ``Cell.save`` wrote. Load only files from whom you trust: a program is code.
+    """Read a cell that ``Cell.save`` wrote. Load only files from whom you trust: a program is code.
 
-    Raises DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
+    Raise DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
     """
     return Cell(*read_cell(folder))
 
@@ -126,9 +126,9 @@ def _longest_whole(module: object, specs: Mapping[str, RowSpec]) -> int:
 
 
 def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bool:
-    """Whether inputs of these names are passed by name; else they go in order.
+    """Return whether inputs of these names are passed by name; else they go in order.
 
-    Raises DefinitionError if one of them would so be taken for another, or if the module's ``steps`` has other names.
+    Raise DefinitionError if one of them would so be taken for another, or if the module's ``steps`` has other names.
     """
     steps = _parameters_of(steps_of(module))
     if steps and inspect.Parameter.VAR_KEYWORD not in steps.values() and not set(inputs) <= steps.keys():
@@ -154,7 +154,9 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
 
 
 def _meant(key: str, names: list[str], inputs: list[str], taken: list[str]) -> str | None:
-    """The parameter that an input's name is a slip of the pen for, if it would be ``taken`` for one less alike."""
+    """Return the parameter that an input's name is a slip of the pen for, if it would be ``taken`` for one less
+    alike.
+    """
     if key in names or not set(inputs) & set(names):
         return None
     alike = {other: difflib.SequenceMatcher(None, key, other).ratio() for other in names if other not in inputs}
@@ -165,7 +167,9 @@ def _meant(key: str, names: list[str], inputs: list[str], taken: list[str]) -> s
 
 
 def _is_to_take_order(module: Callable[..., Any], function: Callable[..., Any]) -> bool:
-    """Whether inputs go in order where they can, as hooks expect and what passes on all it gets (``torch.vmap``)."""
+    """Return whether inputs go in order where they can, as hooks expect and what passes on all it gets
+    (``torch.vmap``).
+    """
     if isinstance(module, nn.Module) and any(vars(module)[hooks] for hooks in HOOKS):
         return True
     try:
@@ -177,13 +181,15 @@ def _is_to_take_order(module: Callable[..., Any], function: Callable[..., Any]) 
 
 
 def _are_in_order(function: Callable[..., Any], inputs: list[str]) -> bool:
-    """Whether inputs that have the names of parameters stand in their order, too, and none is for keywords alone."""
+    """Return whether inputs that have the names of parameters stand in their order, too, and none is for keywords
+    alone.
+    """
     first = list(_parameters_of(function).items())[: len(inputs)]
     return first == [(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in inputs]
 
 
 def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:
-    """Whether ``**`` takes those of the inputs that are no parameters, as of ``forward(self, x, **others)``."""
+    """Return whether ``**`` takes those of the inputs that are no parameters, as of ``forward(self, x, **others)``."""
     kinds = _parameters_of(function).values()
     if inspect.Parameter.VAR_KEYWORD not in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
         return False
@@ -194,7 +200,7 @@ def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:
 
 
 def _parameters_of(function: Callable[..., Any] | None) -> dict[str, Any]:
-    """The kinds of a function's parameters by name; none if they cannot be told."""
+    """Return the kinds of a function's parameters by name; none if they cannot be told."""
     try:
         parameters = inspect.signature(function).parameters if function is not None else {}
     except (TypeError, ValueError):

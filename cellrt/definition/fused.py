@@ -108,7 +108,7 @@ Form = TypeVar("Form", bound=Callable[..., object])
 
 
 def reads_spans(form: Form) -> Form:
-    """Marks a ``run_rows`` that takes ``SpannedRows``, and ``run_chain_rows`` of the same class with it.
+    """Mark a ``run_rows`` that takes ``SpannedRows``, and ``run_chain_rows`` of the same class with it.
 
     All inputs and outputs of a call have spans of equal count. ``run_chain_rows`` gets ``IndexedRows``, of which there
     may be more than there are positions (they name rows that may be read), and ``sizes.values`` that end with zeros.
@@ -118,12 +118,12 @@ def reads_spans(form: Form) -> Form:
 
 
 def is_reading_spans(form: Callable[..., object]) -> bool:
-    """Whether it was marked."""
+    """Return whether it was marked."""
     return getattr(form, SPANS, False)
 
 
 def reads_outputs(form: Form) -> Form:
-    """Marks a ``run_rows`` that reads rows of state that it has written: each row of other outputs has one.
+    """Mark a ``run_rows`` that reads rows of state that it has written: each row of other outputs has one.
 
     It is not called where a cell carries anything but what has the same name among inputs and outputs.
     """
@@ -132,12 +132,12 @@ def reads_outputs(form: Form) -> Form:
 
 
 def is_reading_outputs(form: Callable[..., object]) -> bool:
-    """Whether it was marked."""
+    """Return whether it was marked."""
     return getattr(form, OUTPUTS, False)
 
 
 def reads_ragged(form: Form) -> Form:
-    """Marks a ``run_rows``, which also ``reads_spans``, that takes ragged inputs in loops and single steps: each as
+    """Mark a ``run_rows``, which also ``reads_spans``, that takes ragged inputs in loops and single steps: each as
     ``RaggedRows``, at every step of a loop the same.
 
     There may be more nodes and more rows than there are: nodes behind the last have no rows, and nobody has the rows
@@ -148,7 +148,7 @@ def reads_ragged(form: Form) -> Form:
 
 
 def is_reading_ragged(form: Callable[..., object]) -> bool:
-    """Whether it was marked."""
+    """Return whether it was marked."""
     return getattr(form, RAGGED, False)
 
 

@@ -16,7 +16,7 @@ from cellrt.definition.spec import DTYPE_NAMES, RowSpec
 from cellrt.errors import DefinitionError
 
 ATTRIBUTES = "longest_span", "vocabulary"
-"""What builders of graphs, and ready-made unfolders, ask a cell's module for: integers."""
+"""The integers that builders of graphs, and ready-made unfolders, read from a cell's module."""
 
 
 class Elsewhere:
