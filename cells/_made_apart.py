@@ -27,7 +27,7 @@ DRAWS = frozenset(
         *(nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.orthogonal_),
     )
 )
-"""What modules call for their first weights."""
+"""The functions that modules call for their first weights."""
 
 
 class _DrawingApart(TorchFunctionMode):
@@ -52,7 +52,7 @@ class _DrawingApart(TorchFunctionMode):
 
 @contextmanager
 def made_apart() -> Iterator[None]:
-    """Modules that are made inside lie on the CPU and draw nothing from torch's generator."""
+    """Make modules inside the context on the CPU, and draw nothing from torch's generator."""
     with torch.device("cpu"), _DrawingApart():
         yield
 

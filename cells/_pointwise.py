@@ -1,7 +1,7 @@
-"""What an LSTM and a GRU do to the sums of their gates: the pointwise half of the fused CPU kernels.
+"""The pointwise half of the fused CPU kernels of LSTM and GRU: what follows the sums of their gates.
 
 One call works on ``LANES`` units of one row, as whole vector registers (``vectors.py``). The readable form of each
-function is the plain-torch one in ``lstm.py`` and ``gru.py``, which the tests compare with this one.
+function is the plain-torch one in ``lstm.py`` and ``gru.py``. The tests compare both.
 """
 
 from __future__ import annotations

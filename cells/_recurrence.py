@@ -39,7 +39,7 @@ _TILE_FLOATS = (CHUNK_ROWS + 2) * 4 * LANES
 
 @nogil
 def all_below(address, size, limit):  # type: ignore[no-untyped-def]
-    """Whether each of ``size`` int64 at ``address`` is in ``[0, limit)``."""
+    """Return whether each of ``size`` int64 at ``address`` is in ``[0, limit)``."""
     for index in range(size):
         value = read_word(address, index)
         if value < 0 or value >= limit:
@@ -49,7 +49,7 @@ def all_below(address, size, limit):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _source_row(rows_of, row):  # type: ignore[no-untyped-def]
-    """The row of the input halves that belongs to ``row``."""
+    """Return the row of the input halves that belongs to ``row``."""
     return read_word(rows_of, row) if rows_of != 0 else row
 
 
