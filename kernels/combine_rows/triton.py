@@ -68,7 +68,7 @@ def combine_kernel(
 
 
 def combine_rows(a: Tensor, b: ArenaRows, combination: Combination, out: ArenaRows, in_order: Tensor | None) -> None:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     weight_a, weight_b, bias, precision = combination
     num_rows, (size, b_size) = b.most_rows, weight_b.shape
     if num_rows == 0:

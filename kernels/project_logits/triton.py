@@ -59,7 +59,7 @@ def logits_kernel(
 
 
 def project_logits(h: ArenaRows, projection: Projection, logits: Tensor) -> None:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     num_rows, (vocabulary, hidden) = h.most_rows, projection.weight.shape
     if num_rows == 0:
         return

@@ -18,10 +18,10 @@ from cellrt.kernels.signal import reference
 
 
 def signal(count: Tensor, word: Tensor) -> None:
-    """Adds 1 to ``count`` and stores the sum to ``word``, on the current stream of ``count``'s device.
+    """Add 1 to ``count`` and stores the sum to ``word``, on the current stream of ``count``'s device.
 
     Both are int64 ``[1]``; ``word`` is on the CPU, pinned if ``count`` is on a CUDA device. One stream at a time may
-    signal the same count. Raises ValueError.
+    signal the same count. Raise ValueError.
     """
     for name, tensor in (("count", count), ("word", word)):
         if tensor.dtype != torch.int64 or tensor.shape != (1,):
@@ -48,9 +48,9 @@ class Signal:
         self._view = self.word.numpy()
 
     def send(self) -> None:
-        """Puts the signal behind what the current stream holds; may be captured in a CUDA graph."""
+        """Put the signal behind what the current stream holds; may be captured in a CUDA graph."""
         signal(self.count, self.word)
 
     def completed(self) -> int:
-        """How many signals the device has reached: reads host memory, and calls neither torch nor CUDA."""
+        """Return how many signals the device has reached. This reads host memory, and calls neither torch nor CUDA."""
         return int(self._view[0])
