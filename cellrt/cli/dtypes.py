@@ -1,4 +1,4 @@
-"""What language models of checkpoints compute in, as an option of commands."""
+"""The dtype of a checkpoint's language model, as an option of commands."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ ENVIRONMENT = "CELLRT_DTYPE"
 
 
 class DType(enum.StrEnum):
-    """As of ``cellrt.load``."""
+    """The dtypes that ``cellrt.load`` takes."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

@@ -163,7 +163,7 @@ def tune(
 
 
 def _check_places(*files: Path | None) -> None:
-    """Raises DefinitionError or ImportError if files cannot be written, before it takes minutes to find out."""
+    """Raise DefinitionError or ImportError if files cannot be written, before it takes minutes to find out."""
     for path in files:
         if path is not None:
             check_writable(path)

@@ -1,4 +1,4 @@
-"""Whether a model can be served, before it is: its example, cells, graph, rows that influence each other, and cost."""
+"""Checks a model before it is served: its example, cells, graph, row independence, and memory cost."""
 
 from __future__ import annotations
 
@@ -37,9 +37,10 @@ class CellReport:
     max_batch: int
     form: str
     mixed_outputs: list[str]
-    """Those in which rows influence each other, of a cell that says so (``row_wise=False``); others are refused."""
+    """Outputs in which rows influence each other, of a cell declared ``row_wise=False``; other such cells are refused.
+    """
     failure: str
-    """What it raised for as many rows as it may get at once: a fault; empty if nothing."""
+    """The error that the cell raised for its largest batch, which is a fault; empty if it raised none."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Report:
 
     @property
     def faults(self) -> list[str]:
-        """What must not be."""
+        """The problems that make the model unfit to be served, as texts."""
         changing = [
             f"{name}: another process makes it with other weights or code, so no server can serve it, and no session "
             "outlives its process: load its weights from files, or draw them with a seed (torch.manual_seed)"
@@ -71,12 +72,12 @@ class Report:
         return failing + changing + [self.unserved] * bool(self.unserved)
 
     def as_json(self) -> dict[str, Any]:
-        """By name."""
+        """Return the fields by name, and the faults."""
         return {**asdict(self), "faults": self.faults}
 
 
 def _failure_of(cell: Cell) -> str:
-    """What a cell raises for its largest batch, of random rows."""
+    """Return the error that a cell raises for its largest batch of random rows; empty if it raises none."""
     try:
         step_seconds(cell, None, cell.max_batch, 0.0)
     except CellError as error:
@@ -85,7 +86,10 @@ def _failure_of(cell: Cell) -> str:
 
 
 def _form_of(said: str) -> str:
-    """What runs a cell, as its engine says; this one compiles nothing, but a server does."""
+    """Return what runs a cell, from its engine's description.
+
+    The engine of this check compiles nothing; a server does.
+    """
     return NOT_HERE if said.endswith(f": {OFF}") else said
 
 
@@ -95,10 +99,10 @@ def check(
     describe: Describe | None = None,
     arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
 ) -> Report:
-    """Registers a model and serves its example, once cold and then warm; has another process make its cells too.
+    """Register a model and serve its example, once cold and then warm; has another process make its cells too.
 
     ``source``: as of ``process.source``; ``describe``: what a server would do with it; ``arena_bytes``: as of the
-    engine. Raises DefinitionError, and what registering and serving raise.
+    engine. Raise DefinitionError, and what registering and serving raise.
     """
     unfolder = ModelSource(source).load()
     rows, pages = arena_bytes

@@ -30,7 +30,9 @@ def application(
     resources: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> serve.Application:
-    """Models behind HTTP as ``cellrt serve`` has it, on replicas of an engine: for ``serve.run``, or ``serve deploy``.
+    """Return an application that serves models over HTTP as ``cellrt serve`` does, on replicas of an engine.
+
+    It is for ``serve.run``, or ``serve deploy``.
 
     Args:
         models: each "module:attribute", "path.py:attribute", "path.py", or the name g2p, on each machine.
@@ -40,7 +42,7 @@ def application(
         settings: as of ``cellrt.serve.settings.Settings``: ``workers``, ``max_queued_requests``, ``api_keys``,
             ``drain_s``, ``limits`` and others; host, ports and front ends are Ray Serve's.
 
-    Raises DefinitionError.
+    Raise DefinitionError.
     """
     ours = {"models", "host", "port", "grpc_port", "front_ends", "address"}
     unknown = settings.keys() - (Settings.__dataclass_fields__.keys() - ours)
@@ -73,7 +75,7 @@ def application(
 def build(arguments: dict[str, Any]) -> serve.Application:
     """``application``, of what a configuration of Ray Serve says: ``import_path: cellrt.ray:build``, with ``args``.
 
-    ``replicas`` may be an object with what ``Scaling`` has. Raises DefinitionError.
+    ``replicas`` may be an object with what ``Scaling`` has. Raise DefinitionError.
     """
     replicas, limits = arguments.get("replicas", 1), arguments.get("limits", {})
     try:

@@ -1,10 +1,11 @@
-"""Which replica has the state of which session, and the way of a state from one replica to another.
+"""Keeps track of which replica has the state of which session, and moves states between replicas.
 
-There is one of it. It is asked when a session begins or ends, and when a request of it comes to a replica that does not
-have its state: not for each request. Replicas ask; the directory never calls one, but answers each one's ``orders``.
+There is one directory. It is asked when a session begins or ends, and when a request of a session comes to a replica
+that does not have its state. Other requests do not ask it. Replicas call the directory; it never calls one, but answers
+each one's ``orders``.
 
-A session has one owner at a time. A grant has a number, and an order to give a state up names the grant that it is
-about, so that a replica knows whether it has yet to hear of that grant. Belongs to one event loop.
+A session has one owner at a time. A grant of ownership has a number. An order to give a state up names the grant that
+it is about, so that a replica knows whether it has yet to hear of that grant. A directory belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -49,14 +50,16 @@ class Grant(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a replica leaves of a session: what ``export`` gave, and the newest requests that are part of it, by id."""
+    """The state of a session that a replica gives up: its export, and the ids of the newest requests that it
+    includes.
+    """
 
     state: bytes
     begun: tuple[str, ...] = ()
 
 
 class Owner(NamedTuple):
-    """Who has a session: a replica, by which grant; ``begun``: requests that other replicas began before."""
+    """The owner of a session: a replica and its grant. ``begun``: requests that other replicas began before."""
 
     replica: str
     grant: int
@@ -64,7 +67,7 @@ class Owner(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """What a replica left that is gone, and since when it is here."""
+    """The state of a session whose replica is gone, and when it came here."""
 
     left: Left
     since_s: float
@@ -79,7 +82,7 @@ class Peer:
 
 
 class Directory:
-    """See the module.
+    """The directory of sessions; the module describes its protocol.
 
     Args:
         is_alive: whether a replica lives.
@@ -97,7 +100,7 @@ class Directory:
         self._moves = self._lost = 0
 
     async def join(self, replica: str, actor: Any, held: Mapping[str, int]) -> None:
-        """Takes a replica in, with the sessions that it has and the numbers of their grants."""
+        """Take a replica in, with the sessions that it has and the numbers of their grants."""
         self._peers[replica] = Peer(actor)
         for key, number in held.items():
             if key not in self._owners or self._owners[key].grant < number:
@@ -105,14 +108,14 @@ class Directory:
         await self.num_living()
 
     async def num_living(self) -> int:
-        """How many replicas there are; forgets those that have died."""
+        """Return how many replicas there are; forget those that have died."""
         for name, peer in list(self._peers.items()):
             if not await self._is_alive(peer.actor):
                 self._peers.pop(name, None)
         return len(self._peers)
 
     async def orders(self, replica: str) -> list[Order] | None:
-        """What the replica is to give up, as soon as there is something; None: join first."""
+        """Wait for orders to a replica to give states up, and return them; None: it must join first."""
         peer = self._peers.get(replica)
         if peer is None:
             return None
@@ -127,7 +130,7 @@ class Directory:
         return orders
 
     async def take(self, key: str, replica: str, *, is_start: bool) -> Grant:
-        """Makes a replica the owner of a session: of one that is somewhere, or of a new one."""
+        """Make a replica the owner of a session: of one that is somewhere, or of a new one."""
         lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, waiting + 1
         try:
@@ -159,7 +162,7 @@ class Directory:
         return Grant(self._last_grant, left.state)
 
     async def _fetch(self, key: str, owner: Owner) -> Left | None:
-        """What the owner of a session leaves of it; None if it is lost."""
+        """Return the state of a session from its owner; None if it is lost."""
         parked = self._parked.pop(key, None)
         if parked is not None:
             return parked.left
@@ -185,27 +188,27 @@ class Directory:
         return left
 
     def given(self, order: Order, left: Left | None) -> None:
-        """Takes in what a replica gave up; None: it did not have it."""
+        """Take in what a replica gave up; None: it did not have it."""
         self._hand_on(order, left)
 
     def _hand_on(self, order: Order, left: Left | None) -> None:
-        """Gives it to whoever waits for it."""
+        """Give it to whoever waits for it."""
         given = self._awaited.get(order)
         if given is not None and not given.done():
             given.set_result(left)
 
     def release(self, key: str, grant: int) -> None:
-        """Takes in that a session has ended."""
+        """Take in that a session has ended."""
         owner = self._owners.get(key)
         if owner is not None and owner.grant == grant:
             del self._owners[key]
 
     def leave(self, replica: str) -> None:
-        """Takes in that a replica ends, which has parked what it had."""
+        """Take in that a replica ends, which has parked what it had."""
         self._peers.pop(replica, None)
 
     def park(self, replica: str, sessions: Mapping[Order, Left]) -> None:
-        """Takes in what a replica had that is about to leave: whoever gets a request of them first has them next."""
+        """Take in what a replica had that is about to leave: whoever gets a request of them first has them next."""
         now_s = time.monotonic()
         self._parked = {k: parked for k, parked in self._parked.items() if now_s - parked.since_s < PARKED_S}
         for order, left in sessions.items():
@@ -216,7 +219,7 @@ class Directory:
                 self._parked[order.key] = Parked(left, now_s)
 
     async def is_outside(self, key: str, request: str) -> bool:
-        """Whether the state of a session is somewhere still, and that request is not part of it.
+        """Return whether the state of a session is somewhere still, and that request is not part of it.
 
         Asked when the replica has died that had the request: whoever has the state did not have the request.
         """
@@ -229,7 +232,7 @@ class Directory:
         return request not in owner.begun and (parked is None or request not in parked.left.begun)
 
     def counts(self) -> dict[str, Any]:
-        """Sessions by replica, states that are kept for replicas that left, and counts since the start."""
+        """Return the sessions by replica, states that are kept for replicas that left, and counts since the start."""
         sessions = dict.fromkeys(self._peers, 0)
         for key, owner in self._owners.items():
             if owner.replica in sessions and key not in self._parked:

@@ -1,4 +1,4 @@
-"""Where the nodes of a cell graph stand: layers from left to right, heights in each of them. Nothing is drawn here."""
+"""The layout of a cell graph: layers from left to right, and heights within each. Draws nothing."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def heights(graph: nx.DiGraph, layer: dict[Hashable, int], sweeps: int = 25) -> 
 
 
 def apart(wishes: list[float], weights: list[float]) -> list[float]:
-    """Places at least 1 apart in the order of the wishes, nearest to them in weighted least squares."""
+    """Return places at least 1 apart in the order of the wishes, nearest to them in weighted least squares."""
     blocks: list[tuple[float, float, int]] = []  # of touching places: start less the index, weight, how many
     for index, (wish, weight) in enumerate(zip(wishes, weights, strict=True)):
         start, size = wish - index, 1

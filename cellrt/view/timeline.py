@@ -1,4 +1,4 @@
-"""What a run did and when: the tasks, the requests they served, numbers about both, and pictures of its moments."""
+"""The history of a run: its tasks, the requests they served, statistics of both, and pictures."""
 
 from __future__ import annotations
 
@@ -46,16 +46,16 @@ class Timeline:
         return Timeline([task for task in self.tasks if not kept.isdisjoint(task.requests)], requests)
 
     def last(self, count: int = NUM_DRAWN) -> Timeline:
-        """The window of the ``count`` requests that arrived last."""
+        """Return the window of the ``count`` requests that arrived last."""
         return self.window(max(0, len(self.requests) - count), count)
 
     def of(self, request: int) -> Timeline:
-        """One request, by its number, with the tasks that it was in: whole, as in ``window``."""
+        """Return one request, by its number, with the tasks that it was in: whole, as in ``window``."""
         tasks = [task for task in self.tasks if request in task.requests]
         return Timeline(tasks, [span for span in self.requests if span.request == request])
 
     def busiest(self, count: int = NUM_DRAWN) -> Timeline:
-        """The window of the ``count`` successive requests that met each other most.
+        """Return the window of the ``count`` successive requests that met each other most.
 
         Most tasks there hold three of them or more; where that is equal, they needed the fewest tasks. Takes time in
         proportion to the requests of all tasks, whatever ``count`` is.
@@ -81,7 +81,7 @@ class Timeline:
         return self.window(best_first, count)
 
     def summary(self) -> dict[str, float]:
-        """Numbers of the run. Times are seconds, ``mean_rows`` and ``mean_steps`` plain means over the tasks.
+        """Return figures of the run. Times are seconds, ``mean_rows`` and ``mean_steps`` plain means over the tasks.
 
         Per request: ``latency`` is arrival to finish, ``queueing`` arrival to the start of the first task,
         ``computation`` that start to finish; each with ``_p50_s``, ``_p90_s`` and ``_p99_s`` (linear interpolation).
@@ -117,7 +117,7 @@ class Timeline:
         }
 
     def save(self, path: str | Path, *, count: int | None = None, caption: str = "") -> None:
-        """Writes a picture (``.svg``, ``.png``) of the busiest moment, or the whole run for a trace viewer (``.json``).
+        """Write a picture (``.svg``, ``.png``) of the busiest moment, or the whole run for a trace viewer (``.json``).
 
         A picture shows ``count`` requests, 40 by default, those of ``busiest``; for another moment, save a ``window``
         or the ``last``. Above is one strip a worker: a column for each task, as high as its rows, the number written
