@@ -55,7 +55,7 @@ ENGINES, SIMULATED, LOOP = "engines", "simulated", "a loop in plain Python"
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured: so many rounds at each load, of so many seconds of arrivals each."""
+    """The amount of measuring: so many rounds at each load, of so many seconds of arrivals each."""
 
     rounds: dict[float, int]
     seconds: float
@@ -77,7 +77,7 @@ def run(recorder: Recorder, options: Options) -> None:
 
 
 def run_simulated(recorder: Recorder, plan: Plan) -> None:
-    """The scheduler by itself, and the loop in plain Python."""
+    """Measure the scheduler by itself, and the loop in plain Python."""
     for load, rounds in plan.rounds.items():
         works = [draw_work(load, STEP_S, plan.seconds, seed) for seed in range(rounds)]
         for way in WAYS:

@@ -27,7 +27,7 @@ class Stem(nn.Module):
         self.first, self.second = nn.Conv1d(MELS, HIDDEN, 3, padding=1), nn.Conv1d(HIDDEN, HIDDEN, 3, 2, padding=1)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """The whole recording, as it was trained."""
+        """Return the whole recording, as it was trained."""
         return F.gelu(self.second(F.gelu(self.first(frames.T[None]))))[0].T
 
 
@@ -39,7 +39,7 @@ class Windows(nn.Module):
         self.stem = stem
 
     def forward(self, window: Tensor, inside: Tensor) -> Tensor:
-        """An output ``[rows, HIDDEN]`` of each window."""
+        """Return an output ``[rows, HIDDEN]`` of each window."""
         first, second = self.stem.first, self.stem.second
         hidden = F.gelu(F.conv1d(window.transpose(1, 2), first.weight, first.bias)) * inside[:, None]
         return F.gelu(F.conv1d(hidden, second.weight, second.bias))[:, :, 0]

@@ -26,7 +26,7 @@ class Search(nn.Module):
         self.joiner = nn.Linear(HIDDEN, LETTERS)
 
     def forward(self, frames: cellrt.RaggedRows, at: Tensor, made: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """One step of each row; ``stop`` behind the last frame."""
+        """Run one step of each row; ``stop`` behind the last frame."""
         starts, lengths = frames.offsets[:-1], frames.offsets.diff()
         frame = frames.values[starts + torch.minimum(at, lengths - 1)]
         letter = self.joiner(torch.tanh(frame + h)).argmax(1)
