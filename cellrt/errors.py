@@ -60,7 +60,7 @@ class EngineClosedError(CellrtError):
 
 
 class InternalError(CellrtError):
-    """A rule of the runtime is broken: a bug in cellrt. The message carries the story of the request."""
+    """A rule of the runtime is broken: a bug in cellrt. The message carries the event log of the request."""
 
 
 _HTTP_STATUS: Mapping[type[CellrtError], int] = MappingProxyType(

@@ -6,9 +6,10 @@ first-level cache; nothing of them is copied elsewhere, and the pages may lie an
 one row, takes its values from the pages where it can. The query heads that share a head of the keys are rows of one
 tile.
 
-Blocks begin at multiples of ``BLOCK_KEYS`` of the position, whoever asks, and a row's own operations are the same in
-every tile. So a row's bits depend on its query, its position and the keys that it sees alone: not on its company in the
-batch, nor on how a prompt was cut in chunks, nor on the pages. They do depend on the width of the machine's registers.
+Blocks begin at multiples of ``BLOCK_KEYS`` of the position, whatever the query, and a row's own operations are the same
+in every tile. So a row's bits depend on its query, its position and the keys that it sees alone: not on other rows of
+the batch, nor on how a prompt was cut in chunks, nor on the pages. They do depend on the width of the machine's
+registers.
 """
 
 from __future__ import annotations

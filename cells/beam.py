@@ -7,7 +7,7 @@
 Hypotheses are compared by the sum of the log-probabilities of their tokens, the end token included, divided by
 ((5 + tokens) / 6) ** length_penalty (Wu et al. 2016, equation 14, without the coverage term). Of equal ones, that of
 the better hypothesis before wins, then that with the better logit, then that with the lower token; so the outcome
-depends neither on the device nor on the company.
+depends neither on the device nor on other rows of the batch.
 
 The tokens so far travel with the beam and are reordered at each step, as its states are. The alternative, to put
 out parents and tokens at each step and to follow them back at the end, would save that copy (8 bytes a token, where the

@@ -4,7 +4,7 @@
 
 A product reads a quarter of the memory. On a CPU its weights are widened in the cache, panel by panel, and then go
 through the same inner loop as packed ones of float32 (``packed.py``). So a row has the bits that it would have with the
-widened weights, in any company.
+widened weights, in any batch.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Llama(nn.Module):
     """The whole stack: tokens int ``[rows]`` -> the last layer's normed rows ``[rows, hidden]``; ``logits`` makes
     logits of those of them that are needed.
 
-    ``layers`` holds the same as single layers, for whoever runs one at a time.
+    ``layers`` holds the same as single layers, for a model that runs one at a time.
     """
 
     def __init__(self, sizes: LlamaSizes) -> None:

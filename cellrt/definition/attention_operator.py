@@ -1,7 +1,7 @@
 """The operators that a step's program calls for attention over pages and spans, and their C functions in a library.
 
 It needs nothing of cellrt: the compiler, a process of its own, reads this file by itself. The kernels are called by
-their addresses, which whoever loads the library writes to the variables ``ATTEND`` and ``APPEND``.
+their addresses, which the loader of the library writes to the variables ``ATTEND`` and ``APPEND``.
 
 To the compiler the operators write to nothing, so that it copies no pages. What must come before another is said by
 ``after``: any tensor of which it makes the earlier one first (``traced_pages.py``).

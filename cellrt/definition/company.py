@@ -64,7 +64,7 @@ def draw(
 
 
 def most_rows(company: Company, specs: Sequence[RowSpec], max_batch: int) -> int:
-    """Return the number of rows that a cell is tried with in a company.
+    """Return the number of rows that a cell is tried with.
 
     A cell with pages gets no more rows than there are pages of their own.
     """

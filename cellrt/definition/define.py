@@ -83,7 +83,8 @@ def cell(
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.
         row_wise: False says that rows of a batch influence each other on purpose, or that the cell draws numbers:
-            registration, which refuses such a cell, then takes it, and what a request gets depends on its company.
+            registration, which refuses such a cell, then takes it, and a request's results depend on other rows of the
+            batch.
 
     Raise DefinitionError.
     """
@@ -112,7 +113,7 @@ def cell(
 
 
 def load_cell(folder: str | Path) -> Cell:
-    """Read a cell that ``Cell.save`` wrote. Load only files from whom you trust: a program is code.
+    """Read a cell that ``Cell.save`` wrote. Load only files that you trust: a program is code.
 
     Raise DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
     """

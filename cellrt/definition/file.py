@@ -8,7 +8,7 @@
 A loaded cell has the identity of the saved one, so both batch together. It has no steps-first form: its runs go step
 by step. Every field is checked as where a cell is defined, and the identity is computed anew of the weights and fields
 that were read, so a folder cannot have another cell's requests served by its weights or limits. Of the program it says
-nothing: a program is code, so load only files from whom you trust.
+nothing: a program is code, so load only files that you trust.
 """
 
 from __future__ import annotations

@@ -27,7 +27,7 @@ def implement(**functions: Callable[..., Tensor]) -> None:
 
 
 KERNELS: dict[str, Any] = {}
-"""The functions (``TaskFunction``) that compiled code calls by its variables' names, from whoever has them."""
+"""The functions (``TaskFunction``) that compiled code calls by its variables' names, from the object that has them."""
 
 
 class PagesAreReadError(Exception):

@@ -1,4 +1,4 @@
-"""The demo's picture: some successive words of a busy moment, and who was batched with whom."""
+"""The demo's picture: some successive words of a busy moment, and which were batched together."""
 
 from __future__ import annotations
 

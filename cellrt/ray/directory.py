@@ -25,7 +25,7 @@ POLL_S = 5.0
 MOST_BEGUN = 64
 """Of how many requests of a session, the newest, one knows that they are part of its state."""
 PARKED_S = 3600.0
-"""How long the states are kept of a replica that left, until somebody asks for them."""
+"""How long the states are kept of a replica that left, until a replica asks for them."""
 
 
 class Order(NamedTuple):
@@ -41,7 +41,7 @@ class Grant(NamedTuple):
     Attributes:
         number: of the grant; 0: nobody has the session.
         state: what ``export`` gave where it was; None if it begins anew, or has been there already.
-        is_lost: whether somebody had it who died.
+        is_lost: whether a replica had it that died.
     """
 
     number: int
@@ -192,7 +192,7 @@ class Directory:
         self._hand_on(order, left)
 
     def _hand_on(self, order: Order, left: Left | None) -> None:
-        """Give it to whoever waits for it."""
+        """Give it to the replica that waits for it."""
         given = self._awaited.get(order)
         if given is not None and not given.done():
             given.set_result(left)
@@ -208,7 +208,9 @@ class Directory:
         self._peers.pop(replica, None)
 
     def park(self, replica: str, sessions: Mapping[Order, Left]) -> None:
-        """Take in what a replica had that is about to leave: whoever gets a request of them first has them next."""
+        """Take in what a replica had that is about to leave: the first replica that gets a request of them has
+        them next.
+        """
         now_s = time.monotonic()
         self._parked = {k: parked for k, parked in self._parked.items() if now_s - parked.since_s < PARKED_S}
         for order, left in sessions.items():
@@ -221,7 +223,7 @@ class Directory:
     async def is_outside(self, key: str, request: str) -> bool:
         """Return whether the state of a session is somewhere still, and that request is not part of it.
 
-        Asked when the replica has died that had the request: whoever has the state did not have the request.
+        Asked when the replica has died that had the request: the replica that has the state did not have the request.
         """
         owner = self._owners.get(key)
         peer = None if owner is None else self._peers.get(owner.replica)

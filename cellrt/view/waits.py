@@ -24,7 +24,7 @@ class Wait:
     Attributes:
         admission_s: of it, while turns did not admit the request: for room, or for its session's request before it.
         worker_s: else, while the task's worker ran other tasks.
-        scheduler_s: while that worker had nothing to do: until a turn formed the task, and few rows wait for company.
+        scheduler_s: while that worker had nothing to do: until a turn formed the task, or a small batch was delayed.
         unknown_s: before what is remembered.
         worker_ran: these other tasks.
     """

@@ -15,7 +15,7 @@ class Pages(NamedTuple):
 
     Key number j of a node lies in slot ``(start + j) % page_size`` of page ``table[(start + j) // page_size]``, with
     the node's row of ``tables`` and its number in ``starts`` (0 without). So a growing sequence has a list of pages, in
-    any order and shared with whom it likes; and the ragged rows of an encoder are one page that holds all nodes' rows,
+    any order and may share them with others; and the ragged rows of an encoder are one page that holds all nodes' rows,
     in which each node starts at its offset (``of_rows``).
 
     Attributes:

@@ -1,9 +1,9 @@
 """The signal: how a device tells the host, without a call, how many tasks are done (BatchMaker section 2.5).
 
 A kernel of one thread at the end of each task adds 1 to a count and stores it to a word of pinned host memory, which
-the host polls. The paper's kernel increases the pinned word itself. Here the count is in device memory, so no read
-and no atomic crosses the bus: one write of 8 bytes does. The addition acquires and releases at system scope, so
-whoever sees the new count in the word sees everything the stream wrote before, results in pinned memory included.
+the host polls. The paper's kernel increases the pinned word itself. Here the count is in device memory, so no read and
+no atomic crosses the bus: one write of 8 bytes does. The addition acquires and releases at system scope, so a reader
+that sees the new count in the word sees everything the stream wrote before, results in pinned memory included.
 
 8 bytes do not wrap in any engine's life, and an aligned write of 8 bytes is seen whole or not at all.
 """
