@@ -41,7 +41,7 @@ PARTS = ("lstm", "cells")
 ROWS, QUICK_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (1, 8, 64)
 TOKENS, CHOICES = 10_000, 8_000
 MOST_STEPS, MOST_ROWS = 24, 1024
-"""Of a run: steps, and rows of all its steps."""
+"""The size of a run: steps, and rows of all its steps."""
 MOST_DIFFERENT = 1e-4
 
 

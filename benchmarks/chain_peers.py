@@ -92,7 +92,7 @@ PEERS: dict[str, tuple[Callable[[nn.LSTM, int], Runner], int, bool]] = {
     "onnxruntime padded": (onnx_padded, 16, False),
     "onnxruntime bucketed": (onnx_padded, 512, True),
 }
-"""By name: what a worker runs its batches with, the largest batch, and whether there are buckets."""
+"""The peers by name: what a worker runs its batches with, the largest batch, and whether there are buckets."""
 
 
 def lstm_to_onnx(lstm: nn.LSTM) -> bytes:

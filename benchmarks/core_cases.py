@@ -22,7 +22,7 @@ from cellrt.core.templates.program import CARRY, FIXED, OP_CHAIN, OP_EXTERNAL, O
 LENGTH = 24
 NUM_WORDS = 1_000
 ROWS = 128
-"""Of each kind, for each request: more than any of them holds."""
+"""The room for each kind and request: more than any of them holds."""
 
 
 class Case(NamedTuple):

@@ -62,7 +62,7 @@ OVER_PAGES = "steps over pages"
 ATTENDING, NUM_READ = "steps that attend", 24
 KINDS = ("every token delivered", "nothing delivered", *RUNS, OVER_PAGES, ATTENDING)
 READ_BEFORE, MADE, PAGE_SIZE = 100, 50, 16
-"""So long do loops run that those that began first run beside the last."""
+"""The length of loops: so long that those that began first run beside the last."""
 WAIT_S = 120.0
 
 

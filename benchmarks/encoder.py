@@ -71,13 +71,13 @@ ETA, Q = 0.5, 0.75
 VARIANCES = (20, 100)
 LOADS = (0.7, 1.0, 1.4, 2.0)
 PATIENCES = {"short": (0.5, 4.0), "long": (2.0, 12.0)}
-"""By when a sentence must have begun, in batches' times from its arrival: drawn evenly between these."""
+"""The bounds between which the latest begin of a sentence is drawn, in batches' times from its arrival."""
 BATCHES, ROUNDS = 60, 8
-"""How long each load lasts, in batches' times, and how often, with other sentences each time; the mean is shown."""
+"""The length of each load, in batches' times, and the number of its draws of sentences; the mean is shown."""
 EDGE = 0.2
-"""So much of the time at the start, when few wait, and at the end, behind which none come, is not counted."""
+"""The part of the time at the start, when few wait, and at the end, after which none come, that does not count."""
 FILLS, DRAWS = (0.1, 0.25, 0.5, 0.75, 1.0), 7
-"""How full the batches are whose times are measured, and how many of each; the median counts."""
+"""The fill of the batches that are timed, and the number of each; the median counts."""
 OURS = "cellrt"
 Encoder = PlainEncoder | CellEncoder
 
@@ -134,7 +134,7 @@ def draw_lengths(count: int, variance: float, seed: int) -> NDArray[np.int64]:
 
 
 def draw_work(rate: float, seconds: float, variance: float, batch_s: float, seed: int, patience: str = "short") -> Work:
-    """So many sentences a second, for so long."""
+    """Return the work of so many sentences a second, for so long."""
     count = max(8, round(rate * seconds))
     draw, arrivals_s = np.random.default_rng(seed), poisson_arrivals(rate, count, seed)
     words = [torch.from_numpy(draw.integers(0, 30_000, size)) for size in draw_lengths(count, variance, seed)]

@@ -117,7 +117,7 @@ class Lane:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def entered(self) -> AbstractContextManager[object]:
-        """While it lasts, this thread's operations go to the stream."""
+        """Send this thread's operations to the stream, inside the context."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def upload(self, *arrays: Numbers) -> list[Tensor]:

@@ -22,7 +22,7 @@ Curve = list[dict[str, Any]]
 
 
 def can_draw() -> bool:
-    """Return whether matplotlib is there; if not, says so."""
+    """Return whether matplotlib is there; if not, say so."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
     print("no picture was drawn: matplotlib is not installed. python -m benchmarks.gpu_plots draws from the JSON file.")

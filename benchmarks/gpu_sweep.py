@@ -28,7 +28,7 @@ WAIT_S = 60.0
 NUM_CHECKED = 4
 LEAST_REQUESTS = 20
 LOW_LOAD = 0.3
-"""Of the weakest server's peak: the paper's 5,000 requests/s are about as much of its baselines'."""
+"""The part of the weakest server's peak: the paper's 5,000 requests/s are about as much of its baselines'."""
 QUANTILES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
 
 

@@ -57,7 +57,7 @@ from examples.models.talker import find_smollm
 
 PARTS = ("random", "smollm", "products", "sampling", "open")
 PAGES_ANEW = 16
-"""So many pages are computed anew at once: of a longer prompt each takes longer, as attention looks back further."""
+"""The pages that are computed again at once: more take longer each, as attention looks back further."""
 MODELS = ("random", "smollm")
 IN_FLIGHT = (1, 8, 32)
 STEP_ROWS = (1, 2, 4, 8)
@@ -159,7 +159,7 @@ def as_request(asked: Asked) -> dict[str, torch.Tensor | int]:
 
 
 def rows_of_step(pages: torch.Tensor, tables: torch.Tensor, first: int, rows: int) -> PagedRows:
-    """So many rows of each request, the first at this position; ``tables`` ``[requests, pages of each]``."""
+    """Return so many rows of each request, the first at this position; ``tables`` ``[requests, pages of each]``."""
     count = len(tables)
     nodes = torch.arange(count, dtype=torch.int32).repeat_interleave(rows)
     positions = torch.arange(first, first + rows, dtype=torch.int32).repeat(count)

@@ -55,7 +55,7 @@ LOADS = (0.3, 0.6, 0.9, 1.2)
 MOST, AT_ONCE = 400, 80
 """Requests that are drawn, and those that find how many iterations do at most."""
 SECONDS, FEWEST = 7.0, 24
-"""How long requests arrive at each load; but never fewer than so many."""
+"""The time for which requests arrive at each load, and the fewest of them."""
 OVERWHELMED = 0.6
 LATENCY, THROUGHPUT = "latency a token", "throughput"
 WAYS: dict[str, SchedulerSettings] = {

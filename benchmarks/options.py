@@ -45,9 +45,7 @@ class Options:
 
 
 def are_there(peer: str, *packages: str) -> bool:
-    """Return whether a peer's packages are installed; if not, says on standard error that it is left out, and what to
-    do.
-    """
+    """Return whether a peer's packages are installed; if not, say on standard error how to get them."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         tell(f"{peer} is left out: pip install {' '.join(missing)}")

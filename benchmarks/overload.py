@@ -48,7 +48,7 @@ MODEL, MODELS = "heavy", "benchmarks.overload_model"
 WAVES = 8
 """Full tasks' worth of sentences of the mean length, by which the time of a step is measured."""
 MOST_LATE, TRIES = 0.05, 3
-"""Of 99 in 100 sentences: how late the client may hand in, in parts of the time within which each must be done."""
+"""The lateness that 99 in 100 sentences may have when they are submitted, in parts of their deadlines."""
 METRICS = ("done in time", "their worth", "their words")
 ENGINES, SIMULATED, LOOP = "engines", "simulated", "a loop in plain Python"
 

@@ -32,7 +32,7 @@ FULL = replace(LONG, concurrencies=(1, 64, 512))
 """One in flight: a request alone."""
 MAX_BATCH, NUM_REQUESTS = 64, 2000
 MAX_DIFFERENT = 1
-"""Of ``NUM_CHECKED`` answers: two tokens may be as good as equally likely."""
+"""The part of ``NUM_CHECKED`` answers that must agree: two tokens may be as good as equally likely."""
 COMPILED, EAGER, BUSY = "cellrt, compiled", "cellrt, eager", "busy client"
 
 
@@ -75,7 +75,7 @@ MODELS = {
         {"cellrt, with a key": "benchmarks.own_dags:settle_known"},
     ),
 }
-"""By the benchmark's part."""
+"""The models by the benchmark's part."""
 
 
 class Told(Recorder):

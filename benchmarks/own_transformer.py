@@ -161,7 +161,10 @@ def served(model: Decoder | None = None) -> cellrt.Unfolder:
 
 
 def loop_of_batches(is_compiled: bool, threads: int) -> Runner:
-    """For a process of its own, a request of which is a batch; its answer has the tokens of all, one behind another."""
+    """Return a runner for a process of its own, a request of which is a batch.
+
+    Its answer has the tokens of all requests, one behind another.
+    """
     torch.set_num_threads(threads)
     model = draw_model()
     step = compiled_step(model.in_batch) if is_compiled else model.in_batch

@@ -26,7 +26,7 @@ MESSAGE_BYTES = 1 << 17
 
 
 class ProcessServer:
-    """So many workers, each with torch on one thread.
+    """A server with several workers, each with torch on one thread.
 
     ``submit`` and ``close`` are for one thread. ``make_runner`` must be something that can be pickled.
     """
@@ -121,7 +121,7 @@ def _serve(link: socket.socket, make_runner: RunnerMaker, max_batch: int) -> Non
 
 
 def _take(link: socket.socket, work: Batches) -> None:
-    """Take all that has arrived; waits where there is nothing to do. Raise EOFError once the other end is closed."""
+    """Take all that has arrived; wait where there is nothing to do. Raise EOFError once the other end is closed."""
     with suppress(BlockingIOError):
         while True:
             message = link.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT if len(work) else 0)

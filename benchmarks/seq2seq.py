@@ -32,8 +32,10 @@ from cellrt.cells.lstm import EmbeddingLSTMCell
 PARTS = ("2k", "30k")
 NUM_WORDS = {"2k": 2_000, "30k": 30_000}
 MAX_DIFFERENT = 1
-"""Of the ``NUM_CHECKED`` answers that are compared: two words may be as good as equally likely, and then rounding
-decides, and all that follows differs."""
+"""The part of the ``NUM_CHECKED`` answers that must agree.
+
+Two words may be as good as equally likely. Then rounding decides, and all that follows differs.
+"""
 NUM_TRIED = 64
 """Pairs that a bare loop is tried with."""
 QUICK_SERVERS = ("cellrt", "padded", "bucketed", *LOOPS)

@@ -121,5 +121,7 @@ PEERS: dict[str, tuple[Callable[[Model, int], Runner], int, bool]] = {
     "bucketed": (to_the_last, 256, True),
     "bucketed, dropped": (dropping, 256, True),
 }
-"""By name: what a worker runs its batches with, the largest batch (256, as the paper found best), and whether there are
-buckets."""
+"""The peers by name: what a worker runs its batches with, the largest batch, and whether there are buckets.
+
+A largest batch of 256 is what the paper found best.
+"""

@@ -44,7 +44,7 @@ CLIENTS, GOAL_CLIENTS = (1, 16, 64, 256), 64
 UNITS = {"rate": "requests/s", "p50": "ms", "p99": "ms", "mean rows of a task": "rows"}
 
 Figures = dict[tuple[str, int, str], float]
-"""Of one round: by server, clients and metric."""
+"""The figures of one round, by server, clients and metric."""
 
 
 def requests_of(longest: int) -> list[list[int]]:
@@ -118,7 +118,7 @@ def run(recorder: Recorder, options: Options) -> None:
 
 
 def _installed() -> dict[str, Server]:
-    """Return the peers that can run here; says why the others cannot."""
+    """Return the peers that can run here; say why the others cannot."""
     missing = {name: server.missing() for name, server in PEERS.items()}
     for name, why in missing.items():
         if why is not None:

@@ -227,7 +227,7 @@ class Child:
         return [(k, torch.from_numpy(array)) for k, array in self._receive()]
 
     def close(self, timeout_s: float) -> None:
-        """End the process; kills it where it does not end in time."""
+        """End the process; kill it where it does not end in time."""
         self._connection.close()
         self._process.join(timeout_s)
         if self._process.is_alive():

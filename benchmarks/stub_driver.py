@@ -10,7 +10,7 @@ from typing import Any
 from cellrt.worker.device.driver import Driver
 
 ASKED_UNTIL_SHOWN = 3
-"""How often a counter is asked until it shows one more."""
+"""The number of times that a counter is asked until it shows one more."""
 
 
 class StubCounter:

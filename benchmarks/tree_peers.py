@@ -305,8 +305,10 @@ PEERS: dict[str, tuple[Callable[[Weights, int], Runner], int, bool]] = {
     "DGL": (dgl_topological, 64, True),
     "DyNet": (DyNet, 64, True),
 }
-"""By name: what a worker runs its batches with, the most trees of a batch (the paper found 64 best for Fold and
-DyNet), and whether each worker has a process of its own."""
+"""The peers by name: their runner, the most trees of a batch, and whether each worker has a process of its own.
+
+The paper found batches of 64 best for Fold and DyNet.
+"""
 
 PACKAGES = {"DGL": "dgl", "DyNet": "dynet"}
 

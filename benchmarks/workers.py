@@ -38,7 +38,7 @@ FORMS = {
 """The forms of workers: threads or processes, and whether the engine has a process of its own."""
 ROWS = 8
 GROUPS = 2
-"""Of requests in flight, a worker."""
+"""The numbers of requests in flight, for each worker."""
 WAIT_S = 120.0
 
 
@@ -84,7 +84,7 @@ def step_us(engine: Any, served: Served, rounds: int) -> float:
 
 
 def load(engine: Any, served: Served, groups: int, seconds: float) -> tuple[float, list[float]]:
-    """So many groups in flight for a while: requests a second, and the time of each group in ms."""
+    """Keep so many groups in flight for a while; return requests a second, and the time of each group in ms."""
     times: list[float] = []
     flying: deque[tuple[float, list[Any]]] = deque()
     start = now = time.perf_counter()

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_GATES_BYTES = 512 << 20
 """Most memory that a run's products of inputs may take."""
 LEAST_CAPABILITY = (8, 0)
-"""Of a CUDA device: the first that multiplies bfloat16 and TF32."""
+"""The first CUDA capability that multiplies bfloat16 and TF32."""
 
 
 class FusedStep:
@@ -177,7 +177,7 @@ def _step_tree_lstm(weights: PackedWeights, **arguments: Any) -> None:
 
 
 def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -> PackedWeights:
-    """From gates i, o, u, f_left, f_right (over the input: i, o, u, f) to the kernel's i, f_left, f_right, o, u."""
+    """Reorder gates i, o, u, f_left, f_right (over the input: i, o, u, f) to the kernel's i, f_left, f_right, o, u."""
     from cellrt.kernels.tree_lstm_step import pack_weights
 
     order, input_order = (0, 3, 4, 1, 2), (0, 3, 3, 1, 2)
@@ -311,7 +311,7 @@ def can_fuse(
     expected_inputs: Mapping[str, RowSpec],
     expected_outputs: Mapping[str, RowSpec],
 ) -> bool:
-    """Return whether a kernel runs where the weights of ``module`` are, and takes them and a cell's inputs and outputs.
+    """Return whether a kernel takes the weights of ``module``, where they are, and a cell's inputs and outputs.
 
     What is expected is written for float32; it must have the type of the weights.
     """

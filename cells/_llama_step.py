@@ -264,7 +264,7 @@ class LlamaStep:
         return constants, (words, turns)
 
     def _words_of(self, model: Llama, pages: Tensor) -> _Words | None:
-        """None where a step cannot be one call."""
+        """Return the words of a model, made once for these pages; None where a step cannot be one call."""
         last = self._last
         if last is not None and last.page == pages.shape[1:] and is_settled(model):
             return last

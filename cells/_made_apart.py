@@ -31,7 +31,7 @@ DRAWS = frozenset(
 
 
 class _DrawingApart(TorchFunctionMode):
-    """While it lasts, this thread draws from a generator of its own."""
+    """A mode in which this thread draws from a generator of its own."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -101,7 +101,7 @@ def _lstm_step(rows, gates, rows_of, weight, bias, h, c, h_out, c_out, units, ti
 
 @nogil
 def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
-    """Run an LSTM over input halves that are already computed; writes the state after every step, packed."""
+    """Run an LSTM over input halves that are already computed; write the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
     start = 0
     for rows in batch_sizes:
@@ -115,7 +115,7 @@ def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, unit
 
 @nogil_part
 def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
-    """From ``step`` on: the step behind the last one to project with it, and their rows."""
+    """Return the step behind the last one to project together with ``step``, and the number of their rows."""
     last, rows = step, 0
     while last < batch_sizes.size and (rows == 0 or rows + batch_sizes[last] <= _PROJECT_ROWS):
         rows += batch_sizes[last]
@@ -171,7 +171,7 @@ def _gru_step(rows, gates, rows_of, weight, bias, h, h_out, units, tile):  # typ
 
 @nogil
 def gru_run(batch_sizes, gates, rows_of, weight, bias, h, h_out, units):  # type: ignore[no-untyped-def]
-    """Run a GRU over input halves that are already computed; writes the state after every step, packed."""
+    """Run a GRU over input halves that are already computed; write the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
     start = 0
     for rows in batch_sizes:

@@ -26,7 +26,7 @@ STRIDE = 256
 """Numbers of which every ``LANES``th are looked at together for their highest."""
 DIGITS = 1 << 11
 HALVINGS, FEW = 12, 256
-"""How often two bounds come nearer each other, unless there are few numbers."""
+"""The number of times that two bounds are brought nearer, unless there are few numbers."""
 
 
 def _add_up(builder: Any, count: Any, sums: Any, number_at: Callable[[VectorBuilder, Any], Any]) -> None:
@@ -132,8 +132,8 @@ def new_room(width):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def weigh(values, count, highest, temperature, room):  # type: ignore[no-untyped-def]
-    """Return the weights ``exp((value - highest) / temperature)``; writes the sum of each block, and returns that of
-    all.
+    """Return the sum of the weights ``exp((value - highest) / temperature)``; write each weight, and each block's
+    sum.
     """
     weights, sums = room[1], room[5]
     factor, total = np.float32(LOG2_E / temperature), 0.0

@@ -1,4 +1,4 @@
-"""From the last states of an encoder to the first states of a decoder.
+"""A bridge: a cell that makes the first states of a decoder from the last states of an encoder.
 
 An encoder's last states have the names that torch gives the weights of its layers and directions: ``h_l0`` of the
 lowest layer, ``h_l0_reverse`` of the direction that runs backwards, ``c_l1`` of the second layer, and so on. A cell
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cellrt import DefinitionError
 
 Sources = Mapping[str, Sequence[str] | Sequence[Sequence[str]]]
-"""For each state of a decoder the states of the encoder that it is made of; of several layers, for each of them."""
+"""The states of the encoder that each state of a decoder is made of; of several layers, for each of them."""
 
 
 class Bridge(nn.Module):

@@ -16,7 +16,7 @@ MAKES = frozenset((torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn
 
 
 class _Unfilled(TorchFunctionMode):
-    """While it lasts, this thread leaves alone what it is to draw into, and makes weights on one device."""
+    """A mode in which this thread leaves new weights unfilled, and makes them on one device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""From the state of a decoder to its next token: projection to logits, greedy choice, sampling.
+"""The step from a decoder's state to its next token: projection to logits, greedy choice, sampling.
 
 Sampling takes its randomness as inputs: the ``seed`` of the request and the number of the ``step`` are hashed to one
 uniform number (the mixing function of SplitMix64; Steele, Lea and Flood 2014), which picks from the cumulative

@@ -114,7 +114,7 @@ def attend_rows(
 
 
 class TracedLayer(NamedTuple):
-    """In place of a layer's pages while a cell's step is traced."""
+    """A stand-in for a layer's pages while a cell's step is traced."""
 
     state: TracedPages
     layer: int | None

@@ -45,7 +45,7 @@ class LinearScaling(NamedTuple):
     amplitude: float = 1.0
 
     def kept(self, frequencies: Tensor, base: float) -> Tensor:
-        """Nothing stays."""
+        """Return zeros: no frequency stays as it was."""
         return torch.zeros_like(frequencies)
 
 
@@ -118,7 +118,7 @@ class RotaryPositions(nn.Module):
         self._turns = Derived(self._first_turns)
 
     def forward(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both ``[rows, heads, head_dim]``, turned; angles are computed in float32."""
+        """Return both ``[rows, heads, head_dim]``, turned; angles are computed in float32."""
         if is_fusable(query, key) and positions.dtype is torch.int32 and len(positions):
             turns, positions = self.turns_up_to(int(positions.max())), positions.contiguous()
             return _turn_compiled(query, positions, turns), _turn_compiled(key, positions, turns)

@@ -32,7 +32,7 @@ class BothInputs(nn.Module):
         self.ahead, self.reverse = ahead, reverse
 
     def forward(self, x: Tensor) -> BothGates:
-        """Both sums over the input, their biases included."""
+        """Return both sums over the input, their biases included."""
         return BothGates(self.ahead(x).gates, self.reverse(x).gates)
 
 

@@ -88,7 +88,7 @@ def _plain(sizes: T5Sizes) -> MLP:
 
 
 class T5(nn.Module):
-    """Both stacks, which share their embedding, and the head."""
+    """An encoder and a decoder, which share their embedding, and the head."""
 
     def __init__(self, encoder: T5Sizes, decoder: T5Sizes) -> None:
         super().__init__()

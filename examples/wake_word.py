@@ -23,7 +23,7 @@ import cellrt
 from models.wake_word import FEATURES, WEIGHTS, WakeWord, make_model
 
 FRAMES = 10
-"""Of a piece: a tenth of a second, say."""
+"""The frames of a piece: a tenth of a second, say."""
 
 
 def listen(url: str, pieces: Iterable[torch.Tensor]) -> Iterator[list[float]]:

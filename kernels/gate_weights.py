@@ -74,7 +74,7 @@ def padded(size: int, multiple: int) -> int:
 
 
 def row_order(hidden_size: int, sections: Sequence[Sequence[int]]) -> Tensor:
-    """For each row of a packed weight, the row it was packed from, or -1 where it is padding."""
+    """Return for each row of a packed weight the row it was packed from, or -1 where it is padding."""
     units = torch.arange(padded(hidden_size, UNIT_MULTIPLE)).view(-1, 1, GROUP)
     parts = []
     for section in sections:

@@ -58,7 +58,7 @@ def ordered(b_scores):
 
 @triton.jit
 def best_of_tile(b_scores, o_tokens, VOCABULARY: tl.constexpr):
-    """For each row the best score and its token in one integer that is larger the better (and the lower the token)."""
+    """Return for each row the best score and its token in one integer, larger for a better score and a lower token."""
     b_order = tl.where((o_tokens < VOCABULARY)[None, :], ordered(b_scores), -0x80000000)
     b_most = tl.max(b_order, axis=1)
     b_token = tl.min(tl.where(b_order == b_most[:, None], o_tokens[None, :], 0x7FFFFFFF), axis=1)

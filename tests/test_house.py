@@ -20,7 +20,10 @@ LONGEST_FUNCTION = 60  # lines, without signature and docstring
 
 LONG_FILES: dict[str, int] = {}
 LONG_FUNCTIONS: dict[str, int] = {}
-VAGUE = re.compile(r"(As|Has|It|See|Takes in|That|They|Those|What|Whatever|Whether|Who|Whoever|Whom|Whose)\b")
+VAGUE = re.compile(
+    r"(As|Behind|By|For|Has|How|It|Of|See|So|Takes in|That|They|Those|What|Whatever|When|Where|Whether|Which|While|Who"
+    r"|Whoever|Whom|Whose|Why)\b"
+)
 VAGUE_ROOMS = (
     *(f"cellrt/{room}/" for room in ("core", "engine", "language", "native", "process", "products", "serve", "worker")),
     "cellrt/definition/aot/",

@@ -21,7 +21,7 @@ NUM_WORDS, LOAD, NUM_WORKERS, SEED = 2_000, 0.7, 2, 0
 
 
 def main() -> None:
-    """Serve the words at 70% of what the engine takes, and draws the busiest moment."""
+    """Serve the words at 70% of what the engine takes, and draw the busiest moment."""
     words = choose_words(NUM_WORDS, SEED)
     torch.set_num_threads(1)
     with closing(CellServer(NUM_WORKERS, max_waiting=8192)) as server:

@@ -66,7 +66,7 @@ def draw_step(number: int) -> list[str]:
 
 
 def draw_arrow(number: int, after: int) -> str:
-    """From one step to the next: down in a lane, or down and across."""
+    """Return the arrow from one step to the next: down in a lane, or down and across."""
     (x0, y0), (x1, y1) = corner(number), corner(after)
     if x0 == x1 and after == number + 1:
         middle = x0 + (LANE - 20) / 2

@@ -79,9 +79,9 @@ def _without_unary(tree: PennTree, num_children: Sequence[int]) -> PennTree:
     """Return the tree without inner nodes of a single child."""
     result = PennTree([], [], [])
     places: list[int] = []
-    """For each node its number in the result; for one left out, that of its parent."""
+    """The number of each node in the result; for one left out, that of its parent."""
     labels: list[str] = []
-    """For each node left out the label that its child gets, else none."""
+    """The label that the child of each left-out node gets; none for other nodes."""
     for parent, label, word, count in zip(tree.parents, tree.labels, tree.words, num_children, strict=True):
         above = places[parent] if parent >= 0 else -1
         label = (labels[parent] if parent >= 0 else "") or label

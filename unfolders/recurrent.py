@@ -226,7 +226,7 @@ class _Builder:
     def __init__(self, module: Any, kinds: _Kinds, max_batch: int | None) -> None:
         self.module, self.kinds, self.max_batch = module, kinds, max_batch
         self.directions = (False, True) if getattr(module, "bidirectional", False) else (False,)
-        """For each direction, whether it runs backwards."""
+        """The directions; each says whether it runs backwards."""
         self.state = cellrt.rows(module.hidden_size, dtype=next(module.parameters()).dtype)
 
     def of_tokens(self, embedding: nn.Embedding, fold: bool) -> Layer:

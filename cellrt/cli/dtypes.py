@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 ENVIRONMENT = "CELLRT_DTYPE"
-"""Where all processes look that read checkpoints."""
+"""The variable that all processes read that read checkpoints."""
 
 
 class DType(enum.StrEnum):

@@ -29,11 +29,13 @@ API_KEY, MODELS = "CELLRT_SERVE_API_KEY", "CELLRT_SERVE_MODELS"
 ORIGINS = ["CELLRT_SERVE_ALLOWED_ORIGIN", "CELLRT_SERVE_ALLOWED_ORIGINS"]
 ENGINE_FIELDS = fields_of(EngineSettings)
 TABLES = {field.table for field in ENGINE_FIELDS if field.table}
-"""Which a file may have."""
+"""The tables that a file may have."""
 SEVERAL = ("models", "api_key", "allowed_origin", "profile")
 """The options that may be given several times."""
 MAX_LIMIT = 1 << 48
-"""Of what a file limits: no client's request comes near it, and it is a number to every part of a server."""
+"""The most that a file may set a limit to: no client's request comes near it, and every part of a server can hold
+it.
+"""
 NEEDED = (
     "cellrt serve needs more packages: in a clone pip install '.[serve]', for gRPC '.[grpc]', for --spans '.[otel]'"
 )

@@ -45,9 +45,9 @@ torch.library.register_fake("cellrt::append_pages", _as_token, lib=_LIBRARY)
 APPEND_AND_ATTEND = torch.ops.cellrt.append_and_attend.default
 """Appends rows of keys and values to pages, then reads: what each query sees, ``[rows, heads, head_dim]``."""
 ATTEND_PAGES = torch.ops.cellrt.attend_pages.default
-"""Only reads. ``bias`` is that of ``Mask``, or a tensor of integers for none."""
+"""The operator that only reads. ``bias`` is that of ``Mask``, or a tensor of integers for none."""
 APPEND_PAGES = torch.ops.cellrt.append_pages.default
-"""Only appends; returns one number that means nothing."""
+"""The operator that only appends; returns one number that means nothing."""
 ATTEND_SPAN = torch.ops.cellrt.attend_span.default
 """Reads the rows of the own node in the batch."""
 MADE_AFTER = torch.ops.cellrt.made_after.default

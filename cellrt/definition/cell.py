@@ -67,7 +67,7 @@ class Cell(Computation):
     ) -> None:
         super().__init__(module, by_name, declaration, written)
         self.why_no_form = ""
-        """Why the compiled form that its module has is not used."""
+        """The reason why the module's compiled form is not used; empty if it is, or if there is none."""
         self.identity, self._identity = identity.digest, identity
 
     def __repr__(self) -> str:
@@ -76,7 +76,7 @@ class Cell(Computation):
         return f"Cell({self.name!r}, ({inputs}) -> ({outputs}), {self.identity[:8]})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies, which find a compiled form of their own: this one's constants are addresses."""
+        """Return the state for copies, which find a compiled form of their own: this one's constants are addresses."""
         return {name: value for name, value in vars(self).items() if name != "compiled_form"}
 
     def __call__(self, /, *unnamed: object, **inputs: object) -> Outputs:
@@ -91,8 +91,9 @@ class Cell(Computation):
         return graph.call(self, **inputs)
 
     def run(self, *inputs: CellInput, **named: CellInput) -> list[torch.Tensor]:
-        """Run one step on tensors, here and now: takes inputs ``[rows, *shape]`` in order or by name, returns outputs
-        ``[rows, *shape]`` in order.
+        """Run one step on tensors, here and now.
+
+        Inputs are ``[rows, *shape]``, in order or by name. Return outputs ``[rows, *shape]`` in order.
 
         Raise RequestError if they do not fit the cell's specs, and whatever the cell raises.
         """

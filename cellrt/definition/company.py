@@ -21,7 +21,7 @@ MODERATE = 100.0
 """The largest scale of halves, so that float16 does not run over."""
 HALVES = (torch.float16, torch.bfloat16)
 NUDGES = (-2, 3)
-"""By how many units in the last place a number is moved: from the first to below the second."""
+"""The units in the last place by which a number is moved: from the first to below the second."""
 
 
 class Company(NamedTuple):
@@ -54,7 +54,9 @@ COMPANIES = (
 def draw(
     company: Company, specs: Sequence[RowSpec], rows: int, has_ones: bool, generator: torch.Generator
 ) -> list[CellInput]:
-    """So many rows for each spec: random normal numbers, scaled; integers and bools are zeros, or zeros and ones."""
+    """Return ``rows`` rows for each spec: random normal numbers, scaled; integers and bools are zeros, or zeros and
+    ones.
+    """
     inputs = random_inputs(specs, rows, generator)
     if company.are_opposed:
         inputs = [_opposed(value) for value in inputs]
@@ -92,7 +94,7 @@ def lone_row_of(value: CellInput, row: int) -> CellInput:
 
 
 def repeated(value: CellInput, row: int, count: int) -> CellInput:
-    """So many times one row of an input, which spans have anyway."""
+    """Return one row of an input ``count`` times; spans stay as they are."""
     if isinstance(value, Spans):
         return value
     if isinstance(value, PagedRows):

@@ -77,8 +77,11 @@ def uses_hand_written(setting: str) -> bool:
 
 
 USES_HAND_WRITTEN = uses_hand_written(os.environ.get(HAND_WRITTEN_VARIABLE, "on"))
-"""In this process, from its beginning. Otherwise no module's ``compiled_form`` is asked, and the ready-made cells
-compute in plain torch: so one can measure what their kernels are worth."""
+"""True if this process uses compiled forms that are written by hand.
+
+If not, no module's ``compiled_form`` is asked, and ready-made cells compute in plain torch. So the worth of their
+kernels can be measured.
+"""
 
 DONE, REFUSED = 0, 1
 """The return values of a task function."""
@@ -183,26 +186,26 @@ class CompiledForm(NamedTuple):
 
 @nogil_part
 def array_at(address, shape, dtype):  # type: ignore[no-untyped-def]
-    """For task functions: the array of this shape and NumPy dtype at an address."""
+    """Return the array of this shape and NumPy dtype at an address; for task functions."""
     return carray(as_pointer(address), shape, dtype)
 
 
 @nogil_part
 def port_address(task, port):  # type: ignore[no-untyped-def]
-    """For task functions: where an input lies, or, after all inputs, an output."""
+    """Return the address of an input or, after all inputs, of an output; for task functions."""
     return read_word(task, FIRST_INPUT + port)
 
 
 @nogil_part
 def batch_sizes(task):  # type: ignore[no-untyped-def]
-    """For task functions: the number of rows of each step, int64 ``[steps]``."""
+    """Return the number of rows of each step, int64 ``[steps]``; for task functions."""
     return carray(as_pointer(read_word(task, BATCH_SIZES)), read_word(task, STEPS), np.int64)
 
 
 def find_compiled_form(
     module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], carry: Mapping[str, str]
 ) -> CompiledForm | None:
-    """Return the compiled form of a cell's module if it has one that does just what the cell does; compiles it.
+    """Return the compiled form of a cell's module if it has one that does just what the cell does; compile it.
 
     Raise DefinitionError if the module's ``compiled_form`` raises.
     """

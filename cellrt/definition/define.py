@@ -37,7 +37,7 @@ from cellrt.numbers import as_integer
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 """Parameters that may be given by keyword."""
 ALIKE = 0.75
-"""How alike names are of which one may be a slip of the pen for the other, of 1."""
+"""The likeness, of 1, from which one name may be a misspelling of the other."""
 
 
 def cell(

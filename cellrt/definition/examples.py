@@ -10,7 +10,7 @@ from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 
 NUM_PAGES = 8
-"""Of an example, at most: nodes beyond share them."""
+"""The most pages of an example; further nodes share them."""
 
 
 def zero_inputs(specs: Iterable[RowSpec], rows: int, device: str = "cpu") -> list[CellInput]:
@@ -90,7 +90,7 @@ def random_nodes(
 
 
 def _nodes(spec: RowSpec, nodes: int, rows: int, num_pages: int, device: str) -> PagedRows | Spans:
-    """So many nodes of so many rows, the first of their chains, with tables of so many pages."""
+    """Return so many nodes of so many rows, the first of their chains, with tables of so many pages."""
     offsets = rows * torch.arange(nodes + 1, dtype=torch.int32, device=device)
     of_rows = torch.arange(nodes, dtype=torch.int32, device=device).repeat_interleave(rows)
     steps = torch.arange(rows, dtype=torch.int32, device=device).repeat(nodes)

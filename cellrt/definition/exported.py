@@ -43,7 +43,7 @@ class ExportedModule(nn.Module):
             self.register_buffer(name, value)
         user_inputs = iter(range(len(program.graph_signature.input_specs)))
         self._order: list[int | str] = []
-        """For each input of the program: its number among weights and inputs, or the buffer of a constant."""
+        """The source of each input of the program: its number among weights and inputs, or the buffer of a constant."""
         for k, spec in enumerate(program.graph_signature.input_specs):
             if spec.kind is InputKind.USER_INPUT:
                 self._order.append(next(user_inputs))

@@ -50,9 +50,9 @@ FIELDS = frozenset(
         *("priority", "definition", "identity", "weights", "sha256"),
     }
 )
-"""Of a description, beside its digest, and of a cell that says that it is not row-wise one more."""
+"""The fields of a description, beside its digest. A cell that is not row-wise has one more."""
 NOT_ROW_WISE, MAX_BATCH_ROWS = "row_wise", "max_batch_rows"
-"""Of some cells alone, as the parts of a spec of pages and spans are."""
+"""The fields that only some cells have, as only specs of pages and spans have some parts."""
 OF_NODES = ("page_size", "appends", "page_dim", "span")
 
 

@@ -64,7 +64,7 @@ def _checked_offsets(name: str, value: PagedRows | Spans, num_rows: int) -> list
 
 
 def _check_pages(name: str, spec: RowSpec, value: PagedRows) -> None:
-    """After its offsets."""
+    """Check pages; their offsets are checked before."""
     nodes, rows = len(value.offsets) - 1, len(value.positions)
     if value.page_dim != spec.page_dim:
         raise DefinitionError(f"input {name!r}: expected page_dim {spec.page_dim}, got {value.page_dim}")

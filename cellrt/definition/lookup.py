@@ -43,7 +43,7 @@ def read_refused(text: str) -> Refused | None:
 
 
 class RefusedLookup(TorchFunctionMode):
-    """While it lasts, a lookup of this thread is noted in which an embedding's table has no row for an index."""
+    """A mode in which a lookup of this thread is noted if an embedding's table has no row for an index."""
 
     def __init__(self) -> None:
         super().__init__()

@@ -33,13 +33,13 @@ TRIAL_ROWS = 3
 NUM_DRAWS = 3
 """An output must differ on so many draws of rows: once may be a choice between two that are as good as equal."""
 TOLERANCE = 0.05
-"""Of a row's largest value, where numbers have the precision of bfloat16: several times the rounding of a product."""
+"""The tolerance, as a part of a row's largest value, for the precision of bfloat16: several roundings of a product."""
 FINE_TOLERANCE = 0.002
 """The same where they have that of float32."""
 NEAR_ZERO = 1e-6
 """The error that rounding leaves in numbers that cancel out, such as the logarithm of a probability near one."""
 NUM_NUDGES, NUDGES_WORTH = 4, 16
-"""So often a row is tried with other last places, and so many times what that changes is still rounding."""
+"""The number of trials with changed last places, and the factor by which their differences still count as rounding."""
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 MIXING = "the rows of a batch influence each other: "
 FICKLE = "equal rows give other results at each call, as where a cell counts in an attribute or draws numbers"
@@ -354,7 +354,7 @@ def _outputs(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tenso
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-    """Return the outputs for these rows, which stay as they are; notes which inputs the cell writes to.
+    """Return the outputs for these rows, which stay as they are; note which inputs the cell writes to.
 
     Outside inference, where the ready-made cells take their plain form: there is nothing to compile for it. No weight
     of a cell asks for gradients, so there are none.

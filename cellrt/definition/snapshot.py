@@ -32,7 +32,7 @@ CONSTANT, OF_WEIGHTS = "_is_constant_to_cellrt", "is_of_weights_alone"
 """Attributes: of a weight that nobody writes to, and of a class of values that are made of weights alone."""
 _SETTLED: WeakSet[nn.Module] = WeakSet()
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-"""Where a module has functions that run with it."""
+"""The attributes in which a module has functions that run with it."""
 
 
 def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:

@@ -28,7 +28,7 @@ from cellrt.errors import DefinitionError
 __all__ = ["AT", "DIMS", "DTYPE", "FIRST_TENSOR", "SIZES", "STRIDES", "TENSOR", "SpanForm"]
 
 WIDTH = (-1,)
-"""In place of the shape of tables, which are as wide as the longest list of pages."""
+"""A mark in place of the shape of tables, which are as wide as the longest list of pages."""
 
 
 class _Call(NamedTuple):
@@ -109,7 +109,7 @@ class SpanForm(CompiledForm):
         return words
 
     def run(self, num_rows: int, inputs: Mapping[str, CellInput]) -> dict[str, torch.Tensor] | None:
-        """Run one step on contiguous CPU tensors; appends to pages what the module would. None if the function
+        """Run one step on contiguous CPU tensors; append to pages what the module would. None if the function
         refuses.
 
         Raise DefinitionError for other inputs than the form reads.

@@ -34,7 +34,7 @@ AT, DTYPE, DIMS, SIZES = range(4)
 STRIDES = SIZES + MOST_DIMS
 TENSOR = STRIDES + MOST_DIMS
 FIRST_TENSOR = 1
-"""Behind the number of tensors."""
+"""The first word after the number of tensors."""
 
 ALIGNMENT = 64
 

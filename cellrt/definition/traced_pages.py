@@ -137,7 +137,7 @@ _TRACING = _Tracing()
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """While one is inside, attention of this thread on values without numbers becomes an operator."""
+    """Make attention of this thread on values without numbers an operator, inside the context."""
     _TRACING.is_on = True
     try:
         yield

@@ -91,7 +91,7 @@ class Trial:
             ) from failed
 
     def _batch_hint(self) -> str:
-        """For rows whose shape begins as that of a batch of one."""
+        """Return a hint for rows whose shape begins like a batch of one."""
         for key, spec in self._specs.items():
             if len(spec.shape) > 1 and spec.shape[0] == 1:
                 instead = f"({spec.shape[1]},)" if len(spec.shape) == 2 else f"{spec.shape[1:]}"

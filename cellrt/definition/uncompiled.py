@@ -14,9 +14,9 @@ from typing import Any
 from torch import nn
 
 ORIGINAL_MODULE, ORIGINAL_FUNCTION = "_orig_mod", "_torchdynamo_orig_callable"
-"""Where a compiled module and a compiled function have what they were made of."""
+"""The attributes in which a compiled module, and a compiled function, keep the original."""
 WRAPPERS_AT = os.path.join("torch", "_dynamo", "external_utils.py")
-"""Where torch wraps a function of its own before it compiles it."""
+"""The file in which torch wraps a function of its own before it compiles it."""
 MARK = "_is_torch_compile"
 """The attribute that ``torch.compile`` leaves on a module that it was given."""
 LEFT_OUT = "torch.compile is left out, and what it was given runs: cellrt compiles cells itself (Engine(compile=...))"

@@ -38,17 +38,17 @@ class Served(NamedTuple):
 
     @property
     def latency_s(self) -> NDArray[np.float64]:
-        """From when a word was due to be sent to its answer."""
+        """The time from when a word was due to be sent to its answer."""
         return self.finish_s - self.due_s
 
     @property
     def queueing_s(self) -> NDArray[np.float64]:
-        """From when a word was due to the beginning of its first batch."""
+        """The time from when a word was due to be sent to the beginning of its first batch."""
         return self.start_s - self.due_s
 
     @property
     def computation_s(self) -> NDArray[np.float64]:
-        """From the beginning of a word's first batch to its answer."""
+        """The time from the beginning of a word's first batch to its answer."""
         return self.finish_s - self.start_s
 
 

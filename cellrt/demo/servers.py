@@ -23,7 +23,7 @@ from cellrt.view.timeline import Timeline
 
 MAX_BATCH = 512
 JOIN_BUDGET_S = 3e-3
-"""How long a word may wait to join a run: about the time that computing a whole word takes among other threads."""
+"""The time that a word may wait to join a run: about that of computing a whole word among other threads."""
 
 
 class Observed(NamedTuple):

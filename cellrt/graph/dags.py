@@ -19,7 +19,7 @@ from cellrt.graph.symbols import Dag, Tree
 from cellrt.graph.tree_program import count_leaves, tree_program, why_no_tree
 
 OF_A_TREE = -1
-"""In place of the number of sources: nodes read their children, and nothing is given for each of them."""
+"""A value in place of the number of sources: nodes read their children, and nothing is given for each of them."""
 A_NODE, A_SOURCE = "a node", "a source"
 A_LEAF, AN_INNER_NODE = "for each leaf of parents", "for each node of parents that has children"
 NO_VALUES = np.empty(0, np.int32)
@@ -93,7 +93,7 @@ def _words(
     num_sources: int,
     picked: list[int],
 ) -> NDArray[np.int32]:
-    """For each input of a cell at many nodes (mode, a, b), as ``graph/dag_program.py`` reads them.
+    """Return (mode, a, b) for each input of a cell at many nodes, as ``graph/dag_program.py`` reads them.
 
     Args:
         maker: the cell whose outputs the nodes read; None for leaves.

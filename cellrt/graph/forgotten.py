@@ -26,9 +26,11 @@ def cells_that_forget(program: bytes, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def states_not_carried(program: bytes, cells: Sequence[Cell]) -> list[tuple[Cell, dict[str, str]]]:
-    """Return cells of chains with inputs that are the same at every step, and outputs that may be their next
-    value: one of its spec that nobody reads, that is carried to no input, and whose name no author gave: of a plain
-    tuple.
+    """Return cells of chains that may forget to carry a state, with the input and the output that may be its next
+    value.
+
+    The input is the same at every step. The output has its spec, nobody reads it, no input carries it, and it belongs
+    to a plain tuple, so no author named it.
     """
     reading, found = _Reading(program, cells), dict[str, tuple[Cell, dict[str, str]]]()
     for number, first, length, names in reading.chains:
@@ -58,8 +60,7 @@ class _Reading:
         self._others: set[int] = set()
         """Cells with other nodes than these."""
         self.chains: list[tuple[int, int, int, list[str]]] = []
-        """Of each chain of several steps: its cell, its first value, its length, and its inputs that are the same at
-        every step."""
+        """The chains of several steps: cell, first value, length, and the inputs that are the same at every step."""
         for operation in operations(program, [(len(cell.inputs), len(cell.outputs)) for cell in cells]):
             self._note_used(operation)
             if operation.is_unit:

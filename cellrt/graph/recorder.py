@@ -119,10 +119,10 @@ class Recorder:
         return names
 
     def _starts(self, cell: Cell, inputs: Mapping[str, Source], kept: Collection[str]) -> dict[str, int]:
-        """For each carried input the value before the first step: the session's state, what was given, or zeros."""
+        """Return each carried input's value before the first step: the session's state, what was given, or zeros."""
         starts: dict[str, int] = {}
         states: dict[str, tuple[int, int]] = {}
-        """By output: a state, and the value that it begins with."""
+        """The state of each output, and the value that it begins with."""
         for name, output in cell.carry.items():
             given = self._value(cell, name, cell.inputs[name], inputs[name]) if name in inputs else -1
             if name not in kept:
@@ -170,7 +170,7 @@ class Recorder:
         return self._take_values(count)
 
     def _where(self, cell: Cell, name: str, position: int = -1) -> str:
-        """For errors: an input, or one of the sources in its list."""
+        """Return a text for errors that names an input, or one of the sources in its list."""
         source = name if position < 0 else f"{name}[{position}]"
         return f"cell {cell.name!r}, node {self._current}, input {source!r}"
 
@@ -361,8 +361,10 @@ class Recorder:
 
 
 def carry_hint(cell: Cell, name: str) -> str:
-    """For an error about a missing input: why it is not carried from the output of its name, or how it is carried from
-    step to step, if an output could be its next value."""
+    """Return a hint for an error about a missing input, that says why it is not carried, or how it could be.
+
+    It is empty unless an output could be the input's next value.
+    """
     of_name = cell.outputs.get(name, cell.inputs[name])
     if of_name != cell.inputs[name]:
         return f"; output {name!r} is {of_name}, so it is not carried to input {name!r}, {cell.inputs[name]}"
@@ -373,7 +375,7 @@ def carry_hint(cell: Cell, name: str) -> str:
 
 
 def _why_no_steps(cell: Cell, inputs: Mapping[str, Source]) -> str:
-    """For an error: what a chain's inputs are that have no value for each step."""
+    """Return a text for errors that describes a chain's inputs, none of which has a value for each step."""
     told: list[str] = []
     for name, spec in cell.inputs.items():
         if name in inputs and name not in cell.carry and not spec.ragged and not spec.has_nodes:

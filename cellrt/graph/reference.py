@@ -155,7 +155,7 @@ class _Interpreter:
         self._values: list[Row] = []
         self._steps: dict[int, list[Row]] = {}
         self._step_before: dict[int, Row] = {}
-        """By value, what a loop of several cells made at its step before; empty at the first."""
+        """The values that a loop of several cells made at its step before; empty at the first."""
         num_rows = sum(not layout.page_size for layout in recorded.states)
         self._state, self._saved_pages = iter(state[:num_rows]), iter(state[num_rows:])
         self._page_lists: list[_PageList] = []

@@ -25,9 +25,9 @@ from cellrt.graph.unfolder import Unfolder
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 CONSTANT = "a constant"
-"""In place of an input: one that travels with requests, because the engine keeps no more of them."""
+"""A mark in place of an input that travels with requests, because the engine keeps no more constants."""
 Path = tuple[Any, ...]
-"""How one comes from a request to a part of it: by keys and positions."""
+"""The keys and positions that lead from a request to a part of it."""
 Externals = list[tuple[int, NDArray[Any]]]
 
 
@@ -218,7 +218,7 @@ class _TracedGraph(Graph):
     def __init__(self, binding: Binding) -> None:
         super().__init__(binding)
         self.given: list[tuple[str, object, RowSpec]] = []
-        """Of each external: which input it is, its source, and what that is to be."""
+        """The inputs from outside, in order: which input it is, its source, and the spec."""
         self._source: tuple[str, object] = "", None
 
     def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:

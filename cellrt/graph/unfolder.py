@@ -64,7 +64,7 @@ class Unfolder:
             graph.end()
 
     def _record_in(self, graph: Graph, request: Any) -> Recorded:
-        """In a context of its own: that it is over no interrupt can undo, wherever one comes."""
+        """Record in a context of its own, so that no interrupt can leave the caller's context changed."""
         CURRENT_GRAPH.set(graph)
         return graph.record(self.function(graph, request))
 

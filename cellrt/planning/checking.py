@@ -58,7 +58,7 @@ class Report:
     changing: list[str]
     """Cells that each process makes anew with other weights, or other code: a fault."""
     unserved: str = ""
-    """Why a server could not tell its clients what the model takes and gives: a fault; empty if it can."""
+    """The reason why a server cannot describe the model's inputs and outputs, which is a fault; empty if it can."""
 
     @property
     def faults(self) -> list[str]:
@@ -99,7 +99,7 @@ def check(
     describe: Describe | None = None,
     arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
 ) -> Report:
-    """Register a model and serve its example, once cold and then warm; has another process make its cells too.
+    """Register a model and serve its example, once cold and then warm; let another process make its cells too.
 
     ``source``: as of ``process.source``; ``describe``: what a server would do with it; ``arena_bytes``: as of the
     engine. Raise DefinitionError, and what registering and serving raise.

@@ -21,7 +21,7 @@ from cellrt.errors import DefinitionError
 
 MOST_SAID = 500
 REACH_S = 10.0
-"""How long a server may take to answer at all, before a load is put on it."""
+"""The time that a server may take to answer at all, before a load is sent."""
 REFUSALS = (401, 404, 500)
 """Answers after which each request of a load would be refused: no key, no such model, one that cannot be served."""
 MS = 1e3
@@ -61,7 +61,7 @@ class Answers:
     said: str = ""
     """The beginning of what the first that was refused was told, or of what kept it from the server."""
     late_s: list[float] = field(default_factory=list)
-    """How late each request was sent: large where this client was the bottleneck."""
+    """The delay with which each request was sent: large where this client was the bottleneck."""
     duration_s: float = 0.0
 
     def summary(self, percentiles: Sequence[float]) -> dict[str, Any]:

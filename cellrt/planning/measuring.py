@@ -22,7 +22,7 @@ from cellrt.worker.arenas import copy_page
 
 MOST_TOGETHER = 64
 NODES_READING, ROWS_READ = 8, (512, 128, 32, 8)
-"""How many nodes read how many rows each, or as many of these as the cell takes, to measure what reading costs."""
+"""The nodes, and the rows that each reads, to measure the cost of reading: the first numbers that the cell takes."""
 PAGES_COPIED = 16
 TIMEOUT_S = 600.0
 Progress = Callable[[str], None]

@@ -60,7 +60,7 @@ def room_for(engine: Engine, template: SizedTemplate) -> Room:
 
 
 def _num_admitted(engine: Engine, template: SizedTemplate) -> int:
-    """In a turn: admits requests as far as there is room, and takes them out again."""
+    """Admit requests in a turn until nothing more fits, release them again, and return their number."""
     processor = engine._processor
     ids, _ = processor.admit_many(template, np.arange(processor.limits.max_requests))
     for request in ids:

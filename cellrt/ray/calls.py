@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 NOT_BEGUN = b"x-cellrt-not-begun", b"1"
-"""In the head of an answer: the replica has no engine now, or leaves, and has done nothing."""
+"""A header of answers: the replica has no engine now, or leaves, and has done nothing."""
 UNAVAILABLE = 503
 
 

@@ -19,7 +19,7 @@ from cellrt.serve.settings import Limits, Settings
 MOST_ONGOING = 100_000
 """Requests at a replica that Ray Serve lets in: the engine itself refuses what is too much, with 429."""
 END_S = 5.0
-"""How long a replica's engine may take to end, after all else."""
+"""The time that a replica's engine may take to end, after all else."""
 
 
 def application(

@@ -17,26 +17,26 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 LOOK_EVERY_S = 0.25
-"""How often one looks whether a replica lives that is to give a state up."""
+"""The interval at which the directory checks that a replica lives which is to give a state up."""
 MOVE_S = 120.0
-"""How long it may take to do so: the requests that were submitted before are run first."""
+"""The time that giving a state up may take: requests that were submitted before run first."""
 POLL_S = 5.0
-"""How long a replica waits for orders, before it asks again."""
+"""The time that a replica waits for orders before it asks again."""
 MOST_BEGUN = 64
-"""Of how many requests of a session, the newest, one knows that they are part of its state."""
+"""The number of newest requests of a session that are known to be part of its state."""
 PARKED_S = 3600.0
-"""How long the states are kept of a replica that left, until a replica asks for them."""
+"""The time for which the states of a replica that left are kept until another replica asks for them."""
 
 
 class Order(NamedTuple):
-    """To a replica: give up a session that it was granted with that number."""
+    """An order to a replica: give up a session that it was granted with that number."""
 
     key: str
     grant: int
 
 
 class Grant(NamedTuple):
-    """To a replica: the session is yours.
+    """A message to a replica: the session is yours.
 
     Attributes:
         number: of the grant; 0: nobody has the session.

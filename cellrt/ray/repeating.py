@@ -17,7 +17,7 @@ from cellrt.ray.calls import UNAVAILABLE, Answer, Call
 MOST_DEATHS = 1
 """A request that meets more dead workers or replicas may be what kills them."""
 MOST_TRIES = 100
-"""How often it is handed to another replica, if one after the other has no engine now."""
+"""The number of times that a request is handed on, if one replica after the other has no engine now."""
 TRY_AFTER_S = 0.2
 
 

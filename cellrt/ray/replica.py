@@ -36,7 +36,7 @@ log = logging.getLogger("cellrt")
 JSON = b"content-type", b"application/json"
 NO_ENGINE = DeviceError("the replica has no engine now, or leaves")
 LEAVE_S = 30.0
-"""How long a replica may take to leave its sessions to the others, after the requests that it had."""
+"""The time that a replica may take to leave its sessions to others, after the requests that it had."""
 
 
 class Replica:

@@ -23,7 +23,7 @@ from cellrt.serve.settings import Settings
 
 log = logging.getLogger("cellrt")
 HEARD_S = 10.0
-"""How long one waits to hear of a grant that an order is about."""
+"""The time to wait for a grant that an order is about."""
 
 
 @dataclass

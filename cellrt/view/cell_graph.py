@@ -77,7 +77,7 @@ class _Reader:
         self.externals: set[int] = set()
         self.results: set[int] = set()
         self.starts: dict[int, int] = {}
-        """Of a state, the value that it begins with."""
+        """The value that each state begins with."""
         self._appended: dict[int, int] = {}
         ports = {number: (len(cell.inputs), len(cell.outputs)) for number, cell in cells.items()}
         for operation in operations(program, ports):

@@ -67,7 +67,7 @@ def _task_events(tasks: Sequence[TaskSpan], waits: Mapping[int, Wait], zero_s: f
 
 
 def _wait(wait: Wait) -> dict[str, Any]:
-    """For how long, and for what."""
+    """Return how long a wait was, and for what."""
     ran = [{"task": task.task, "cell": task.cell} for task in wait.worker_ran]
     parts = {name: getattr(wait, name) for name in ("admission_s", "worker_s", "scheduler_s", "unknown_s")}
     return {"waited_s": wait.total_s, "waited_for": {**parts, "worker_ran": ran}}

@@ -32,7 +32,8 @@ class Timeline:
         return f"Timeline({len(self.tasks)} tasks, {len(self.requests)} requests)"
 
     def window(self, first: int, count: int) -> Timeline:
-        """At most ``count`` requests, by arrival from number ``first`` on, and the tasks that touch them.
+        """Return the part with at most ``count`` requests, by arrival from number ``first`` on, and the tasks that
+        touch them.
 
         The tasks are kept whole: their rows count those of requests outside the window too.
 

@@ -16,7 +16,7 @@ from cellrt.cells import span_attention
 MELS, HEADS, SIZE, LAYERS = 8, 2, 8, 2
 HIDDEN = HEADS * SIZE
 WINDOW, STRIDE = 5, 2
-"""How many frames an output of both convolutions reads, and how far the next one is."""
+"""The frames that an output of both convolutions reads, and the step to the next output."""
 
 
 class Stem(nn.Module):
@@ -63,7 +63,7 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN))
 
     def forward(self, x: Tensor, spans: cellrt.Spans) -> Tensor:
-        """Only attention looks at whose row is whose."""
+        """Run the layer on rows. Only attention looks at which row belongs to which node."""
         query, key, value = self.qkv(self.norm(x)).view(-1, 3, HEADS, SIZE).unbind(1)
         x = x + self.out(span_attention(query, key, value, spans).flatten(1))
         mixed: Tensor = self.mlp(self.mlp_norm(x))

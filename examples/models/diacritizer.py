@@ -22,7 +22,7 @@ from cellrt.unfolders import from_torch
 TO_INSTALL = "--no-deps arabic-diacritizer==1.0.0"
 SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")
 LETTERS = tuple(map(chr, (*range(0x621, 0x63B), *range(0x640, 0x649), 0x64A)))
-"""From hamza to yeh; alef maksura is not among them."""
+"""The letters from hamza to yeh; alef maksura is not among them."""
 CHARACTERS = (*SPECIAL, *LETTERS, *" .,\u060c\u061b:\u061f!()-\"'\n")
 """The vocabulary: an id is a position in it."""
 

@@ -35,11 +35,13 @@ CONTEXT = 64
 FRAMES_PER_S = SAMPLE_RATE / FRAME
 WINDOW, HOP, HIDDEN = 256, 128, 128
 STRIDES = (1, 2, 2, 1)
-"""Of the four convolutions; each has a kernel of 3 and a padding of 1."""
+"""The strides of the four convolutions; each has a kernel of 3 and a padding of 1."""
 
 
 class SpeechState(NamedTuple):
-    """After a frame: the LSTM's ``h`` and ``c`` ``[rows, 128]``, and the probability of ``speech`` ``[rows]``."""
+    """The outputs of a frame: the LSTM's ``h`` and ``c`` ``[rows, 128]``, and the probability of ``speech``
+    ``[rows]``.
+    """
 
     h: Tensor
     c: Tensor

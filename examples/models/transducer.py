@@ -10,7 +10,7 @@ from cellrt import unfolders
 
 FEATURES, HIDDEN, LETTERS, BLANK = 16, 32, 30, 0
 MOST_LETTERS = 3
-"""How many letters a frame can have, so that a search has an end."""
+"""The most letters that a frame can have, so that a search has an end."""
 
 
 class Search(nn.Module):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 ADDRESS = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
 TRAIN, DEV = "data/trees/train.txt", "data/trees/dev.txt"
-"""Where the command of ``how_to_get`` puts the files, from the repository's root."""
+"""The places where the command of ``how_to_get`` puts the files, from the repository's root."""
 
 
 def how_to_get(path: str | Path) -> str:

@@ -29,7 +29,7 @@ class ChainScratch:
     error: Tensor
 
     def has_failed(self) -> bool:
-        """Return whether a program of any launch so far gave up, so that outputs are missing; waits for the device."""
+        """Return whether a program of any launch so far gave up, so that outputs are missing; wait for the device."""
         return bool(self.error.item())
 
 

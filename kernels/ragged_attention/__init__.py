@@ -23,7 +23,7 @@ from cellrt.kernels.ragged_attention import reference
 __all__ = ["MOST_NUMBERS", "Memory", "ragged_attention"]
 
 MOST_NUMBERS = 4096
-"""Of a row or a key: a program has some of them at once."""
+"""The most numbers of a row or a key: a program has some of them at once."""
 
 
 class Memory(NamedTuple):

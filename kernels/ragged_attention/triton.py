@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cellrt.kernels.ragged_attention import Memory
 
 BLOCK_NUMBERS = 8192
-"""How many numbers of rows and their keys a program holds at once."""
+"""The numbers of rows and their keys that a program holds at once."""
 
 
 @triton.jit(do_not_specialize_on_alignment=["p_query_rows", "p_span", "p_offsets"])

@@ -24,7 +24,7 @@ from cellrt.kernels.sample import reference
 __all__ = ["MOST_TOKENS", "Sampling", "sample"]
 
 MOST_TOKENS = 1 << 20
-"""With more, sums would not fit in 64 bits."""
+"""The most tokens: with more, sums would not fit in 64 bits."""
 
 
 class Sampling(NamedTuple):

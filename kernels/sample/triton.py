@@ -136,7 +136,7 @@ def settle_kernel(
     IS_MASS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Behind the last pass: a row's least kept integer."""
+    """Write a row's least kept integer, behind the last pass."""
     row = tl.program_id(0)
     _, num_rows = span_of(p_span, num_rows)
     if row < num_rows:

@@ -11,8 +11,7 @@ from cellrt.kernels.table_rows import reference
 
 
 def table_rows(numbers: ArenaRows, end: int) -> Tensor:
-    """For each row of ``numbers`` its number, or ``end`` where that is not from 0 to ``end``: int64, one for each of
-    ``numbers.rows``.
+    """Return each number, or ``end`` where it is not from 0 to ``end``: int64, one for each of ``numbers.rows``.
 
     ``numbers`` are rows of an arena of int64 ``[capacity]``, which must be inside it: a kernel cannot check that. With
     a span, what is returned for rows outside it is anything. Raise ValueError for other types.
