@@ -208,8 +208,9 @@ def to_read(made: StepRows) -> StepRows:
 
 
 def fold_with_end(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Return the gates that each row of an embedding gives, and a row of NaN for tokens that have none: a kernel cannot
-    raise an error for one row, nor read where there is nothing.
+    """Return the gates that each row of an embedding gives, and a row of NaN for tokens that have none.
+
+    A kernel cannot raise an error for one row, nor read where there is nothing.
     """
     return torch.cat([linear(embedding, weight, bias), embedding.new_full((1, len(weight)), torch.nan)])
 

@@ -3,7 +3,7 @@
     query, key, value = self.qkv(x).view(len(x), 3, heads, size).unbind(1)
     read = cached_attention(query, key, value, kv)            # with an input kv: key_values(heads, size)
 
-The module says what its queries, keys and values are; prompts, pieces of them and single steps of many requests are
+The module says what its queries, keys and values are. Prompts, chunks of them and single steps of many requests are
 rows of one call, and nothing is padded (ORCA section 3.2, selective batching). Heads are grouped where the queries have
 more than the keys (Ainslie et al. 2023).
 """

@@ -1,8 +1,8 @@
 """The step from a decoder's state to its next token: projection to logits, greedy choice, sampling.
 
 Sampling takes its randomness as inputs: the ``seed`` of the request and the number of the ``step`` are hashed to one
-uniform number (the mixing function of SplitMix64; Steele, Lea and Flood 2014), which picks from the cumulative
-distribution. So a row's token depends on its own logits, seed and step alone: not on other rows of the batch, nor on
+uniform number, which picks from the cumulative distribution. The hash is the mixing function of SplitMix64 (Steele, Lea
+and Flood 2014). So a row's token depends on its own logits, seed and step alone: not on other rows of the batch, nor on
 what ran before. Greedy choice takes the lowest of equal tokens on the fused path (see ``lstm.py``).
 """
 

@@ -5,7 +5,7 @@
     token: the highest logit, or where the running sum of weights passes a uniform number of (seed, position)
 
 What a request asks for are rows that stay the same at every step (``Asked``), so that one task has rows of all kinds.
-The random number of a row is a hash of its request's seed and of the row's place in the text, so the same seed gives
+The random number of a row is a hash of its request's seed and of the row's place in the text. So the same seed gives
 the same tokens in any batch, chunks and worker, and after a suspension. The tokens so far are a state of their own that
 grows by one int32 a row.
 

@@ -78,8 +78,8 @@ def marshalled_tree(words: Any, most: int) -> tuple[Any, Any, int]:
     bytes. What may come again has its highest bit set; where it does come again is "r" and its number, in order.
     Nodes are in the order in which they begin. What is shared is a node each time, so a short text may be a huge tree.
 
-    Returns (parents, leaves, nodes): the first two are empty if there are more than ``most`` nodes, which are then
-    ``most + 1``, and for anything else than nested tuples, an empty tuple among it: then nodes are 0.
+    Return (parents, leaves, nodes). The first two are empty if there are more than ``most`` nodes, which are then
+    ``most + 1``. They are also empty for anything else than nested tuples, such as an empty tuple; nodes are 0 then.
     """
     none = np.empty(0, np.int32)
     size, num_leaves = _read_marshalled(words, most, none, np.empty(0, np.int64))

@@ -66,10 +66,10 @@ def transduce_with_beams(
 ) -> Unfolder:
     """Return a model from sequences to sequences with beam search, each step of which is one row (``cells/beam.py``).
 
-    Requests are those of ``transduce``. Results, the best sequence first, are those of ``beam_search``: ``tokens``
-    int64 ``[best, max_steps]``, filled up with the end token; ``length`` int64 ``[best]``, tokens with the end token,
-    which one that was cut at ``max_steps`` does not have; and ``score`` float32 ``[best]``, the log-probability under
-    the length penalty, minus infinity if there are fewer sequences.
+    Requests are those of ``transduce``. Results are those of ``beam_search``, the best sequence first. ``tokens`` int64
+    ``[best, max_steps]`` are filled up with the end token. ``length`` int64 ``[best]`` counts tokens with the end
+    token, if the sequence was not cut at ``max_steps``. ``score`` float32 ``[best]`` is the log-probability under the
+    length penalty; minus infinity if there are fewer sequences.
 
     Args:
         name: the model's name.

@@ -35,10 +35,10 @@ def beam_search(
     """Return a model: an encoder over the source, and a beam search with a decoder, each step of which is one row.
 
     A request is ``{"source": [n, *shape]}``, n >= 1, what the encoder reads (tokens are int64 ``[n]``), and may have
-    ``"max_steps"`` of its own, an int from 1 to that of the model. Results, the best sequence first: ``tokens`` int64
-    ``[best, max_steps]``, filled up with the end token; ``length`` int64 ``[best]``, tokens with the end token, which
-    one that was cut at ``max_steps`` does not have; and ``score`` float32 ``[best]``, the log-probability under the
-    length penalty, minus infinity if there are fewer sequences.
+    ``"max_steps"`` of its own, an int from 1 to that of the model. The best sequence comes first in all results.
+    ``tokens`` int64 ``[best, max_steps]`` are filled up with the end token. ``length`` int64 ``[best]`` counts tokens
+    with the end token, if the sequence was not cut at ``max_steps``. ``score`` float32 ``[best]`` is the
+    log-probability under the length penalty; minus infinity if there are fewer sequences.
 
     Args:
         name: the model's name.

@@ -2,21 +2,21 @@
 
     functions = dag("functions", cells={"node": child_sum}, outputs=["h"])
 
-A request is a ``networkx.DiGraph`` or ``MultiDiGraph``. A node has an attribute ``cell``, one of the model's names, and
-may have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows (an
-input that is called ``cell`` itself is fed by edges, or begins with zeros). An
-edge has an attribute ``feeds``, which says by name what flows along it, ``{input of its end: output of its start}``.
-Without one it feeds every input of its end that has the name of an output of its start.
+A request is a ``networkx.DiGraph`` or ``MultiDiGraph``. A node has an attribute ``cell``, one of the model's names. It
+may have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows. An
+input that is called ``cell`` itself is fed by edges, or begins with zeros. An edge has an attribute ``feeds``, which
+says by name what flows along it, ``{input of its end: output of its start}``. Without one it feeds every input of its
+end that has the name of an output of its start.
 
-An input that is not ragged is fed once; a ragged one takes what all its edges bring, in the order in which they were
-added, with those from one node together (with no edge and no attribute, nothing). Carried inputs that get nothing are
+An input that is not ragged is fed once. A ragged one takes what all its edges bring, in the order in which they were
+added, with those from one node together. With no edge and no attribute it is empty. Carried inputs that get nothing are
 zeros.
 
-The graph's attribute ``results`` is a list of nodes, in any number and order; without it the results are those of the
+The graph's attribute ``results`` is a list of nodes, in any number and order. Without it the results are those of the
 nodes that feed no other, in the order in which they were added.
 
-Nodes of one cell whose ragged inputs have the names of outputs, and no others have, are written in one piece
-(``graph.dag``) where no edge has ``feeds`` and all nodes have the same attributes.
+Nodes are written in one piece (``graph.dag``) if they are of one cell, just its ragged inputs have the names of
+outputs, no edge has ``feeds``, and all nodes have the same attributes.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ An inner cell reads its children by the names of its inputs, as in ``Graph.tree`
 ``h`` of all children; inputs ``h_left`` and ``h_right``, or ``h_0``, ``h_1``, ..., get that of one child each, and then
 every inner node must have that many children. The output cell reads outputs of a node by their names.
 
-Results are the outputs of the output cell, or without one those that the leaf and the inner cell have in common: of
-the root alone, or with ``every_node`` of all nodes, ``[nodes, *shape]`` in the order that each function names.
+Results are the outputs of the output cell, or without one those that the leaf and the inner cell have in common. They
+are of the root alone, or with ``every_node`` of all nodes: ``[nodes, *shape]`` in the order that each function names.
 """
 
 from __future__ import annotations

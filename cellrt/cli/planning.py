@@ -56,8 +56,11 @@ def check(
     page_bytes: PageOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a model before it is served: whether its example runs, rows of a batch leave each other alone, another
-    process makes the same weights, and its requests can be described to clients; and what a request takes and costs."""
+    """Check a model before it is served: whether its example runs, rows of a batch are independent, another process
+    makes the same weights, and its requests can be described to clients.
+
+    Show what a request takes and costs.
+    """
     with failing_well():
         from cellrt.engine.arena_sizes import ArenaBytes
         from cellrt.planning.checking import check as check_model

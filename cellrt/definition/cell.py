@@ -1,8 +1,8 @@
 """A cell: a batched computation with its weights inside, of which a graph has nodes.
 
-A cell's type is its definition, its weights and the shapes of its rows (BatchMaker section 2.4.2): two models that
-build the same cell from the same weights batch together, and a changed weight makes another type (see
-``identity.py``). The weights are copied when the cell is made, so later training does not reach it (``snapshot.py``).
+A cell's type is its definition, its weights and the shapes of its rows (BatchMaker section 2.4.2). Two models that
+build the same cell from the same weights batch together. A changed weight makes another type (see ``identity.py``). The
+weights are copied when the cell is made, so later training does not reach it (``snapshot.py``).
 """
 
 from __future__ import annotations

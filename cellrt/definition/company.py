@@ -1,8 +1,8 @@
 """Rows to try a cell with, some beside others: alike, of opposite signs, and of very different scales.
 
-A cell may treat rows alike that are alike: an ``if`` on a batch then goes the same way, and one scale for a batch, as
-dynamic quantization takes, is nearly the scale of each row. So rows are also tried beside others that are much larger,
-much smaller or zeros, and in batches of several sizes.
+A cell that mixes rows may treat equal rows equally. An ``if`` on a batch then goes the same way, and one scale for a
+batch, as in dynamic quantization, is nearly the scale of each row. So rows are also tried beside others that are much
+larger, much smaller or zeros, and in batches of several sizes.
 """
 
 from __future__ import annotations

@@ -99,9 +99,9 @@ class TaskFunction:
     - from ``FIRST_INPUT`` on: the address of each input, of each output, and then for each input that of its int64
       offsets ``[positions + 1]`` if it is ragged.
 
-    Inputs and outputs are contiguous rows, packed step by step: ``[positions, *shape]``. Only state, which is what has
-    the same name and rows among inputs and outputs, has as an input the ``[batch_sizes[0], *shape]`` rows before the
-    first step; after it, each step reads what the step before wrote to the output.
+    Inputs and outputs are contiguous rows, packed step by step: ``[positions, *shape]``. State has the same name and
+    rows among inputs and outputs. As an input it is the ``[batch_sizes[0], *shape]`` rows before the first step.
+    After that, each step reads what the step before wrote to the output.
 
     It must write every row of every output unless it refuses, and must not write to an input, which may be where others
     read. Where it cannot go on (a token that does not exist), it returns REFUSED, and the task runs through the module,
@@ -127,9 +127,9 @@ class CompiledForm(NamedTuple):
     """A function without Python that computes the same as a module: the result of the method ``compiled_form``.
 
     It is asked once, when the cell is first registered with CPU workers, of the cell's own copy of the module. It is
-    used only if inputs and outputs are those of the cell, and what they have in common is just what the cell carries;
-    and not for a module with hooks, or for a subclass, which may compute something else (it may name the method anew:
-    ``compiled_form = Base.compiled_form``).
+    used only if inputs and outputs are those of the cell, and the names in both are just what the cell carries. It is
+    not used for a module with hooks, nor for a subclass, which may compute something else. A subclass may name the
+    method again: ``compiled_form = Base.compiled_form``.
 
     Attributes:
         function: what runs.

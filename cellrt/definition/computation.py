@@ -181,8 +181,10 @@ def call(module: Callable[..., Any], names: Iterable[str], inputs: Sequence[Cell
 
 
 def takes_order(module: Callable[..., Any], names: list[str]) -> bool:
-    """Return whether inputs that go by name may as well go in order, which takes half a microsecond less at each step:
-    to a plain function of which these are the first parameters, or a module with such a ``forward`` and no hooks.
+    """Return whether inputs that go by name may go in order, which saves half a microsecond a step.
+
+    It is so for a plain function of which these are the first parameters, and for a module with such a ``forward`` and
+    no hooks.
     """
     function, first = module, 0
     if isinstance(module, nn.Module):

@@ -60,13 +60,13 @@ def cell(
         module: takes tensors ``[rows, *shape]`` and returns one tensor (named "output"), a NamedTuple, a dict or a
             plain tuple (named "output0", ...) of tensors, row dimension first. Inputs are passed by name if its
             parameters have those names, else in order. Of one that ``torch.compile`` made, what it was made of. It must
-            be row-wise: a row's outputs depend on that row alone.
-            If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it, with inputs by name;
-            with a method ``compiled_form`` a CPU runs it without Python (docs/compiled-forms.md). Its weights are
-            copied, a function's too (from its closure, defaults and globals), with the data that a function finds there
-            (numbers, texts, arrays, lists of them). It may write to its inputs in place: it is given copies of those
-            that it was seen to write to, in trials on meta tensors and random rows here and when a model is
-            registered. A write that only other values bring about is not seen, and must not be.
+            be row-wise: a row's outputs depend on that row alone. If it has a method ``steps`` (see
+            ``Cell.run_steps``), runs of several steps use it, with inputs by name; with a method ``compiled_form`` a
+            CPU runs it without Python (docs/compiled-forms.md). Its weights are copied, a function's too (from its
+            closure, defaults and globals), with the data that a function finds there (numbers, texts, arrays, lists of
+            them). It may write to its inputs in place: it gets copies of those that it writes to in trials. These run
+            on meta tensors and random rows, here and when a model is registered. A write that only other values bring
+            about is not seen, and must not be.
         inputs: of each input the shape without the row dimension (of float32 rows, ``(256,)`` or ``256``), or a spec
             made by ``cellrt.rows``, ``cellrt.ragged``, ``cellrt.grows``, ``cellrt.pages`` or ``cellrt.span``, or
             ``cellrt.token``.
@@ -82,9 +82,9 @@ def cell(
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.
-        row_wise: False says that rows of a batch influence each other on purpose, or that the cell draws numbers:
-            registration, which refuses such a cell, then takes it, and a request's results depend on other rows of the
-            batch.
+        row_wise: False says that rows of a batch influence each other on purpose, or that the cell draws numbers.
+            Registration, which refuses such a cell otherwise, then takes it. A request's results depend on other rows
+            of the batch then.
 
     Raise DefinitionError.
     """

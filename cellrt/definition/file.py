@@ -5,9 +5,9 @@
 - ``program.pt2``: a ``torch.export`` program for any number of rows, in which the weights are inputs;
 - ``weights.safetensors``: the weights, by their names in the module.
 
-A loaded cell has the identity of the saved one, so both batch together. It has no steps-first form: its runs go step
-by step. Every field is checked as where a cell is defined, and the identity is computed anew of the weights and fields
-that were read, so a folder cannot have another cell's requests served by its weights or limits. Of the program it says
+A loaded cell has the identity of the saved one, so both batch together. It has no steps-first form: its runs go step by
+step. Every field is checked as where a cell is defined. The identity is computed again from the weights and fields that
+were read. So a folder cannot pose as another cell and serve that cell's requests. Of the program it says
 nothing: a program is code, so load only files that you trust.
 """
 
@@ -59,8 +59,8 @@ OF_NODES = ("page_size", "appends", "page_dim", "span")
 def save_cell(cell: Computation, identity: Identity, folder: str | Path) -> None:
     """Write a cell into a folder, which is made if there is none; a cell that is there already is replaced.
 
-    Raise DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number of
-    rows, or calls something that torch cannot trace; and if safetensors has no form for a weight.
+    Raise DefinitionError if its code cannot be exported: it decides by the values of tensors or by the number of rows,
+    or calls something that torch cannot trace. Raise it also if safetensors has no form for a weight.
     """
     from safetensors.torch import save  # here: a bare machine with a GPU need not have it
 

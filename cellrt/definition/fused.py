@@ -60,9 +60,9 @@ class FusedModule(Protocol):
 
     On a GPU the runtime calls ``run_rows`` instead of ``forward`` for the steps of cell calls, chains and loops. It
     must do what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs``
-    name, on the current stream, without waiting for the device and without a shape that depends on values. No row is
-    both read and written in one call, and none is written twice. Inputs from several places still use ``forward``, and
-    so do ragged ones, but in loops and single steps of a form that ``reads_ragged``. If it raises, the task is run
+    name. It runs on the current stream, does not wait for the device, and has no shape that depends on values. No row
+    is both read and written in one call, and none is written twice. Inputs from several places still use ``forward``,
+    and so do ragged ones, but in loops and single steps of a form that ``reads_ragged``. If it raises, the task is run
     again through ``forward``, which finds the rows to blame.
 
     Rows of a loop that have stopped read rows that they read before, and write none. A number outside what it indexes
@@ -72,8 +72,8 @@ class FusedModule(Protocol):
     ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked
     once, when the weights are on the device.
 
-    When a model is registered it is called with zeros, for each power of two of rows and for the most: a form that a
-    kernel needs for some number of rows, and which is compiled first, must be that of the next power of two.
+    When a model is registered it is called with zeros, for each power of two of rows and for the most, so that kernels
+    are compiled then. Any other number of rows must use the kernel of the next power of two.
 
     With ``run_chain_rows`` (see ``ChainModule``) it takes a run's steps in one call. One that ``reads_spans`` is given
     ``SpannedRows``: then one captured graph serves any number of rows and any run.

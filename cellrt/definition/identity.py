@@ -1,11 +1,11 @@
 """The identity of a cell: a digest of its definition, its weights and the shapes of its rows.
 
 Equal digests mean cells that may be batched together (BatchMaker section 2.4.2), in whatever process they were made.
-So nothing is digested that differs from process to process (addresses, file names, the name of the module a class was
-imported from); and what cannot be compared by value makes a digest of its own.
+So nothing is digested that differs from process to process: addresses, file names, the name of the module a class was
+    imported from. A value that cannot be compared makes a digest of its own.
 
 Code counts by its bytecode, with what it finds in its globals, its class and the user's modules that it names, and so
-on through everything they use; the code of torch, NumPy and the standard library counts by its name, with what a
+on through everything they use. The code of torch, NumPy and the standard library counts by its name, with what a
 function of theirs encloses. Of other packages that are installed, code and constants count, but not the objects in
 their globals, such as caches and loggers. A weak reference counts as what it refers to.
 """
@@ -143,8 +143,8 @@ class _TensorShapes(_TensorDigests):
 class _Digest:
     """Digests values by what they are. Code is queued and digested at the end, each function and class once.
 
-    Each object is read once, whatever number of others hold it. What is no part of a cycle counts by what it is,
-    whether two hold the same or equal ones; a part of a cycle that is met again counts as the one met before.
+    Each object is read once, whatever number of others hold it. An object outside cycles counts by its value, whether
+    two objects hold the same one or equal ones. A part of a cycle that is met again counts as the one met before.
     """
 
     def __init__(self, tensors: _TensorDigests, open_: Mapping[int, int] | None = None) -> None:

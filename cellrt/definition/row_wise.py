@@ -6,7 +6,7 @@ alone (``company.py``). The trial also notes which inputs the cell writes to, as
 (``trial.py``). A cell that raises on all rows is reported, too, if it was tried on meta tensors alone before.
 
 A difference by rounding is no influence. A row is judged by its own largest value, not by its neighbours'. It is also
-judged by what the cell makes of inputs that differ in their last places: a cell that amplifies these, as a sine of
+judged by what the cell makes of inputs that differ in their last places. A cell that amplifies these, as a sine of
 large numbers does, may differ by more.
 """
 
@@ -202,8 +202,10 @@ def _counts(cell: Computation, company: Company, inputs: Sequence[CellInput], ro
 def _differences(
     cell: Computation, inputs: Sequence[CellInput], rows: Sequence[int], has_halves: bool, generator: torch.Generator
 ) -> dict[str, _Difference]:
-    """Return the outputs that differ on a draw of rows, of which these run alone, too; all if one of them alone makes
-    it raise, as a norm over the batch does, which has no variance of one row; none if all together do.
+    """Return the outputs that differ on a draw of rows, of which these run alone, too.
+
+    Return all if a row alone makes the cell raise, as a norm over the batch does, which has no variance of one row.
+    Return none if all rows together do.
     """
     together = _outputs(cell, inputs)
     if together is None:

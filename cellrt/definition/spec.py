@@ -24,9 +24,9 @@ class RowSpec(NamedTuple):
     """One row: its shape without the row dimension, and its dtype.
 
     A ragged input takes any number of other nodes' outputs of this row shape per node; the cell sees ``RaggedRows``.
-    With a ``page_size`` it is a state that grows by rows of this shape, kept in pages of so many, which are dimension
-    ``page_dim`` of a page; the cell sees ``PagedRows``, and if it ``appends`` adds one row for each of its own. With a
-    ``span`` ("partial" or "whole") nobody gives it; the cell sees ``Spans``.
+    With a ``page_size`` it is a state that grows by rows of this shape. A page has that many rows, in dimension
+    ``page_dim``. The cell sees ``PagedRows``, and adds one row for each of its own if it ``appends``. With a ``span``
+    ("partial" or "whole") nobody gives it; the cell sees ``Spans``.
     """
 
     shape: tuple[int, ...]
@@ -143,8 +143,8 @@ def _extents(kind: str, shape: tuple[object, ...]) -> tuple[int, ...]:
 def span(*, whole: bool = False) -> RowSpec:
     """Return an input that nobody gives: it tells the cell which rows of its batch are of one node (``Spans``).
 
-    ``whole``: all steps of a chain come in one task, as an encoder needs them whose rows look at those behind them;
-    else as many at a time as there is room for, in order.
+    ``whole``: all steps of a chain come in one task, as an encoder needs them, whose rows read rows after them. Else as
+    many come at a time as there is room for, in order.
     """
     return RowSpec((), torch.bool, span="whole" if whole else "partial")
 

@@ -37,8 +37,10 @@ SMALL_BYTES = 64 << 20
 
 
 class Trial:
-    """Runs copies of a module for two numbers of rows that it takes, where there are two: a small one on zeros, a large
-    one on meta tensors, and where that cannot be, the other way. If it lies on the CPU, then on random rows.
+    """Runs of copies of a module for two numbers of rows, if it takes two.
+
+    The small one runs on zeros, the large one on meta tensors; where that cannot be, the other way. If it lies on the
+    CPU, then on random rows.
 
     Attributes:
         outputs: their specs by name.

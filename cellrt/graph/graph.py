@@ -1,7 +1,7 @@
 """The graph that an unfolder writes: calls on cells, recorded as a program for the core.
 
 Nothing is computed here. Every call checks its inputs against the cell's specs and appends a few integers to the
-program (``recorder.py``); equal programs are compiled once (``registry.py`` keeps them), so a request of a known shape
+program (``recorder.py``). Equal programs are compiled once (``registry.py`` keeps them), so a request of a known shape
 costs only the recording.
 """
 
@@ -42,11 +42,11 @@ from cellrt.numbers import as_integer
 class Graph(Recorder):
     """One request's cell graph under construction. The unfolder gets it as its first argument.
 
-    What it costs to write one, in the client's thread (one core of a server, hidden 64): ``call`` takes 2.5 us a node,
-    and 3 us more for each tensor or number of the request among its inputs; ``chain`` and ``loop`` 10 us and 3 ns a
-    step (15 ns if the steps are a Python list); ``tree`` 13 us and 12 ns a node, ``dag`` as much. A graph not seen
-    before is also compiled, in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain, a tree or
-    another acyclic graph of one cell should be written as one.
+    Writing one costs time in the client's thread (one core of a server, hidden 64). ``call`` takes 2.5 us a node, and 3
+    us more for each tensor or number of the request among its inputs. ``chain`` and ``loop`` take 10 us and 3 ns a step
+    (15 ns if the steps are a Python list). ``tree`` and ``dag`` take 13 us and 12 ns a node. A graph not seen before is
+    also compiled, in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain, a tree or another
+    acyclic graph of one cell should be written as one.
 
     The engine then takes up to 0.1 us to schedule a node, and batches nodes of one cell alone. So a cell is the largest
     piece that requests have in common and that nobody has to wait inside: one whole step of an LSTM, not a product. It
@@ -165,13 +165,13 @@ class Graph(Recorder):
             self._states.keep(before.value, made.value, 0, 0)
 
     def pages(self, cell: Cell, input: str | None = None, *, keep: bool = False) -> GrowingState:
-        """Return a state that grows by a row a step, for an input of the cell that ``cellrt.grows`` made: empty, or
-        with ``keep`` what it was after the last request of the session, and the session keeps it.
+        """Return a state that grows by a row a step, for an input of the cell that ``cellrt.grows`` made.
 
-        Give it to that cell, and to others with an input of the same rows and pages: each step of one that grows it
-        appends a row, in the order in which they are called here; one that only reads it (``cellrt.pages``) sees what
-        those called before it appended. Raise RequestError if the cell has no such input, or several and none is
-        named.
+        It begins empty. With ``keep`` the session keeps it, and it begins as it was after the session's last request.
+
+        Give it to that cell, and to others with an input of the same rows and pages. Each step of a cell that grows it
+        appends a row, in the order of the calls here. A cell that only reads it (``cellrt.pages``) sees the rows of
+        calls before its own. Raise RequestError if the cell has no such input, or several and none is named.
         """
         self._begin(cell)
         return self._growing.new(self, self._binding.kind, cell, input, keep)
@@ -275,9 +275,9 @@ class Graph(Recorder):
 
         Of several cells a function says one step: ``(body, state) -> {name: output}``, where ``state`` has what
         ``inputs`` names, at first as given there and then as the step before returned it under that name. It is called
-        once, here, and calls cells on ``state``, on outputs of each other and on what the graph has outside, which is
-        the same at every step; carried inputs that it leaves out are carried from the call itself, from zeros on. Each
-        cell is batched by itself, with whatever else needs it; a request's next step begins when all have done this.
+        once, here. It calls cells on ``state``, on outputs of each other, and on outputs outside, which are the same at
+        every step. Carried inputs that it leaves out are carried from the call itself, from zeros on. Each cell is
+        batched by itself, with whatever else needs it; a request's next step begins when all have done this.
 
         Of a list of cells that differ in their weights alone, such as a stack of layers, each is one step, in order.
 
@@ -289,8 +289,8 @@ class Graph(Recorder):
             carry: of a cell with pages or spans, which declares none: which output each input is carried from, from
                 step to step. Default: the one of its name and spec.
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
-                every step. Of a cell with pages or spans the first step may read several rows, ``[rows, *shape]``
-                or a chain's steps, as many of each carried input; its outputs are those of the last row.
+                every step. The first step of a cell with pages or spans may read several rows: ``[rows, *shape]`` or a
+                chain's steps, as many of each carried input. Its outputs are those of the last row.
         """
         if isinstance(cell, list | tuple):
             if max_steps is not None or keep or carry is not None:
@@ -345,8 +345,8 @@ class Graph(Recorder):
     ) -> Dag:
         """Add an acyclic graph: the cell at every node, which reads nodes before it.
 
-        ``.h`` is every node's output ``h``, in order, as a chain's steps are: a result ``[nodes, *shape]``, a ragged
-        input, or an input with a row for each node of another dag; ``.h[n]`` is that of node n.
+        ``.h`` is every node's output ``h``, in order, like a chain's steps. It is a result ``[nodes, *shape]``, a
+        ragged input, or an input with a row for each node of another dag. ``.h[n]`` is that of node n.
 
         Args:
             offsets, sources: integers ``[nodes + 1]`` from 0 on and ``[sources]``: node n reads nodes

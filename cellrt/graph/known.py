@@ -1,9 +1,9 @@
 """Unfolding many requests: those of one graph together, and none whose graph is known by its key.
 
-A model may say that a request's graph depends on a key of it alone (``unfold(..., key=len)``). With the second request
-of a key it is found out which parts of a request its graph reads, by unfolding a copy of it, whose parts are objects
-that nobody else has. From then on a request of that key gives only these parts. Now and then one is unfolded in full
-all the same, to see that the key tells what it should.
+A model may say that a request's graph depends on a key of it alone (``unfold(..., key=len)``). At the second request of
+a key the parts of a request that its graph reads are found. For that a copy of the request is unfolded, whose parts are
+objects that appear nowhere else. From then on a request of that key gives only these parts. Now and then one is
+unfolded in full all the same, to see that the key tells what it should.
 """
 
 from __future__ import annotations

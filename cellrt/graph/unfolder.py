@@ -86,12 +86,12 @@ def unfold(
     called for each request, before any cell runs: outputs have no values yet, so an end that depends on one is a
     ``graph.loop(until=...)``.
 
-    With ``key`` you promise that two requests of equal keys make the function do the same, but for the numbers in what
-    it hands to the graph; and that it hands the request's tensors, arrays and lists of numbers on as they are: the
-    request itself, ``request["x"]``, ``request[0]``, but not a part or a sum of them, and no single number. The example
-    is checked at registration, later requests now and then (the second of each key, and whenever there are twice as
-    many): RequestError says that a key is that of different graphs. What does not fit the known graph in shape or
-    dtype is unfolded as ever, and so are requests of which the promise about tensors does not hold.
+    ``key`` promises two things. Two requests of equal keys make the function do the same, but for the numbers in
+    tensors, arrays and lists. The function hands these to the graph as they are: ``request``, ``request["x"]``,
+    ``request[0]``, but no part or sum of them, and no single number. The example is checked at registration. Later
+    requests are checked now and then: the second of each key, and whenever there are twice as many. RequestError says
+    that a key belongs to different graphs. What does not fit the known graph in shape or dtype is unfolded as ever, and
+    so are requests of which the promise about tensors does not hold.
     """
     if not name or not isinstance(name, str):
         raise DefinitionError(f"unfold: expected a name, got {name!r}")

@@ -37,8 +37,7 @@ class CellReport:
     max_batch: int
     form: str
     mixed_outputs: list[str]
-    """Outputs in which rows influence each other, of a cell declared ``row_wise=False``; other such cells are refused.
-    """
+    """Outputs in which rows influence each other, of a cell with ``row_wise=False``; other such cells are refused."""
     failure: str
     """The error that the cell raised for its largest batch, which is a fault; empty if it raised none."""
 

@@ -22,10 +22,10 @@ def layers(graph: nx.DiGraph) -> dict[Hashable, int]:
 def heights(graph: nx.DiGraph, layer: dict[Hashable, int], sweeps: int = 25) -> dict[Hashable, float]:
     """Node to its height in its layer, at least 1 apart, each near its neighbours in the layers beside it.
 
-    Starts with the nodes that have no inputs one below the other, in the order of a depth-first search from
-    the outputs. Trees and chains keep that order in each layer, as it has no crossings. A sweep to the right
-    pulls each node to the mean height of its inputs, one to the left to that of its outputs; edges between
-    nodes of one cell type count more and their nodes give way less, so that chains come out straight.
+    Starts with the nodes that have no inputs one below the other, in the order of a depth-first search from the
+    outputs. Trees and chains keep that order in each layer, as it has no crossings. A sweep to the right pulls each
+    node to the mean height of its inputs, one to the left to that of its outputs. Edges between nodes of one cell type
+    count more, and their nodes give way less, so that chains come out straight.
     """
     columns: list[list[Hashable]] = [[] for _ in range(max(layer.values()) + 1)]
     height: dict[Hashable, float] = {}

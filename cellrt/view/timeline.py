@@ -127,8 +127,8 @@ class Timeline:
         workers. In an SVG, the groups ``task-<worker>``, ``life-<request>``, ``boxes-<request>-<worker>`` and
         ``label-<request>`` hold the shapes. Drawing takes about 10 ms a request.
 
-        A ``.json`` file is in Chrome's trace event format, for Perfetto or ``chrome://tracing``: a row a worker, and
-        every request (or those of the busiest ``count``) with the time it waited for its first task.
+        A ``.json`` file is in Chrome's trace event format, for Perfetto or ``chrome://tracing``. It has a row for each
+        worker, and every request (or those of the busiest ``count``) with the time it waited for its first task.
 
         Args:
             path: the file; its suffix says what is written.

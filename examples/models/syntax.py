@@ -2,7 +2,7 @@
 
 The data are the functions of Python's own library whose names begin with one of a dozen verbs, such as ``get_option``
 or ``isSymlink``. In a syntax tree much occurs twice, and a child-sum node depends on nothing but its label and its
-children: so equal parts are one node, and the tree becomes a smaller graph without cycles.
+children. So equal parts are one node, and the tree becomes a smaller graph without cycles.
 """
 
 from __future__ import annotations

@@ -15,8 +15,8 @@ class Pages(NamedTuple):
 
     Key number j of a node lies in slot ``(start + j) % page_size`` of page ``table[(start + j) // page_size]``, with
     the node's row of ``tables`` and its number in ``starts`` (0 without). So a growing sequence has a list of pages, in
-    any order and may share them with others; and the ragged rows of an encoder are one page that holds all nodes' rows,
-    in which each node starts at its offset (``of_rows``).
+    any order, and may share them with others. The ragged rows of an encoder are one page that holds all nodes' rows, in
+    which each node starts at its offset (``of_rows``).
 
     Attributes:
         keys, values: ``[pages, page_size, kv_heads, head_dim]``; float32, bfloat16 or float16. A page is contiguous;
