@@ -284,7 +284,7 @@ def score_rows(
 
 
 def can_sample(inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-    """Return whether there is a device for it, and it takes these rows.
+    """Return whether a GPU kernel samples from these rows, and a device is there.
 
     A cell without weights is on no device of its own.
     """

@@ -291,9 +291,7 @@ class LlamaStep:
 
 
 def _is_plain(model: Any) -> bool:
-    """Return whether its modules are the family's own, with weights that the call can read, and nobody listens to
-    them.
-    """
+    """Return whether a model's modules are the family's own, without hooks, and have weights that the call can read."""
     parts = model.embedding, model.layers, model.norm, model.head
     if tuple(map(type, parts)) != (nn.Embedding, LlamaLayers, RMSNorm, Linear):
         return False

@@ -179,7 +179,7 @@ def _find_limits(positions, group, length, causal, window, limits):  # type: ign
 
 @nogil_part
 def _is_seen(limits, block):  # type: ignore[no-untyped-def]
-    """Return whether any of these queries sees a key of a block."""
+    """Return whether any query of a tile sees a key of a block."""
     for row in range(limits.shape[0]):
         if limits[row, 0] < block + BLOCK_KEYS and limits[row, 1] > max(block, limits[row, 0]):
             return True

@@ -69,7 +69,7 @@ def _run_step(step, task, layers, sizes, settings, epsilon, sampling):  # type: 
 
 @nogil_part
 def clear_outputs(rows, task):  # type: ignore[no-untyped-def]
-    """Write what rows have that nobody reads."""
+    """Write the outputs of rows that are not read: zeros, and no likeliest tokens."""
     array_at(task[words_at.TOKEN], rows, np.int64)[:] = 0
     array_at(task[words_at.LOGPROB], rows, np.float32)[:] = 0
     array_at(task[words_at.STOP], rows, np.uint8)[:] = 0

@@ -104,7 +104,7 @@ def _drop(typing_context: Any, values: Any, bound: Any, weights: Any, least: Any
 
 @intrinsic
 def _has_between(typing_context: Any, x: Any, least: Any, most: Any) -> Any:
-    """Return whether any of ``LANES`` numbers is at least the one, and below the other or not less than infinity."""
+    """Return whether any of ``LANES`` numbers is at least ``least``, and below ``most`` unless that is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, least, most = arguments

@@ -24,16 +24,14 @@ _PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
 def _is_inference() -> bool:
-    """Return whether torch only computes values here: no gradients, tracing or export, and nobody who looks at
-    operations, as who captures them does: what is compiled here is none.
-    """
+    """Return whether torch only computes values here: no gradients, tracing, export or dispatch modes."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
     return not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def is_eager(*tensors: Tensor) -> bool:
-    """Return whether these are plain tensors with values, used for inference (no gradient, tracing or export)."""
+    """Return whether all are plain tensors with values, used for inference (no gradient, tracing or export)."""
     if not _is_inference():
         return False
     return all(type(tensor) in _PLAIN_TYPES and not tensor.is_meta for tensor in tensors)

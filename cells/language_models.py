@@ -252,7 +252,7 @@ class Embedding(nn.Module):
         return Hidden(self.embedding(token))
 
     def compiled_form(self) -> CompiledForm | None:
-        """Return the same without Python."""
+        """Return the compiled form of the embedding, if it can have one."""
         return embedding_form(self.embedding, {"token": TOKEN}, {"x": rows(self.embedding.embedding_dim)})
 
 
@@ -270,7 +270,7 @@ class Layer(nn.Module):
         return Hidden(self.layers(x.clone(), Spans(kv.offsets, kv.positions), [pages]))
 
     def compiled_form(self) -> CompiledForm | None:
-        """Return the same without Python."""
+        """Return the compiled form of the layer, if it can have one."""
         x, sizes = rows(self._sizes.hidden), self._sizes
         return layer_form(self.layers, sizes, {"x": x, "kv": _kv_of_layer(sizes, self._page_size)}, {"x": x})
 
@@ -288,7 +288,7 @@ class Head(nn.Module):
         return NextToken(*made, _is_one_of(made[0], self.ends))
 
     def compiled_form(self) -> CompiledForm | None:
-        """Return the same without Python."""
+        """Return the compiled form of the head, if it can have one."""
         made = {"token": TOKEN, "logprob": LOGPROB, "stop": STOP}
         return head_form(self.norm, self.head, self.ends, {"x": rows(self.head.in_features)}, made)
 

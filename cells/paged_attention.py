@@ -43,7 +43,8 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT1
 def paged_attention(
     query: Tensor, pages: Pages | TracedLayer, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
 ) -> Tensor:
-    """Return what ``cellrt.kernels.paged_attention.paged_attention`` does; on a CPU without copying keys and values.
+    """Return paged attention as ``cellrt.kernels.paged_attention`` defines it; on a CPU without copying keys and
+    values.
 
     There a row's bits do not depend on other rows of the batch, nor on how its span was cut, nor on the pages
     (``_paged_attention.py`` says why). For gradients it is the plain torch form.
@@ -179,7 +180,10 @@ def task_of(
     key: Tensor | None = None,
     value: Tensor | None = None,
 ) -> NDArray[np.int64]:
-    """Return the second argument: rows, pages and who has which. It holds none of the tensors."""
+    """Return the second argument of ``attend`` and ``append``: rows, pages, and the nodes that have them.
+
+    It holds none of the tensors.
+    """
     nodes, width = pages.tables.shape
     rows = [0 if tensor is None else tensor.data_ptr() for tensor in (query, out, key, value)]
     starts = 0 if pages.starts is None else pages.starts.data_ptr()

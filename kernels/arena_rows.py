@@ -47,7 +47,7 @@ class ArenaRows(NamedTuple):
 
 
 def on_host(arena: ArenaRows, like: ArenaRows) -> ArenaRows:
-    """Return the same without a span, for what runs on the host: as many rows as ``like`` has. Waits for a device."""
+    """Return rows without a span, for code that runs on the host: as many as ``like`` has. Wait for the device."""
     if arena.span is None or like.span is None:
         return arena
     first, count = int(arena.span[0]), int(like.span[1])
@@ -55,7 +55,7 @@ def on_host(arena: ArenaRows, like: ArenaRows) -> ArenaRows:
 
 
 def all_on_host(like: ArenaRows, **arenas: ArenaRows | None) -> dict[str, ArenaRows | None]:
-    """Return the same for several, by name; None stays."""
+    """Return several rows as ``on_host`` does, by name; None stays."""
     return {name: None if arena is None else on_host(arena, like) for name, arena in arenas.items()}
 
 

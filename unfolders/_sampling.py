@@ -69,7 +69,7 @@ EXAMPLE = {
     "seed": 0,
     "logprobs": 0,
 }
-"""All fields, for who finds the form of requests in it."""
+"""An example with all fields, from which the schema of requests is derived."""
 FIELDS = tuple(EXAMPLE)
 
 

@@ -114,7 +114,7 @@ def _are_alike(cells: Mapping[str, Cell], request: nx.DiGraph) -> bool:
 
 
 def _is_row(value: object, spec: RowSpec) -> bool:
-    """Return whether it is a row of a spec, and no list of many."""
+    """Return whether a value is one row of a spec, and no list of many."""
     if isinstance(value, torch.Tensor):
         return bool(value.shape == spec.shape and value.dtype == spec.dtype)
     if isinstance(value, list | tuple):

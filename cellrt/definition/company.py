@@ -84,7 +84,7 @@ def row_of(value: CellInput, row: int) -> CellInput:
 
 
 def lone_row_of(value: CellInput, row: int) -> CellInput:
-    """Return the same, where pages of other nodes have zeros."""
+    """Return one row as ``row_of`` does, with zeros in the pages of other nodes."""
     made = row_of(value, row)
     if not isinstance(made, PagedRows):
         return made
@@ -108,7 +108,7 @@ def repeated(value: CellInput, row: int, count: int) -> CellInput:
 
 
 def nudged(value: CellInput, generator: torch.Generator) -> CellInput:
-    """Return the same, with each number moved by a few units in its last place."""
+    """Return an input with each number moved by a few units in its last place."""
     if isinstance(value, Spans):
         return value
     if isinstance(value, PagedRows):

@@ -63,11 +63,13 @@ class Computation:
         return self._steps is not None
 
     def replica(self) -> Self:
-        """Return the same with a module for one thread, whose weights are these: see ``replica_of``."""
+        """Return this computation for one thread: with a replica of the module that shares its weights
+        (``replica_of``).
+        """
         return self.with_module(replica_of(self.module))
 
     def with_module(self, module: Callable[..., Any]) -> Self:
-        """Return the same with a copy of its module."""
+        """Return this computation with another module in place of its own."""
         made = copy.copy(self)
         made.module, made._steps = module, steps_of(module)
         made._takes_order = not made.by_name or takes_order(module, list(made.inputs))

@@ -188,7 +188,7 @@ def _read_module(
 
 @torch.inference_mode()
 def _try_out(loaded: Computation) -> None:
-    """Run it once on zeros. Raise CellError if the program returns other outputs than are declared."""
+    """Run the loaded cell once on zeros. Raise CellError if the program returns other outputs than are declared."""
     rows = loaded.batch_sizes[0] if loaded.batch_sizes else min(2, loaded.max_batch)
     loaded.check_outputs(loaded.run_step(*loaded.example_inputs(rows)), rows)
 

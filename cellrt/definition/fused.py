@@ -118,7 +118,7 @@ def reads_spans(form: Form) -> Form:
 
 
 def is_reading_spans(form: Callable[..., object]) -> bool:
-    """Return whether it was marked."""
+    """Return whether a ``run_rows`` is marked by ``reads_spans``."""
     return getattr(form, SPANS, False)
 
 
@@ -132,7 +132,7 @@ def reads_outputs(form: Form) -> Form:
 
 
 def is_reading_outputs(form: Callable[..., object]) -> bool:
-    """Return whether it was marked."""
+    """Return whether a ``run_rows`` is marked by ``reads_outputs``."""
     return getattr(form, OUTPUTS, False)
 
 
@@ -148,7 +148,7 @@ def reads_ragged(form: Form) -> Form:
 
 
 def is_reading_ragged(form: Callable[..., object]) -> bool:
-    """Return whether it was marked."""
+    """Return whether a ``run_rows`` is marked by ``reads_ragged``."""
     return getattr(form, RAGGED, False)
 
 

@@ -14,7 +14,7 @@ from cellrt.errors import RequestError
 
 
 def fit(computation: Computation, inputs: Sequence[Any]) -> bool:
-    """Return whether these are plainly what the cell takes; else ``in_order`` says what they are.
+    """Return whether inputs plainly fit the cell; if not, ``in_order`` names the mistake.
 
     Pages and spans, which the runtime makes, are not looked at.
     """

@@ -31,7 +31,7 @@ class Elsewhere:
 
 
 def outline_of(cell: Cell) -> dict[str, Any]:
-    """Return what is declared of a cell and its identity, as JSON has it."""
+    """Return a cell's declaration and identity as values for JSON."""
     declaration = cell.declaration
     asked = {name: getattr(cell.module, name, None) for name in ATTRIBUTES}
     return {

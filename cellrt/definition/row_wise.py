@@ -35,7 +35,7 @@ NUM_DRAWS = 3
 TOLERANCE = 0.05
 """The tolerance, as a part of a row's largest value, for the precision of bfloat16: several roundings of a product."""
 FINE_TOLERANCE = 0.002
-"""The same where they have that of float32."""
+"""The tolerance where numbers have the precision of float32."""
 NEAR_ZERO = 1e-6
 """The error that rounding leaves in numbers that cancel out, such as the logarithm of a probability near one."""
 NUM_NUDGES, NUDGES_WORTH = 4, 16
@@ -155,7 +155,7 @@ def warn_if_it_raises(cell: Computation, depth: int) -> bool:
 
 
 def is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
-    """Return whether they are equal but for rounding, which is judged by the largest of all; NaN is equal to NaN."""
+    """Return whether two outputs are equal but for rounding, judged by the largest of all; NaN is equal to NaN."""
     if not together.is_floating_point():
         return torch.equal(together, alone)
     together, alone = together.double(), alone.double()

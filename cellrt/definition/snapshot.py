@@ -29,7 +29,7 @@ from cellrt.errors import DefinitionError
 Value = TypeVar("Value")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 CONSTANT, OF_WEIGHTS = "_is_constant_to_cellrt", "is_of_weights_alone"
-"""Attributes: of a weight that nobody writes to, and of a class of values that are made of weights alone."""
+"""Names of attributes: of a constant weight, and of a class whose values are made of weights alone."""
 _SETTLED: WeakSet[nn.Module] = WeakSet()
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 """The attributes in which a module has functions that run with it."""
@@ -75,7 +75,7 @@ def copy_of(definition: Value) -> Value:
 
 
 def set_constant(weight: torch.Tensor) -> None:
-    """Have snapshots share a weight instead of copying it: nobody else has it, and nobody will ever write to it."""
+    """Let snapshots share a weight instead of copying it: no other code has it, or will ever write to it."""
     setattr(weight, CONSTANT, True)
 
 
@@ -202,7 +202,7 @@ class _Globals(dict[str, Any]):
         return self._original[name]
 
     def give_back(self, names: Iterable[str]) -> None:
-        """Assign what code assigned to these where everybody finds it."""
+        """Write captured globals back to their module, if code assigns to these names."""
         for name in names:
             if name in self:
                 self._original[name] = self.pop(name)
@@ -272,14 +272,14 @@ def _captures(function: FunctionType) -> dict[str, Any]:
 
 
 def _may_change(defaults: tuple[object, ...] | dict[str, object]) -> bool:
-    """Return whether there is data among the defaults of a function that could be written to."""
+    """Return whether a function's defaults include data that could be written to."""
     values = defaults.values() if isinstance(defaults, dict) else defaults
     return any(not isinstance(value, BY_VALUE) and is_data(value) for value in values)
 
 
 def _holds_own(value: object) -> bool:
-    """Return whether there is in a value, or in what a function of the user's finds, what is copied for a cell: a
-    tensor or module, or data in a function's globals.
+    """Return whether a value contains something that a cell copies: a tensor, a module, or data in a function's
+    globals.
     """
     return any(
         isinstance(part, torch.Tensor | nn.Module) or (isinstance(part, FunctionType) and constants_of(part))

@@ -115,8 +115,8 @@ class PagedRows(NamedTuple):
 
 
 def _is_served(pages: torch.Tensor, values: torch.Tensor) -> bool:
-    """Return whether these are plain tensors on a CPU, of one dtype, as a worker has them, and nobody looks at
-    operations.
+    """Return whether these are plain CPU tensors of one dtype, as a worker has them, outside tracing and dispatch
+    modes.
     """
     is_seen = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
     if is_seen or not torch.is_inference_mode_enabled():

@@ -141,7 +141,8 @@ def _extents(kind: str, shape: tuple[object, ...]) -> tuple[int, ...]:
 
 
 def span(*, whole: bool = False) -> RowSpec:
-    """Return an input that nobody gives: it tells the cell which rows of its batch are of one node (``Spans``).
+    """Return an input that tells the cell which rows of its batch are of one node (``Spans``); callers give nothing for
+    it.
 
     ``whole``: all steps of a chain come in one task, as an encoder needs them, whose rows read rows after them. Else as
     many come at a time as there is room for, in order.

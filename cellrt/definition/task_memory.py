@@ -98,7 +98,7 @@ def put(buffer: Rows[int], port: Rows[int], own: int, host: int, states: int, re
 
 @compiled
 def are_finite(address: int, count: int) -> bool:
-    """Return whether so many float32 numbers are neither infinite nor NaN."""
+    """Return whether ``count`` float32 numbers at an address are all finite."""
     for k in range(count):
         value = read_float(address, k)
         if value - value != 0:  # infinite, or not a number

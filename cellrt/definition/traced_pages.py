@@ -64,7 +64,7 @@ class TracedPages(PagedRows):
     def attend(
         self, query: Tensor, layer: int | None, causal: bool, window: int, bias: Tensor | None, scale: float | None
     ) -> Tensor:
-        """Return what each query reads of the rows that are there."""
+        """Return the attention of each query to the rows that are there."""
         mask = self._mask(query, causal, window, bias, scale)
         return self._made(operators.ATTEND_PAGES(_packed(query), *self._words(layer), *mask))
 
@@ -193,5 +193,5 @@ def with_what_was_appended(inputs: Iterable[CellInput], outputs: Sequence[Tensor
 
 
 def is_own(operator: object) -> bool:
-    """Return whether it is an operator of attention."""
+    """Return whether an operator is one of attention."""
     return isinstance(operator, torch._ops.OpOverload) and operator in operators.ALL

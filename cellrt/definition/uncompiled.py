@@ -44,7 +44,7 @@ def has_compiled(definition: object) -> bool:
 
 
 def put_back_originals(module: nn.Module) -> None:
-    """Put what was compiled back in its place, in a module that is nobody else's.
+    """Replace compiled parts by their originals, in a module that has no other owner.
 
     Raise TypeError for an attribute that is a compiled method of another object, or a function with a closure: it
     would go on with weights that later training reaches.

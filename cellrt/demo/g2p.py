@@ -98,7 +98,7 @@ def read_weights() -> Weights:
 
 
 def torch_modules(weights: Weights | None = None) -> Modules:
-    """Return the model as torch's own modules, for everybody who does not use cellrt."""
+    """Return the model as torch's own modules, for comparisons."""
     weights = weights or read_weights()
     encoder = nn.GRU(weights.encoder.w_ih.shape[1], weights.encoder.w_hh.shape[1])
     encoder.load_state_dict({f"{name}_l0": value for name, value in _named(weights.encoder).items()})

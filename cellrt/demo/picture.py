@@ -30,6 +30,6 @@ def save_picture(timeline: Timeline, words: Sequence[str], path: Path) -> str:
 
 
 def label(timeline: Timeline, words: Sequence[str]) -> Timeline:
-    """Return the same run with each request labelled with its word."""
+    """Return the run with each request labelled with its word."""
     ordered = sorted(timeline.requests, key=lambda span: span.request)
     return Timeline(timeline.tasks, [replace(span, label=word) for span, word in zip(ordered, words, strict=True)])

@@ -1,4 +1,4 @@
-"""Steps of which nothing remains: a state was made again and again, and each step began anew.
+"""Finds cells that an unfolder calls again and again without their state, as if each step were the first.
 
 That each call begins with zeros is as it should be for the first nodes of many chains or for leaves, whose outputs are
 used. Where nobody reads what all calls but the last made, the state was forgotten: ``for w in words: s = g(x=w)``. In a
@@ -75,7 +75,7 @@ class _Reading:
         return number not in self._others and len(calls) > 1 and are_read[-1] and not any(are_read[:-1])
 
     def is_unread(self, number: int, first: int, length: int) -> bool:
-        """Return whether nobody reads the output of a chain's cell that begins at a value, of any step."""
+        """Return whether no operation reads this output of a chain, at any step."""
         count = len(self._cells[number].outputs)
         return self._used.isdisjoint(range(first, first + count * length, count))
 

@@ -1,4 +1,4 @@
-"""States that grow while a graph is written: which there are, and who may append to them."""
+"""Growing states while a graph is written: the states there are, and the cells that may append to them."""
 
 from __future__ import annotations
 

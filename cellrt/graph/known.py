@@ -57,7 +57,7 @@ class _Known:
         self.count = 0
 
     def equals(self, recorded: Recorded) -> bool:
-        """Return whether that is the same graph."""
+        """Return whether a recording has the known graph."""
         return self.recorded == without_tensors(recorded)
 
     def collect(self, requests: Sequence[Any]) -> Recorded | None:

@@ -265,7 +265,7 @@ class _Float(float):
 
 
 def _copy(value: Any, path: Path, paths: dict[int, Path]) -> Any:
-    """Return a part of a request as objects that nobody else has; ``paths`` gets where each is.
+    """Return a copy of a part of a request, made of objects that appear nowhere else; ``paths`` gets the place of each.
 
     In lists of nothing else, numbers stay what they are.
     """
@@ -289,7 +289,7 @@ def _copy(value: Any, path: Path, paths: dict[int, Path]) -> Any:
 
 
 def _is_list(value: Any) -> bool:
-    """Return whether it is a list or a tuple, of any names."""
+    """Return whether a value is a list or a tuple, named ones included."""
     return type(value) in LISTS or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
@@ -329,7 +329,7 @@ def _with_other_numbers(value: Any, kind: type[int | float]) -> Any:
 
 
 def _are_equal(one: Externals, other: Externals) -> bool:
-    """Return whether these are the same rows, bit by bit."""
+    """Return whether two requests bring the same rows, bit by bit."""
     return len(one) == len(other) and all(
         kind == known and rows.shape == values.shape and rows.tobytes() == values.tobytes()
         for (kind, rows), (known, values) in zip(one, other)

@@ -55,7 +55,7 @@ class Report:
     lone_ms: float
     room: Room
     changing: list[str]
-    """Cells that each process makes anew with other weights, or other code: a fault."""
+    """Cells that differ between processes in weights or code, which is a fault."""
     unserved: str = ""
     """The reason why a server cannot describe the model's inputs and outputs, which is a fault; empty if it can."""
 
@@ -85,7 +85,7 @@ def _failure_of(cell: Cell) -> str:
 
 
 def _form_of(said: str) -> str:
-    """Return what runs a cell, from its engine's description.
+    """Return the kind of form that runs a cell, from its engine's description.
 
     The engine of this check compiles nothing; a server does.
     """

@@ -69,7 +69,7 @@ class Profile:
     host: HostCosts | None = None
 
     def save(self, path: Path) -> None:
-        """Write it as JSON."""
+        """Write the profile as JSON."""
         cells = {identity: asdict(cell) for identity, cell in self.cells.items()}
         host = {} if self.host is None else {"host": asdict(self.host)}
         made = {"format": FORMAT, "device": self.device, **host, "cells": cells}

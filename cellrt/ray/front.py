@@ -166,7 +166,7 @@ def _deaths() -> Iterator[None]:
 
 
 def _response(response: Response, answer: Answer) -> Response:
-    """Return the response with an answer's own headers; its length is counted anew."""
+    """Return the response with an answer's own headers and a recomputed length."""
     kept = [(bytes(k), bytes(v)) for k, v in answer.headers if bytes(k).lower() != b"content-length"]
     response.raw_headers = [*(pair for pair in response.raw_headers if pair[0] == b"content-length"), *kept]
     return response

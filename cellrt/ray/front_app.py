@@ -43,7 +43,7 @@ class Answering(Protocol):
 
 
 def front_app(front: Callable[[], Answering]) -> Starlette:
-    """Return the application; ``front``: who answers, asked for at each request."""
+    """Return the application; ``front`` returns what answers, and is called at each request."""
 
     async def answer(request: Request) -> Response:
         return await front().answer(request)

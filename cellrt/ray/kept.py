@@ -19,7 +19,7 @@ LOOK_EVERY_S = 60.0
 
 
 class KeptDirectory(Directory):
-    """Ray says who lives, and has its count of moves. Ends when nobody has needed it for as long as states are kept."""
+    """A directory as an actor of Ray, which asks Ray which replicas live. It ends when it is no longer used."""
 
     def __init__(self) -> None:
         moves = Counter("cellrt_session_moves", "States of sessions that moved from one replica to another.")

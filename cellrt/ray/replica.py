@@ -154,7 +154,7 @@ class Replica:
         await self._directory.join.remote(self._id, actor, dict(self._backend.held))
 
     async def _hear(self) -> None:
-        """Give up what the directory says; joins it anew when it has a successor."""
+        """Follow the directory's orders to give states up; join it again when it has a successor."""
         while True:
             try:
                 orders = await self._directory.orders.remote(self._id)

@@ -1,5 +1,4 @@
-"""Finds on the device which rows of arenas a loop's rows read and write at each step; only the device knows who
-stopped.
+"""Finds on the device which rows of arenas a loop's rows read and write at each step; only the device knows the stops.
 
 A loop's task takes several steps of many rows, by a kernel that reads and writes rows of arenas (``ArenaRows``). A row
 that has stopped must read the same rows as at its last step, and write none. So between two steps one launch reads the

@@ -65,7 +65,7 @@ class Spans(NamedTuple):
 
     @classmethod
     def from_lengths(cls, lengths: Tensor) -> Spans:
-        """Return whole sequences of these lengths, int32 ``[nodes]``: positions start at 0 in each."""
+        """Return the spans of whole sequences of these lengths, int32 ``[nodes]``: positions start at 0 in each."""
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
         rows = torch.arange(int(offsets[-1]), dtype=torch.int32, device=lengths.device)
         return cls(offsets, rows - offsets[:-1].repeat_interleave(lengths))
