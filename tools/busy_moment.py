@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from cellrt.demo.load import measure_capacity, poisson_arrivals, serve
 from cellrt.demo.picture import save_picture
+from cellrt.demo.sending import measure_capacity, poisson_arrivals, serve
 from cellrt.demo.servers import CellServer
 from cellrt.demo.words import choose_words
 

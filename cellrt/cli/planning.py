@@ -17,9 +17,9 @@ from cellrt.cli.shown import check_writable, complaint, console, failing_well
 from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
+    from cellrt.planning.capacity import Room
     from cellrt.planning.checking import Report
     from cellrt.planning.profile import Profile
-    from cellrt.planning.room import Room
     from cellrt.planning.simulation import Outcome
 
 MODEL = (

@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cellrt.demo.g2p import Modules, arpabet, torch_modules
-from cellrt.demo.load import Served, measure_capacity, poisson_arrivals, serve
 from cellrt.demo.picture import save_picture
+from cellrt.demo.sending import Served, measure_capacity, poisson_arrivals, serve
 from cellrt.demo.servers import MAX_BATCH, CellServer, Server, TorchServer
 from cellrt.demo.tables import Section, result_table
 from cellrt.demo.words import choose_words

@@ -9,7 +9,7 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from cellrt.demo.load import Served
+from cellrt.demo.sending import Served
 
 PERCENTILES = (50, 90, 99)
 

@@ -16,9 +16,9 @@ from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.binding import Binding
 from cellrt.graph.unfolder import Unfolder
+from cellrt.planning.capacity import Room, room_for
 from cellrt.planning.elsewhere import cells_elsewhere, cells_of, changing
 from cellrt.planning.measuring import step_seconds
-from cellrt.planning.room import Room, room_for
 from cellrt.process.source import ModelSource
 
 TIMEOUT_S = 60.0

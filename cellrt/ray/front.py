@@ -20,9 +20,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cellrt.errors import CellrtError
-from cellrt.ray.calls import Answer, Call, key_of
 from cellrt.ray.front_app import front_app, read_call
 from cellrt.ray.kept import kept_directory
+from cellrt.ray.messages import Answer, Call, key_of
 from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answer_of, of_death
 from cellrt.serve.app import let_recurse
 from cellrt.serve.door import told

@@ -14,7 +14,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from cellrt.errors import RequestError
-from cellrt.ray.calls import Call
+from cellrt.ray.messages import Call
 from cellrt.serve.content_encoding import Decompressed
 from cellrt.serve.forms import TOO_DEEP
 from cellrt.serve.guard import Gate, no_websocket, refuse

@@ -12,7 +12,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from cellrt.errors import CellrtError, DeviceError, SessionError
-from cellrt.ray.calls import UNAVAILABLE, Answer, Call
+from cellrt.ray.messages import UNAVAILABLE, Answer, Call
 
 MOST_DEATHS = 1
 """A request that meets more dead workers or replicas may be what kills them."""

@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message
 
 from cellrt.errors import CellrtError, DeviceError, http_status
 from cellrt.process.address import new_address
-from cellrt.ray.calls import NOT_BEGUN, UNAVAILABLE, Answer, Call, parts_of
 from cellrt.ray.directory import LOOK_EVERY_S, Grant, Left, Order
 from cellrt.ray.kept import kept_directory
+from cellrt.ray.messages import NOT_BEGUN, UNAVAILABLE, Answer, Call, parts_of
 from cellrt.ray.scaling import Load
 from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip

@@ -16,8 +16,8 @@ from typing import Any, NamedTuple, Protocol
 
 from cellrt.errors import CellrtError, EngineClosedError, SessionError
 from cellrt.process.remote_session import RemoteSession
-from cellrt.ray.calls import key_of, parts_of
 from cellrt.ray.directory import MOST_BEGUN, Grant, Left, Order
+from cellrt.ray.messages import key_of, parts_of
 from cellrt.serve.backend import Backend
 from cellrt.serve.settings import Settings
 
