@@ -23,7 +23,7 @@ from cellrt.native.atomics import stored
 from cellrt.native.row_types import CACHE_LINE
 
 ALONE = range(1)
-_ROW, _TENSOR = Struct("6q8i"), Struct("2q")
+_ROW, _TENSOR = Struct("6qd8i"), Struct("2q")
 
 
 class Told(NamedTuple):
@@ -96,14 +96,15 @@ class Door:
         for arrival in arrivals:
             if not arrival.may_go_by_door:
                 return False
-        at = self._words.item(SUBMITTED)
-        for k, arrival in enumerate(arrivals):
-            row = self._free[0]
+        at, free = self._words.item(SUBMITTED), self._free
+        for arrival in arrivals:
+            row = free[0]
             self._write(row, arrival)
-            self._submitted[(at + k) % MAX_SUBMISSIONS] = row
+            self._submitted[at % MAX_SUBMISSIONS] = row
             self._arrivals[row], arrival.row = arrival, row
-            self._free.popleft()
-        stored(self._words, SUBMITTED, at + len(arrivals))
+            free.popleft()
+            at += 1
+        stored(self._words, SUBMITTED, at)
         return True
 
     def _write(self, row: int, arrival: Arrival) -> None:
@@ -126,6 +127,7 @@ class Door:
             results_at,
             arrival.sequence,
             arrival.arrival_ns,
+            arrival.order,
             template.lengths.size,
             answers.count,
             count,

@@ -478,9 +478,11 @@ class Requests:
 
     def _find(self, request_id: int) -> Bulk | None:
         """The same; compiled code may have had it so far. None if it holds nothing."""
-        if (arrival := self._door.whose(request_id)) is not None:
+        bulk = self._bulks[request_id]
+        if bulk is None and (arrival := self._door.whose(request_id)) is not None:
             self._take_over(arrival)
-        return self._bulks[request_id]
+            bulk = self._bulks[request_id]
+        return bulk
 
     def _numbers_of(self, bulk: Bulk, ids: list[int]) -> Sequence[int]:
         """The numbers of a bulk's requests; as a range where they are in a row, as those mostly are that end

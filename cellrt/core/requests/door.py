@@ -45,17 +45,33 @@ _answer_at = row_view(Answer)
 def join(t: Tables) -> bool:
     """Admit what clients have handed in, in order, as far as there is room; return whether that is all.
 
-    If not, the next of ``submitted`` is the one that found no room; some of its requests may have.
+    If not, the next of ``submitted`` is the one that found no room; some of its requests may have. Or none is admitted,
+    as their order is not that of their arrival.
     """
-    while t.door[TAKEN] < load(t.door, SUBMITTED):
-        at = t.submitted[t.door[TAKEN] % MAX_SUBMISSIONS]
-        submission = t.submissions[at]
-        if submission.is_there == 0:
+    while True:
+        end = load(t.door, SUBMITTED)
+        if t.door[TAKEN] == end:
+            return True
+        if not _is_in_order(t, t.door[TAKEN], end):
+            return False
+        while t.door[TAKEN] < end:
+            at = t.submitted[t.door[TAKEN] % MAX_SUBMISSIONS]
+            submission = t.submissions[at]
             submission.is_there = 1
             _note_arrivals(t, submission)
-        if not _admit_all(t, submission, at):
+            if not _admit_all(t, submission, at):
+                return False
+            store(t.door, TAKEN, t.door[TAKEN] + 1)
+
+
+@compiled
+def _is_in_order(t: Tables, first: int, end: int) -> bool:
+    """Return whether submissions that were handed in one after the other are to be admitted so."""
+    for k in range(first + 1, end):
+        before = t.submissions[t.submitted[(k - 1) % MAX_SUBMISSIONS]]
+        its = t.submissions[t.submitted[k % MAX_SUBMISSIONS]]
+        if its.priority > before.priority or (its.priority == before.priority and its.order < before.order):
             return False
-        store(t.door, TAKEN, t.door[TAKEN] + 1)
     return True
 
 

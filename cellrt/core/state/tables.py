@@ -191,6 +191,7 @@ class Submission(Row):
     results_at: i8  # of the client's memory: of each answer the rows of all requests, one behind the other
     sequence: i8  # of the first request; the others follow it
     arrival_ns: i8
+    order: f8  # those that wait are admitted by priority, then in ascending order of this, then by arrival
     num_lengths: i4
     num_answers: i4
     count: i4  # requests
