@@ -15,6 +15,7 @@ _finish_many, _copy_results = admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows = completion.result_rows
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
+_share_states, _cut_back = session_state.share_states, session_state.cut_back
 _starvation, _suspend = suspension.starvation, suspension.suspend
 
 
@@ -124,3 +125,15 @@ def cancel(at: Rows[int], request_id: int) -> bool:
 def lose_worker(at: Rows[int], worker: int, notices: Matrix) -> int:
     """See ``lost_worker.lose_worker``."""
     return _lose_worker(open_tables(at), worker, notices)
+
+
+@short_entry
+def share_states(at: Rows[int], session: int, other: int, count: int) -> bool:
+    """See ``session_state.share_states``."""
+    return _share_states(open_tables(at), session, other, count)
+
+
+@short_entry
+def cut_back(at: Rows[int], session: int, count: int, rows: int) -> bool:
+    """See ``session_state.cut_back``."""
+    return _cut_back(open_tables(at), session, count, rows)

@@ -459,6 +459,7 @@ class Tables(NamedTuple):
     asked: Rows[Asked]  # one row: what a policy is asked
     forming: Rows[Forming]  # one row: the task that is being formed
     slots: Rows[Slot]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
+    holders: Rows[int]  # how many page tables name a page: of row r of an arena at its ``first`` + r - NUM_PERMANENT
 
 
 class Table(NamedTuple):
@@ -517,6 +518,7 @@ TABLES: dict[str, Table] = {
     "asked": Table(ASKED, lambda limits, workers: 1),
     "forming": Table(FORMING, lambda limits, workers: 1),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
+    "holders": Table(_INT, lambda limits, workers: 0),
 }
 """Every table of ``Tables``, in its order."""
 MATRICES = ("ready", "step_ns", "row_ns", "num_tasks")
