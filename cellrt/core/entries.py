@@ -16,6 +16,7 @@ _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_
 _result_rows = completion.result_rows
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
 _join, _leave = door.join, door.leave
+_share_states, _cut_back = session_state.share_states, session_state.cut_back
 _starvation, _suspend = suspension.starvation, suspension.suspend
 
 
@@ -133,3 +134,15 @@ def lose_worker(at: Rows[int], worker: int, notices: Matrix) -> int:
     """See ``lost_worker.lose_worker`` and ``door.leave``."""
     t = open_tables(at)
     return _leave(t, notices, _lose_worker(t, worker, notices), t.settings[0].now_ns)
+
+
+@short_entry
+def share_states(at: Rows[int], session: int, other: int, count: int) -> bool:
+    """See ``session_state.share_states``."""
+    return _share_states(open_tables(at), session, other, count)
+
+
+@short_entry
+def cut_back(at: Rows[int], session: int, count: int, rows: int) -> bool:
+    """See ``session_state.cut_back``."""
+    return _cut_back(open_tables(at), session, count, rows)

@@ -526,6 +526,7 @@ class Tables(NamedTuple):
     tensors: Rows[int]  # [submission, 2 * k]: address and kind of tensor ``k``, of all its requests together
     answered: Rows[Answered]  # a ring
     brought: Rows[int]  # the host rows that a request is given when it is admitted; scratch
+    holders: Rows[int]  # how many page tables name a page: of row r of an arena at its ``first`` + r - NUM_PERMANENT
 
 
 class Table(NamedTuple):
@@ -590,6 +591,7 @@ TABLES: dict[str, Table] = {
     "tensors": Table(np.dtype(np.int64), lambda limits, workers: (MAX_SUBMISSIONS, 2 * MAX_TENSORS)),
     "answered": Table(ANSWERED, lambda limits, workers: limits.max_requests, sized=True),
     "brought": Table(_INT, lambda limits, workers: limits.max_values + limits.max_places + MAX_STATES + 1),
+    "holders": Table(_INT, lambda limits, workers: 0),
 }
 """Every table of ``Tables``, in its order."""
 MATRICES = ("ready", "step_ns", "row_ns", "num_tasks", "tensors")
