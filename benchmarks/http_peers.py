@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -22,7 +23,11 @@ def _prepared(module: str, port: int) -> Iterator[Command]:
 
 
 def _missing(package: str) -> str | None:
-    return None if importlib.util.find_spec(package) else f"the package {package} is not installed"
+    """Why a package cannot be used; it may be there without what it needs itself."""
+    if importlib.util.find_spec(package) is None:
+        return f"the package {package} is not installed"
+    tried = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
+    return f"importing {package} ends in {tried.stderr.strip().splitlines()[-1:]}" if tried.returncode else None
 
 
 def _body(tokens: Tokens) -> object:

@@ -138,14 +138,15 @@ def _shown(outputs: tuple[tuple[Any, ...], ...]) -> bytes:
     return oip.encode([{"name": name, "datatype": datatype, "shape": shape} for name, datatype, *shape in outputs])
 
 
-def read_frame(described: Described, message: str) -> Frame:
-    """A text message of the websocket, read. Raises RequestError."""
+def read_frame(described: Described, message: str | bytes) -> Frame:
+    """A message of the websocket, read: JSON, or the raw rows of the model's one tensor. Raises RequestError."""
+    if isinstance(message, bytes):
+        return Frame(_rows(described, message))
     frame: Frame = oip.decode(message, _frames, described.limits)
     return msgspec.structs.replace(frame, request=described.read_json(frame.request))
 
 
 def _rows(described: Described, data: bytes) -> Any:
-    """The request of a binary message: the raw rows of the model's one tensor. Raises RequestError."""
     if (rows := described.raw_rows) is None:
         raise RequestError(f"model {described.name!r} takes no raw rows: send JSON")
     return rows.read(data)
@@ -186,7 +187,7 @@ class NativeDoor:
         given = described.read_json(message.request)
         if message.stream:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
-        results, version, id = await self._door.infer(described, given, how, gone(request.receive))
+        results, version, id = await self._door.infer(described, given, how, gone(request))
         answer = {"model": described.name, "version": version, "results": oip.as_json(results)}
         return json_response(answer, request_id=id)
 
@@ -423,13 +424,14 @@ class _SocketSession:
             asked.given = _rows(described, content)
         else:
             frame = read_frame(described, content)
-            asked.given, when, priority = frame.request, due(frame.deadline_s, frame.schedule_by_s), frame.priority
-        self._door.measures.note_message(described.name)
+            when, priority = due(frame.deadline_s, frame.schedule_by_s), int(frame.priority)
+            asked.given = frame.request
+        self._door.measures.note_inference(described.name)
         if self._session is not None:
-            how = when, int(priority), asked.note_begun, asked.note_ended
+            how = when, priority, asked.note_begun, asked.note_ended
             self._door.backend.pieces.submit(self._session, asked.given, *how)
         else:
-            options = oip.Parameters(when.done_s, int(priority), None, when.begun_s).options
+            options = oip.Parameters(when.done_s, priority, None, when.begun_s).options
             future = self._door.backend.client.submit(described.name, asked.given, **options)
             asked.note_begun(future)
             future.add_done_callback(Telling(self._leave_end, asked))
@@ -467,7 +469,7 @@ class _SocketSession:
             return False
         self._num_answered += 1
         seconds = time.perf_counter() - asked.begin_s
-        measures.count_message("session", status, seconds)
+        measures.count_answer("session", status, seconds)
         if number == 0 and status == OK:
             measures.first_result.labels(asked.described.name).observe(seconds)
         return True
