@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import subprocess
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -21,8 +22,13 @@ def _prepared(module: str, port: int) -> Iterator[Command]:
     yield [sys.executable, "-m", f"benchmarks.{module}", str(port)], os.environ
 
 
-def _missing(package: str) -> str | None:
-    return None if importlib.util.find_spec(package) else f"the package {package} is not installed"
+def why_missing(package: str) -> str | None:
+    """Why a package cannot be used; it may be there without what it needs itself."""
+    if importlib.util.find_spec(package) is None:
+        return f"the package {package} is not installed"
+    tried = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
+    said = (tried.stderr.strip().splitlines() or [f"status {tried.returncode}"])[-1]
+    return f"importing {package} ends in {said}" if tried.returncode else None
 
 
 def _body(tokens: Tokens) -> object:
@@ -35,7 +41,7 @@ def _answered(answer: Mapping[str, int]) -> int:
 
 def _python(module: str, package: str, path: str) -> Server:
     """Return a server that a module of this folder is."""
-    return Server(path, partial(_prepared, module), partial(_missing, package), _body, _answered)
+    return Server(path, partial(_prepared, module), partial(why_missing, package), _body, _answered)
 
 
 PEERS = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
+from collections.abc import Container, Iterator, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -90,21 +89,22 @@ Packed = tuple[bytearray, Sequence[tuple[int, int]], Template, Sequence[RowForma
 
 
 def read_outcomes(
-    body: memoryview, known: Callable[[int], tuple[Template, Sequence[RowFormat]] | None]
-) -> Iterator[tuple[int, bool, Packed]]:
-    """Id, whether it is the end, and results of each outcome of a message, in memory of their own.
+    body: memoryview, wanted: Container[int]
+) -> Iterator[tuple[int, bool, bytearray, Sequence[tuple[int, int]]]]:
+    """Of each outcome of a message: id, whether it is the end, its results in memory of their own, and which they are
+    with their rows.
 
-    ``known``: what is known of a request by its id; outcomes of those that nobody waits for any more are left out.
+    ``wanted``: the ids of requests; outcomes of those that nobody waits for any more are left out.
     """
     num_entries, num_tensors = HEAD.unpack_from(body)
     first = HEAD.size + num_entries * ENTRY.size
     at = first + num_tensors * TENSOR.size
-    tensors = TENSOR.iter_unpack(body[first:at])
+    tensors = list(TENSOR.iter_unpack(body[first:at]))
+    begin = 0
     for id, size, is_end, count in ENTRY.iter_unpack(body[HEAD.size : first]):
-        places = list(islice(tensors, count))
-        if (found := known(id)) is not None:
-            template, formats = found
-            yield id, bool(is_end), (bytearray(body[at : at + size]), places, template, formats)
+        if id in wanted:
+            yield id, bool(is_end), bytearray(body[at : at + size]), tensors[begin : begin + count]
+        begin += count
         at += size
 
 

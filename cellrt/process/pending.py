@@ -23,12 +23,12 @@ from cellrt.process.wire import Kind
 class RemoteFuture(RequestFuture):
     """A future whose request runs in another process; ``id`` is its number on the connection."""
 
+    place = number = 0
     when_ended: Callable[[RequestFuture], object] | None = None
     """Called by who takes in that it has ended together with others (``Kindred.tell``); for whoever submitted it."""
 
-    def __init__(self, owner: Owner, id: int) -> None:
-        super().__init__(owner)
-        self.id = id
+    def __init__(self, owner: Owner, id: int) -> None:  # not by its base: one is made for each piece of a stream
+        self._owner, self.id = owner, id
 
 
 Tell = Callable[[list[RemoteFuture]], object]
@@ -94,25 +94,25 @@ class Unanswered:
         elif kind == Kind.ANSWER:
             self._take_answer(body)
 
-    def _known(self, id: int) -> tuple[Template, Sequence[RowFormat]] | None:
-        pending = self.pending.get(id)
-        return None if pending is None else (pending[1].template, pending[1].formats)
-
     def _take_outcomes(self, body: memoryview) -> None:
         """Hands streams their steps, then ends all that has ended."""
-        ended: list[RequestFuture] = []
+        ended: list[RemoteFuture] = []
         arrived, steps = Arrived(), Arrived()
         stepped: dict[Channel, None] = {}
         told: dict[Tell, list[RemoteFuture]] = {}
-        for id, is_end, outcome in read_outcomes(body, self._known):
+        pending = self.pending
+        for id, is_end, memory, places in read_outcomes(body, pending):
+            known = pending.pop(id, None) if is_end else pending.get(id)
+            if known is None:  # nobody waits for it any more
+                continue
+            future, (template, formats, channel, tell) = known
+            outcome = memory, places, template, formats
             if is_end:
-                if (pending := self.pending.pop(id, None)) is not None:
-                    future, kindred = pending
-                    ended.append(future)
-                    arrived.add(outcome)
-                    if kindred.tell is not None:
-                        told.setdefault(kindred.tell, []).append(future)
-            elif (waiting := self.pending.get(id)) is not None and (channel := waiting[1].channel) is not None:
+                ended.append(future)
+                arrived.add(outcome)
+                if tell is not None:
+                    told.setdefault(tell, []).append(future)
+            elif channel is not None:
                 channel.put(steps, steps.add(outcome))
                 stepped[channel] = None
         for channel in stepped:

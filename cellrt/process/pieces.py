@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture
@@ -28,17 +28,8 @@ Begun = Callable[[RequestFuture | CellrtError], object]
 """Told of a request that was handed in, or why it could not be."""
 Ended = Callable[[RequestFuture], object]
 """Told of its end, behind that; by the loop."""
-
-
-class Piece(NamedTuple):
-    """A request of a session that is about to be handed in, and who is told."""
-
-    session: RemoteSession
-    request: Any
-    begun: Begun
-    ended: Ended | None
-
-
+Piece = tuple[RemoteSession, Any, Begun, Ended | None]
+"""A request of a session that is about to be handed in, and who is told."""
 How = tuple[object, Due, int]
 """What requests have in common that go together: binding, deadlines and priority."""
 
@@ -52,7 +43,8 @@ class Pieces:
 
     def __init__(self, client: Client) -> None:
         self._client = client
-        self._mailbox = mailbox_of(asyncio.get_running_loop())
+        self._loop = asyncio.get_running_loop()
+        self._mailbox = mailbox_of(self._loop)
         self._waves: list[dict[How, list[Piece]]] = []
         """Each has at most one request of a session: that of the first wave goes first."""
         self._num_of: dict[int, int] = {}
@@ -67,10 +59,10 @@ class Pieces:
         self._num_of[number] = wave + 1
         if wave == len(self._waves):
             if not wave:
-                asyncio.get_running_loop().call_soon(self._hand_in)
+                self._loop.call_soon(self._hand_in)
             self._waves.append({})
         how = session._binding, due, priority
-        self._waves[wave].setdefault(how, []).append(Piece(session, request, begun, ended))
+        self._waves[wave].setdefault(how, []).append((session, request, begun, ended))
 
     def _hand_in(self) -> None:
         waves, self._waves = self._waves, []
@@ -81,9 +73,9 @@ class Pieces:
 
     def _hand_in_some(self, pieces: Sequence[Piece], due: Due, priority: int) -> None:
         """Hands requests in; if that cannot be, each by itself."""
-        binding = pieces[0].session._binding
-        numbers = [piece.session._number for piece in pieces]
-        requests = [piece.request for piece in pieces]
+        binding = pieces[0][0]._binding
+        numbers = [session._number for session, *_ in pieces]
+        requests = [request for _, request, *_ in pieces]
         told: Sequence[RequestFuture | CellrtError]
         try:
             told = self._client._hand_in_each(binding, requests, numbers, due, priority, self._leave_ended)
@@ -96,10 +88,10 @@ class Pieces:
         except Exception as bug:  # nobody else would tell those who wait; they may have been handed in: never again
             log.exception("requests of sessions could not be handed in")
             told = [InternalError(f"{type(bug).__name__}: {bug}") for _ in pieces]
-        for piece, its in zip(pieces, told):
+        for (_, _, begun, ended), its in zip(pieces, told):
             if isinstance(its, RemoteFuture):
-                its.when_ended = piece.ended
-            piece.begun(its)
+                its.when_ended = ended
+            begun(its)
 
     def _leave_ended(self, futures: list[RemoteFuture]) -> None:
         """In a thread of the client's: leaves the ends of requests to the loop, which has heard of their begin then."""

@@ -26,7 +26,7 @@ from cellrt.ray.scaling import Load
 from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
-from cellrt.serve.door import Door, told
+from cellrt.serve.door import Door, never_gone, told
 from cellrt.serve.http_native import Frame, as_raw, read_frame
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
@@ -112,7 +112,7 @@ class Replica:
                 return {}
             frame: Frame = read_frame(described, message)
             how = oip.Parameters(frame.deadline_s, int(frame.priority), sequence, frame.schedule_by_s)
-            answer = await self._door.infer(described, frame.request, how, asyncio.Event().wait)
+            answer = await self._door.infer(described, frame.request, how, never_gone)
             if isinstance(message, bytes):
                 return {"outputs": [tuple(output) for output in as_raw(answer.results)]}
             return {"results": oip.as_json(answer.results)}

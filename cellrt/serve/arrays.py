@@ -95,8 +95,10 @@ def array_of(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
     if is_whole and not _fits(array, wanted):
         raise RequestError(f"{where}: expected {NAMES[dtype]}{fitting}")
     with np.errstate(over="ignore"):
-        made = torch.from_numpy(array.astype(wanted, copy=False).reshape(shape)).to(dtype)
-    if wanted.kind == "f" and not torch.isfinite(made).all() and np.isfinite(array).all():
+        narrowed = array.astype(wanted, copy=False)
+    made = torch.from_numpy(narrowed.reshape(shape)).to(dtype)
+    is_finite = np.isfinite(narrowed).all() if dtype in NUMPY_DTYPES else torch.isfinite(made).all()
+    if wanted.kind == "f" and not is_finite and np.isfinite(array).all():
         raise RequestError(f"{where}: expected {NAMES[dtype]}{fitting}")
     return made
 

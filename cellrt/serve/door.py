@@ -6,7 +6,7 @@ Belongs to the front end's event loop.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple, TypeVar
@@ -29,8 +29,8 @@ MAY_RETRY = (429, 503)
 T = TypeVar("T")
 SEEN: ContextVar[list[str] | None] = ContextVar("SEEN", default=None)
 """A list for the requests that are answered in this context, by what ``/debug`` knows them by; None: nobody asks."""
-Gone = Callable[[], Awaitable[object]]
-"""Waits until the client is gone."""
+Gone = Callable[[Callable[[], object]], Callable[[], object]]
+"""Has a function called once the client is gone; returns what ends that."""
 
 
 class Answer(NamedTuple):
@@ -182,21 +182,32 @@ def blamed(described: Described, request: Any) -> Iterator[None]:
         raise explained(described, request, error) from error
 
 
+def never_gone(_: Callable[[], object]) -> Callable[[], object]:
+    """As ``Gone``, where whoever waits is cancelled when the client goes."""
+    return lambda: None
+
+
 async def unless_gone(waiter: asyncio.Future[T], gone: Gone) -> T:
     """What comes of a request; it is cancelled when its client goes, or whoever waits here is cancelled.
 
     Raises CancelledError, of ours, when the client goes.
     """
-    watcher = asyncio.ensure_future(gone())
-    watcher.add_done_callback(lambda done: None if done.cancelled() else waiter.cancel())
+    is_gone = False
+
+    def leave() -> None:
+        nonlocal is_gone
+        is_gone = True
+        waiter.cancel()
+
+    end = gone(leave)
     try:
         return await waiter
     except asyncio.CancelledError:
-        if watcher.done() and not watcher.cancelled():
+        if is_gone:
             raise CancelledError("the client is gone") from None
         raise
     finally:
-        watcher.cancel()
+        end()
 
 
 def told(error: BaseException) -> dict[str, str]:

@@ -34,6 +34,8 @@ from cellrt.serve.settings import Settings
 
 SWITCH_S = 5e-4
 """How long this process's loop may keep the interpreter from the thread that hears the engine's answers."""
+COLLECT_AFTER = 10_000, 10, 10
+"""As of ``gc.set_threshold``: what a request makes is gone before it is looked at, which is a twentieth of the time."""
 MARGIN_S = 1.0
 """How much longer gRPC has to say what it cut off at the limit."""
 PING_EVERY_S = 20.0
@@ -164,6 +166,7 @@ def _end_with_parent() -> None:
 def main() -> None:
     """The process."""
     gc.enable()
+    gc.set_threshold(*COLLECT_AFTER)
     descriptor, number, is_shared = (int(argument) for argument in sys.argv[1:4])
     settings = msgspec.json.decode(_read_line(), type=Settings)
     logging.basicConfig(format="%(asctime)s %(levelname)s %(name)s: %(message)s")

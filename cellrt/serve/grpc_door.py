@@ -7,7 +7,6 @@ turn. Each response says in ``triton_final_response`` whether it is its request'
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Collection
 from typing import Any
 
@@ -22,7 +21,7 @@ from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
-from cellrt.serve.door import Door
+from cellrt.serve.door import Door, never_gone
 from cellrt.serve.grpc_guard import Calls, Context, GrpcGuard, Message
 from cellrt.serve.grpc_health import HealthDoor
 from cellrt.serve.grpc_stream import FINAL, GrpcStream, value_of
@@ -151,7 +150,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         left_s = context.time_remaining()
         if left_s is not None and (how.deadline is None or left_s < how.deadline):
             how = how._replace(deadline=max(left_s, 1e-6))
-        results, version, _ = await self._door.infer(described, given, how, _never_gone)
+        results, version, _ = await self._door.infer(described, given, how, never_gone)
         return _response(version, request, results)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:  # noqa: N802
@@ -163,7 +162,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         """The responses to a request of a stream."""
         described, given, how = await self._read(request, STREAM_PARAMETERS)
         if not request.parameters["stream"].bool_param:
-            results, version, _ = await self._door.infer(described, given, how, _never_gone)
+            results, version, _ = await self._door.infer(described, given, how, never_gone)
             yield _response(version, request, results, is_last=True)
             return
         note_first = self._door.measures.first_result_of(described.name)
@@ -228,11 +227,6 @@ def _response(version: str, request: Message, results: Result, *, is_last: bool 
     if is_last is not None:
         response.parameters[FINAL].bool_param = is_last
     return response
-
-
-async def _never_gone() -> None:
-    """gRPC cancels the handler when its client goes."""
-    await asyncio.get_running_loop().create_future()
 
 
 async def open_grpc(door: Door, port: int, calls: Calls) -> grpc.aio.Server:

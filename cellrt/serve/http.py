@@ -11,6 +11,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from cellrt.errors import CancelledError, CellrtError, EngineClosedError, RequestTooLargeError, http_status
+from cellrt.serve.connection import LOSS
 from cellrt.serve.door import SEEN, Gone, error_headers, told
 from cellrt.serve.oip import encode
 
@@ -41,14 +42,24 @@ async def read_body(request: Request, limit: int) -> bytes:
     return parts[0] if len(parts) == 1 else b"".join(parts)
 
 
-def gone(receive: Receive) -> Gone:
+def gone(request: Request) -> Gone:
+    """Return how one is told that the client of a request is gone whose body was read."""
+    by_connection: Gone | None = (request.scope.get("extensions") or {}).get(LOSS)
+    if by_connection is not None:
+        return by_connection
+
+    def watch(tell: Callable[[], object]) -> Callable[[], object]:
+        watcher = asyncio.ensure_future(until_gone(request.receive))
+        watcher.add_done_callback(lambda done: None if done.cancelled() else tell())
+        return watcher.cancel
+
+    return watch
+
+
+async def until_gone(receive: Receive) -> None:
     """Waits until the client of a request whose body was read is gone."""
-
-    async def wait() -> None:
-        while (await receive())["type"] != "http.disconnect":
-            pass
-
-    return wait
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 def json_response(value: object, status: int = 200, request_id: str = "") -> Response:
@@ -92,7 +103,7 @@ class EventStream(Response):
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Sends them; when the client goes, the events are closed, and with them what makes them."""
         task = asyncio.current_task()
-        watcher = asyncio.ensure_future(gone(receive)())
+        watcher: asyncio.Future[None] = asyncio.ensure_future(until_gone(receive))
         watcher.add_done_callback(lambda done: None if done.cancelled() or task is None else task.cancel())
         try:
             await self._send_all(send, _heard(self._events, watcher))
@@ -132,7 +143,7 @@ class EventStream(Response):
         return write
 
 
-async def _heard(events: AsyncIterator[bytes], watcher: asyncio.Future[object]) -> AsyncIterator[bytes]:
+async def _heard(events: AsyncIterator[bytes], watcher: asyncio.Future[None]) -> AsyncIterator[bytes]:
     """The events; being cancelled while the client is there means that the server ends: raises EngineClosedError."""
     try:
         async for event in events:

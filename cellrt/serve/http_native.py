@@ -19,12 +19,13 @@ from starlette.responses import Response
 from starlette.routing import BaseRoute, Route, WebSocketRoute
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cellrt.engine.due import due
+from cellrt.engine.due import ANY_TIME, due
 from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError, EngineClosedError, OverloadError, RequestError, http_status
 from cellrt.process.memory import Part
 from cellrt.process.outcomes import Arrived, Packed, outputs_of
+from cellrt.process.recorded import Template
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve import oip
 from cellrt.serve.arrays import NAMES, to_bytes
@@ -49,6 +50,7 @@ LONGEST_PATH = 200
 HEAD_LENGTH = struct.Struct("<I")
 MAX_HEADS = 256
 """Kinds of binary answers whose heads are kept."""
+OK = HTTPStatus.OK.value
 MESSAGE_BYTES = 512
 """What a websocket's message takes beside its content, roughly, as long as it waits."""
 
@@ -112,23 +114,22 @@ def _head(number: int, shown: bytes) -> bytes:
 
 class _Binary:
     """Makes binary answers of what came from the engine's process: no tensor is made of what is only sent on. What one
-    answer's head shows is kept for the next, which is mostly of the same kind."""
+    answer's head shows is kept for the next, which is mostly of the same submission."""
 
-    _like: tuple[Any, ...] = ()
+    _template: Template | None = None
+    _places: Sequence[tuple[int, int]] = ()
     _shown = b""
     _ranges: Sequence[tuple[int, int]] = ()
 
     def answer(self, number: int, outcome: Packed) -> bytes:
         """As ``packed``."""
-        memory, places, template, formats = outcome
-        if self._like != (places, template.results, id(formats)):
+        memory, places, template, _ = outcome
+        if self._template is not template or self._places != places:
             outputs = outputs_of(outcome)
             self._shown = _shown(tuple([(name, NAMES[dtype], *shape) for name, dtype, shape, *_ in outputs]))
             self._ranges = [(begin, end) for *_, begin, end in outputs]
-            self._like = places, template.results, id(formats)
-            self._formats = formats  # else another's id might become the same
-        head = _head(number, self._shown)
-        return head + b"".join([memory[begin:end] for begin, end in self._ranges])
+            self._template, self._places = template, places
+        return b"".join([_head(number, self._shown), *[memory[begin:end] for begin, end in self._ranges]])
 
 
 @lru_cache(MAX_HEADS)
@@ -157,6 +158,7 @@ class NativeDoor:
     def __init__(self, door: Door) -> None:
         self._door, self._backend = door, door.backend
         self._limits = door.backend.settings.limits
+        self._binary = _Binary()
 
     def routes(self) -> list[BaseRoute]:
         """All of them."""
@@ -185,7 +187,7 @@ class NativeDoor:
         given = described.read_json(message.request)
         if message.stream:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
-        results, version, id = await self._door.infer(described, given, how, gone(request.receive))
+        results, version, id = await self._door.infer(described, given, how, gone(request))
         answer = {"model": described.name, "version": version, "results": oip.as_json(results)}
         return json_response(answer, request_id=id)
 
@@ -214,7 +216,7 @@ class NativeDoor:
             await socket.accept()
             try:
                 described = await self._backend.model(socket.path_params["model"])
-                await _SocketSession(self._door, described, socket).run()
+                await _SocketSession(self._door, described, socket, self._binary).run()
             except CellrtError as error:
                 await _say(socket, oip.encode(told(error)).decode(), self._limits.write_timeout_s)
                 code = SERVICE_RESTART if http_status(error) == HTTPStatus.SERVICE_UNAVAILABLE else POLICY_VIOLATION
@@ -261,9 +263,9 @@ class _SocketSession:
     Nothing here waits: each message and each end of a request goes on with what can be done.
     """
 
-    def __init__(self, door: Door, described: Described, socket: WebSocket) -> None:
+    def __init__(self, door: Door, described: Described, socket: WebSocket, binary: _Binary) -> None:
         """Raises RequestError for a wrong address."""
-        self._door, self.described, self._socket = door, described, socket
+        self._door, self.described, self._socket, self._binary = door, described, socket, binary
         self._connection: WebSocketProtocol = socket.scope["extensions"][DIRECT]
         self._limits = door.backend.settings.limits
         self._sequence = _sequence_of(socket.query_params)
@@ -274,7 +276,6 @@ class _SocketSession:
         self._waiting: deque[_Taken] = deque()
         self._waiting_bytes = 0
         self._asked: deque[_Asked] = deque()
-        self._binary = _Binary()
         self._finding: asyncio.Task[None] | None = None
         self._unread: asyncio.TimerHandle | None = None
         self._is_ending = self._is_at_it = False
@@ -341,8 +342,11 @@ class _SocketSession:
     def hear(self, message: str | bytes) -> None:
         """Takes a message in."""
         content = EngineClosedError(ENDING) if self._door.draining.is_set() else message
-        num_bytes = len(message) + MESSAGE_BYTES
         self._num_taken += 1
+        if not self._waiting and not self._is_at_it and self._has_place() and not self._over.done():
+            self._begin(content, time.perf_counter())  # as most: the client waits for its last answer before it sends
+            return
+        num_bytes = len(message) + MESSAGE_BYTES
         self._waiting_bytes += num_bytes
         self._waiting.append((content, time.perf_counter(), num_bytes))
         self.resume()
@@ -367,12 +371,21 @@ class _SocketSession:
         finally:
             self._is_at_it = False
 
+    def _has_place(self) -> bool:
+        """Return whether one more message may be under way."""
+        return len(self._asked) < self._limits.max_streams_per_connection and self._finding is None
+
     def _ask_one(self) -> bool:
         """Asks what came first of what waits; False if there is no place for it."""
-        if len(self._asked) >= self._limits.max_streams_per_connection or self._finding is not None:
+        if not self._has_place():
             return False
         content, begin_s, num_bytes = self._waiting.popleft()
         self._waiting_bytes -= num_bytes
+        self._begin(content, begin_s)
+        return True
+
+    def _begin(self, content: str | bytes | CellrtError, begin_s: float) -> None:
+        """Has a message asked, or its refusal answered, in its turn."""
         asked = _Asked(self, begin_s, type(content) is bytes)
         self._asked.append(asked)
         try:
@@ -382,12 +395,14 @@ class _SocketSession:
                 known = self._door.backend.known(self.described.name)
                 if known is None:
                     self._finding = self._loop.create_task(self._ask_when_found(asked, content))
-                    return False
+                    return
                 self.described = known
             self._ask(asked, content)
         except CellrtError as error:
-            asked.ended = error
-        return True
+            asked.note_ended(error)
+        except Exception as error:  # of the server's own: the log has it
+            if not self._over.done():
+                self._over.set_exception(error)
 
     async def _ask_when_found(self, asked: _Asked, content: str | bytes) -> None:
         """Asks when the model is described as it is now; the messages after it wait."""
@@ -404,15 +419,20 @@ class _SocketSession:
 
     def _ask(self, asked: _Asked, content: str | bytes) -> None:
         described = asked.described = self.described
-        frame = read_frame(described, content)
-        asked.given, priority = frame.request, int(frame.priority)
-        self._door.measures.note_message(described.name)
-        if self._session is not None:
-            how = due(frame.deadline_s, frame.schedule_by_s), priority, asked.note_begun, asked.note_ended
-            self._door.backend.pieces.submit(self._session, frame.request, *how)
+        when, priority = ANY_TIME, oip.DEFAULT_PRIORITY
+        if isinstance(content, bytes):
+            asked.given = _rows(described, content)
         else:
-            options = oip.Parameters(frame.deadline_s, priority, None, frame.schedule_by_s).options
-            future = self._door.backend.client.submit(described.name, frame.request, **options)
+            frame = read_frame(described, content)
+            when, priority = due(frame.deadline_s, frame.schedule_by_s), int(frame.priority)
+            asked.given = frame.request
+        self._door.measures.note_inference(described.name)
+        if self._session is not None:
+            how = when, priority, asked.note_begun, asked.note_ended
+            self._door.backend.pieces.submit(self._session, asked.given, *how)
+        else:
+            options = oip.Parameters(when.done_s, priority, None, when.begun_s).options
+            future = self._door.backend.client.submit(described.name, asked.given, **options)
             asked.note_begun(future)
             future.add_done_callback(Telling(self._leave_end, asked))
 
@@ -423,7 +443,8 @@ class _SocketSession:
 
     def _answer_one(self) -> bool:
         """Answers what was asked first, if that has ended and the client reads; False if not."""
-        if (ended := self._asked[0].ended) is None:
+        asked = self._asked[0]
+        if (ended := asked.ended) is None:
             return False
         if not self._connection.takes_more:
             if self._unread is None:
@@ -432,7 +453,8 @@ class _SocketSession:
         if self._unread is not None:
             self._unread.cancel()
             self._unread = None
-        asked, number, status = self._asked.popleft(), self._num_answered, HTTPStatus.OK.value
+        self._asked.popleft()
+        number, status, measures = self._num_answered, OK, self._door.measures
         message: str | bytes
         try:
             if isinstance(ended, CellrtError):
@@ -440,21 +462,17 @@ class _SocketSession:
             message = self._answer_of(ended, number, asked)
         except CellrtError as error:
             if isinstance(error, OverloadError):
-                self._door.measures.rejections.labels(asked.described.name).inc()
+                measures.rejections.labels(asked.described.name).inc()
             message, status = oip.encode({"number": number, **told(error)}).decode(), http_status(error)
         if not self._connection.say(message):
             self.lose()
             return False
         self._num_answered += 1
-        self._count(number, asked.described.name, status, time.perf_counter() - asked.begin_s)
+        seconds = time.perf_counter() - asked.begin_s
+        measures.count_answer("session", status, seconds)
+        if number == 0 and status == OK:
+            measures.first_result.labels(asked.described.name).observe(seconds)
         return True
-
-    def _count(self, number: int, model: str, status: int, seconds: float) -> None:
-        """Counts an answer."""
-        measures = self._door.measures
-        measures.count_message("session", status, seconds)
-        if number == 0 and status == HTTPStatus.OK:
-            measures.first_result.labels(model).observe(seconds)
 
     def _answer_of(self, future: RequestFuture, number: int, asked: _Asked) -> str | bytes:
         """The answer to a message, from the future of its request. Raises the request's error."""

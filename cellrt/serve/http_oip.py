@@ -72,7 +72,7 @@ class OipDoor:
         described = await self._described(request)
         inference = oip.read_request(described, body, request.headers.get(oip.HEADER_LENGTH))
         how = inference.parameters
-        results, version, id = await self._door.infer(described, inference.request, how, gone(request.receive))
+        results, version, id = await self._door.infer(described, inference.request, how, gone(request))
         content, json_size = oip.write_response(described.name, version, inference, results)
         headers = {REQUEST_ID: id} if id else {}
         if json_size is None:
@@ -83,7 +83,7 @@ class OipDoor:
     async def generate(self, request: Request) -> Response:
         """A request as one object of input names and values; the answer has the outputs by name."""
         described, given, how, id = await self._read_generate(request)
-        results, version, trace_id = await self._door.infer(described, given, how, gone(request.receive))
+        results, version, trace_id = await self._door.infer(described, given, how, gone(request))
         answer = {**_head(described.name, version, id), **oip.as_json(results)}
         return json_response(answer, request_id=trace_id)
 

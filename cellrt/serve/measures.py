@@ -87,19 +87,13 @@ class Measures:
             MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
 
     def note_inference(self, model: str) -> None:
-        """Takes in that a request of a model was taken or is done now."""
-        gauge = self._last_of.get(model)
-        if gauge is None:
-            gauge = self._last_of[model] = self.last_inference.labels(model)
-        gauge.set(time.time())
-
-    def note_message(self, model: str) -> None:
-        """As ``note_inference``, when the round of the loop is over that runs here."""
+        """Takes in that a request of a model was taken or is done now; counted as of ``count_answer``."""
         self._count_soon()
         self._taken[model] = None
 
-    def count_message(self, handler: str, status: int, seconds: float) -> None:
-        """As ``count_answer``, when the round of the loop is over that runs here: many are answered in one."""
+    def count_answer(self, handler: str, status: int, seconds: float) -> None:
+        """Counts an answer, which took so long, when the round of the loop is over that runs here: many are answered in
+        one."""
         self._count_soon()
         self._seconds.setdefault((handler, status), []).append(seconds)
 
@@ -110,7 +104,10 @@ class Measures:
     def _count_round(self) -> None:
         taken, self._taken = self._taken, {}
         for model in taken:
-            self.note_inference(model)
+            gauge = self._last_of.get(model)
+            if gauge is None:
+                gauge = self._last_of[model] = self.last_inference.labels(model)
+            gauge.set(time.time())
         each, self._seconds = self._seconds, {}
         for (handler, status), seconds in each.items():
             self._count(handler, status, seconds)
@@ -119,10 +116,6 @@ class Measures:
         """When that last was, at any front end, in milliseconds since 1970; 0: never."""
         last_s = self.registry.get_sample_value("cellrt_last_inference_timestamp_seconds", {"model": model})
         return round(1e3 * (last_s or 0.0))
-
-    def count_answer(self, handler: str, status: int, seconds: float) -> None:
-        """Counts an answer, which took so long."""
-        self._count(handler, status, [seconds])
 
     def _count(self, handler: str, status: int, seconds: Sequence[float]) -> None:
         found = self._answers.get((handler, status))

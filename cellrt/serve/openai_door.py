@@ -144,7 +144,7 @@ class OpenAIDoor:
         client = self._backend.client
         with self._door.counted(described.name):
             together = asyncio.gather(*(client.infer(described.name, each, **how) for each in tokens))
-            results = await unless_gone(together, gone(request.receive))
+            results = await unless_gone(together, gone(request))
         rows = [result["embedding"] for result in results]
         if asked.dimensions not in (None, len(rows[0])):
             raise messages.WrongFieldError("dimensions", f"embeddings of this model have {len(rows[0])}")
@@ -194,7 +194,7 @@ class OpenAIDoor:
             events = self._events(form, asked, streams)
             return EventStream(events, self._limits.write_timeout_s, {}, messages.told)
         collecting = asyncio.ensure_future(self._collected(asked, streams))
-        made = await unless_gone(collecting, gone(request.receive))
+        made = await unless_gone(collecting, gone(request))
         answers = [streams[number].answer(each) for number, each in enumerate(made)]
         seen = SEEN.get() or [""]
         return json_response(form.whole(answers, _usage(asked, streams)), request_id=seen[-1])

@@ -7,10 +7,12 @@ import shutil
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
 from benchmarks.http_load import measured
+from benchmarks.http_peers import why_missing
 from benchmarks.http_server import Command, Server, serving
 from benchmarks.record import Recorder
 from benchmarks.serve import GOAL_CLIENTS, IN_PROCESS, OURS, Figures, check, record_rounds, requests_of
@@ -79,3 +81,14 @@ def test_answers_that_are_no_success_are_not_counted_as_requests() -> None:
         assert found["rate"] > 0
     with serving(bad) as address, pytest.raises(RuntimeError, match="Non-2xx"):
         measured(address + "/", bodies, 2, 1)
+
+
+def test_a_peer_that_lacks_what_it_needs_is_left_out_and_said_so(tmp_path: Path, monkeypatch) -> None:
+    (tmp_path / "half_a_peer.py").write_text("import no_such_package\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    assert why_missing("half_a_peer") == (
+        "importing half_a_peer ends in ModuleNotFoundError: No module named 'no_such_package'"
+    )
+    assert why_missing("no_such_package") == "the package no_such_package is not installed"
+    assert why_missing("json") is None

@@ -28,12 +28,14 @@ class Selecting(nn.Module):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("index", [-1, -5, 5, 1 << 40])
-def test_an_index_that_the_module_refuses_is_refused(tmp_path, index):
+def test_an_index_that_the_module_refuses_is_refused_without_a_word(tmp_path, capfd, index):
     cell = cellrt.cell(Selecting(), {"i": cellrt.token})
     form = compile_cell(cell, LibraryStore(tmp_path))
     inputs = {"i": torch.tensor([0, 4])}
     assert torch.equal(form.run(2, inputs)["output"], cell.run(*inputs.values())[0])
+    capfd.readouterr()
     assert form.run(2, {"i": torch.tensor([0, index])}) is None
+    assert capfd.readouterr().err == ""
 
 
 def test_indices_that_the_module_refuses_are_masked_before_they_are_used():

@@ -6,8 +6,11 @@ One decoder with attention over a ragged memory is compiled here, for all tests 
 from __future__ import annotations
 
 import copy
+import os
 import pickle
 import resource
+import subprocess
+import sys
 import threading
 from collections.abc import Sequence
 from functools import partial
@@ -230,6 +233,32 @@ def test_a_token_that_does_not_exist_fails_its_own_request(cache: None) -> None:
     for future, token in ((good, 1), (other, 2)):
         assert_same(future.result(WAIT_S), run_one_by_one(model, token))
     close_and_check(engine)
+
+
+BAD_TOKEN = f"""
+import cellrt, torch
+from tests.engine.test_own_cells import TOKENS, WIDTH, decoder, wait_for_form
+
+made = decoder(0)
+
+@cellrt.unfold("step", example=1)
+def model(graph, token):
+    return {{"h": made(token=token, left=3, h=torch.ones(WIDTH), memory=[torch.ones(WIDTH)] * 3).h}}
+
+with cellrt.Engine(1, compile="wait") as engine:
+    engine.register(model)
+    wait_for_form(engine)
+    for future in engine.submit_many("step", [1, TOKENS, 2]):
+        print(type(future.exception({WAIT_S})).__name__)
+"""
+
+
+def test_a_token_that_does_not_exist_leaves_no_frames_on_the_standard_error(store: LibraryStore) -> None:
+    environment = {**os.environ, CACHE_VARIABLE: str(store.folder.parent)}
+    command = [sys.executable, "-c", BAD_TOKEN]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=WAIT_S)
+    assert ended.stdout.split() == ["NoneType", "RequestError", "NoneType"], ended.stderr
+    assert not [line for line in ended.stderr.splitlines() if not line.startswith("cellrt ")]
 
 
 def wait_for_form(engine: cellrt.Engine | cellrt.EngineProcess, name: str = "decoder") -> None:

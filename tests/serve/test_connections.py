@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import socket
 import time
@@ -9,7 +10,10 @@ from collections.abc import Iterator
 from http.client import HTTPResponse
 
 import pytest
+import uvicorn
+from uvicorn.server import ServerState
 
+from cellrt.serve.connection import HttpProtocol
 from tests.serve.helpers import Server, start
 from tests.steps import HOLD, HOLD_LONG
 from tests.waiting import until
@@ -91,3 +95,47 @@ def test_a_websocket_whose_answers_to_pings_nobody_reads_for_its_many_messages_s
         for _ in range(5):
             sock.send(json.dumps({"request": [[HOLD_LONG, 0]] * 5}))
         assert [json.loads(sock.recv(WAIT_S))["number"] for _ in range(5)] == [*range(5)]
+
+
+class Transport(asyncio.Transport):
+    """Nobody is at its other end."""
+
+    is_reading = True
+
+    def pause_reading(self) -> None:
+        self.is_reading = False
+
+    def resume_reading(self) -> None:
+        self.is_reading = True
+
+    def close(self) -> None:
+        """It is lost anyway."""
+
+
+def test_who_watches_a_connection_is_told_of_its_loss_unless_that_has_ended() -> None:
+    told: list[str] = []
+
+    async def lose() -> None:
+        protocol = HttpProtocol(uvicorn.Config(lambda: None), ServerState(), {})
+        protocol.connection_made(Transport())
+        protocol.watch(lambda: told.append("first"))
+        protocol.watch(lambda: told.append("ended"))()
+        protocol.connection_lost(None)
+        protocol.watch(lambda: told.append("late"))
+        assert told == ["first"]
+        await asyncio.sleep(0)
+
+    asyncio.run(lose())
+    assert told == ["first", "late"]
+
+
+def test_a_connection_that_is_watched_is_read_else_nobody_sees_its_loss() -> None:
+    async def watch() -> Transport:
+        transport = Transport()
+        protocol = HttpProtocol(uvicorn.Config(lambda: None), ServerState(), {})
+        protocol.connection_made(transport)
+        protocol.flow.pause_reading()
+        protocol.watch(lambda: None)
+        return transport
+
+    assert asyncio.run(watch()).is_reading

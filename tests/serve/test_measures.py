@@ -1,4 +1,4 @@
-"""What a front end counts: the messages of a round of the loop at once, each as if alone."""
+"""What a front end counts: the answers of a round of the loop at once, each as if alone."""
 
 from __future__ import annotations
 
@@ -17,27 +17,30 @@ def told(measures: Measures) -> list[str]:
     return [line for line in lines if "_created" not in line and "timestamp" not in line]
 
 
-def test_messages_of_a_round_are_counted_as_answers_one_by_one() -> None:
-    one_by_one, at_once = Measures(is_shared=False), Measures(is_shared=False)
-    for seconds in TOOK_S:
-        one_by_one.count_answer("session", 200, seconds)
-    one_by_one.count_answer("session", 429, 0.1)
+def counted(answers: list[tuple[int, float]], *, is_alone: bool) -> Measures:
+    """Measures of answers of a round of the loop, or each of a round of its own."""
+    measures = Measures(is_shared=False)
 
     async def count() -> None:
-        for seconds in TOOK_S:
-            at_once.count_message("session", 200, seconds)
-        at_once.count_message("session", 429, 0.1)
+        for status, seconds in answers:
+            measures.count_answer("session", status, seconds)
+            if is_alone:
+                await asyncio.sleep(0)
         await asyncio.sleep(0)
 
     asyncio.run(count())
-    assert told(at_once) == told(one_by_one)
+    return measures
+
+
+def test_answers_of_a_round_are_counted_as_one_by_one() -> None:
+    answers = [*[(200, seconds) for seconds in TOOK_S], (429, 0.1)]
+    assert told(counted(answers, is_alone=False)) == told(counted(answers, is_alone=True))
 
 
 def test_an_answer_is_in_the_first_bucket_that_is_not_below_it() -> None:
     for place, bound in enumerate(SECONDS):
-        measures = Measures(is_shared=False)
-        measures.count_answer("infer", 200, bound)
-        name, labels = "cellrt_http_request_duration_seconds_bucket", {"handler": "infer"}
+        measures = counted([(200, bound)], is_alone=True)
+        name, labels = "cellrt_http_request_duration_seconds_bucket", {"handler": "session"}
         counts = [measures.registry.get_sample_value(name, {**labels, "le": str(each)}) for each in SECONDS]
         assert counts == [0.0] * place + [1.0] * (len(SECONDS) - place)
 
@@ -46,7 +49,7 @@ def test_a_models_last_request_is_noted_with_the_round() -> None:
     measures = Measures(is_shared=False)
 
     async def note() -> None:
-        measures.note_message("chain")
+        measures.note_inference("chain")
         await asyncio.sleep(0)
 
     asyncio.run(note())

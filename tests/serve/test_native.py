@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import struct
 
 import pytest
+from starlette.requests import Request
+from starlette.types import Message
 
+from cellrt.errors import CancelledError
+from cellrt.serve.door import unless_gone
+from cellrt.serve.http import gone
 from tests.serve.helpers import Server
 from tests.serve.test_watching import samples
 from tests.steps import HOLD, RAISE
@@ -127,6 +133,18 @@ def test_a_client_that_leaves_frees_its_request(server: Server) -> None:
     with pytest.raises(Exception, match="timed out"):
         server.post("/v1/models/chain/infer", {"request": [[HOLD, 0]] * 50}, timeout=0.3)
     until(lambda: server.unfinished() == 0, "the request is given up", 3.0)
+
+
+def test_a_client_that_leaves_is_noticed_behind_another_server_too() -> None:
+    async def receive() -> Message:
+        return {"type": "http.disconnect"}
+
+    async def ask() -> None:
+        request = Request({"type": "http", "headers": []}, receive)
+        with pytest.raises(CancelledError, match="the client is gone"):
+            await unless_gone(asyncio.get_running_loop().create_future(), gone(request))
+
+    asyncio.run(ask())
 
 
 def connect(server: Server, path: str):

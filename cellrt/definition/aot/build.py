@@ -1,10 +1,10 @@
 """Compiles a step's program to a library: ``python build.py OPERATORS PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
 
-A process of its own, which needs nothing of cellrt but the files OPERATORS (``product_operator.py`` and
-``attention_operator.py``): compiling takes many seconds and holds the interpreter lock. It writes LIBRARY, after its
-checksum with the suffix ``.sha256``, or, if what it finds is none of a passing trouble's, LIBRARY with the suffix
-``.refused``: the name of the reason (see ``refusal.py``) and a line. Of several processes that want the same library
-one compiles it, and no more than half the processors compile at once, whoever asked.
+A process of its own, which needs nothing of cellrt but the files OPERATORS (``product_operator.py``,
+``attention_operator.py`` and ``run_function.py``): compiling takes many seconds and holds the interpreter lock. It
+writes LIBRARY, after its checksum with the suffix ``.sha256``, or, if what it finds is none of a passing trouble's,
+LIBRARY with the suffix ``.refused``: the name of the reason (see ``refusal.py``) and a line. Of several processes
+that want the same library one compiles it, and no more than half the processors compile at once, whoever asked.
 """
 
 from __future__ import annotations

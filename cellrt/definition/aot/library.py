@@ -13,6 +13,7 @@ import torch
 from cellrt.definition.aot.packing import packed_values
 from cellrt.definition.aot.product_operator import KERNEL
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.aot.run_function import RUN
 from cellrt.definition.traced_pages import KERNELS
 from cellrt.products.packed import product_kernel
 
@@ -20,7 +21,7 @@ MODELS = 32
 """As many tasks run at once as there are models in a container; more wait. No more CPU workers are in an engine."""
 CREATE = "aoti_torch_create_tensor_from_blob_v2"
 SHARE, DELETE = "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object"
-RUN, OPEN, CLOSE = (f"AOTInductorModelContainer{verb}" for verb in ("Run", "CreateWithDevice", "Delete"))
+OPEN, CLOSE = (f"AOTInductorModelContainer{verb}" for verb in ("CreateWithDevice", "Delete"))
 
 
 class Library:

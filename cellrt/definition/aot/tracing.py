@@ -26,8 +26,8 @@ from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError
 from cellrt.definition.computation import Computation
 
-BUILD, PRODUCT = (Path(__file__).with_name(name) for name in ("build.py", "product_operator.py"))
-OPERATORS = (PRODUCT, Path(__file__).parents[1] / "attention_operator.py")
+BUILD, PRODUCT, RUN = map(Path(__file__).with_name, ("build.py", "product_operator.py", "run_function.py"))
+OPERATORS = (PRODUCT, Path(__file__).parents[1] / "attention_operator.py", RUN)
 PROGRAM, EXPORTED, REFUSED, SAID, STATUS = "program.pt2", "exported.json", "refused", "said", "status"
 BEGUN, ENDED = "begun", "ended"
 INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
