@@ -119,6 +119,14 @@ class TaskFunction:
         address: int = self._compiled.address
         return address
 
+    @functools.cached_property
+    def _called(self) -> Callable[[int, int], int]:
+        return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.address)
+
+    def call(self, constants: int, task: int) -> int:
+        """Call it with two addresses, from Python; return DONE or REFUSED."""
+        return self._called(constants, task)
+
 
 class CompiledForm(NamedTuple):
     """What a module's method ``compiled_form`` returns.
