@@ -49,7 +49,19 @@ def _kept(function: Function, is_part: bool = False, **options: bool | str) -> A
     told = sorted(options.items())
     dispatcher: Any = njit(pipeline_class=named_compiler(told, is_part), **options)(function)
     dispatcher._cache = KeptCode(function, told)
+    if is_part:
+        _refuse_python(dispatcher)
     return dispatcher
+
+
+def _refuse_python(part: Any) -> None:
+    """Have calls from Python raise TypeError: a part has no machine code, and they would go to address 0."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TypeError(f"{part.py_func.__qualname__} is a part of compiled functions, which alone can call it")
+
+    part._insert = lambda *_: None  # what Python's calls choose from
+    part._compile_for_args = refuse
 
 
 def c_function(function: Function, signature: Any) -> CFunc:
