@@ -18,13 +18,14 @@ All this reaches into Numba. ``pyproject.toml`` bounds it to the minor versions 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
+from numba.core import event as events
 from numba.core.ccallback import CFunc
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, overload, register_model
@@ -64,10 +65,29 @@ def _refuse_python(part: Any) -> None:
     part._compile_for_args = refuse
 
 
+class _CFunction(CFunc):
+    """A C function whose compilation is told as that of other functions is; Numba tells only of them."""
+
+    overloads: Mapping[Any, Any] = {}
+    targetoptions: Mapping[str, bool] = {}
+
+    @property
+    def py_func(self) -> Function:
+        """Return the function in Python."""
+        function: Function = self._pyfunc  # type: ignore[attr-defined]
+        return function
+
+    def _compile_uncached(self) -> Any:
+        with events.trigger_event("numba:compile", data={"dispatcher": self}):
+            made = super()._compile_uncached()  # type: ignore[misc]
+            made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)  # which has machine code made
+            return made
+
+
 def c_function(function: Function, signature: Any) -> CFunc:
     """Return a function as C calls it, compiled for a signature; its ``address`` is good as long as it lives."""
     told = f"C {signature}"
-    made = CFunc(
+    made = _CFunction(
         function,
         (signature.args, signature.return_type),
         {},
