@@ -19,12 +19,12 @@ from examples.models.treebank import TRAIN
 
 
 def benchmark_names(folder: Path) -> list[str]:
-    """The modules in ``folder`` that define ``run``, found without importing any of them."""
+    """Return the modules in ``folder`` that define ``run``, found without importing any of them."""
     return sorted(path.stem for path in folder.glob("*.py") if _defines_run(path))
 
 
 def overview(folder: Path) -> str:
-    """What the command does, and a line for each benchmark: the first of its docstring."""
+    """Return the help of the command, with a line for each benchmark: the first of its docstring."""
     lines = ["Run a benchmark and print what it measured. The benchmarks:"]
     for name in benchmark_names(folder):
         first = (ast.get_docstring(_parsed(folder / f"{name}.py")) or "").splitlines()[:1]
@@ -61,7 +61,7 @@ def main(
         ),
     ] = None,
 ) -> None:
-    """Runs a benchmark and prints what it measured."""
+    """Run a benchmark and print what it measured."""
     known = benchmark_names(FOLDER)
     if name not in known:
         raise typer.BadParameter(f"no benchmark {name!r}; there are: {', '.join(known) or 'none'}")

@@ -1,4 +1,4 @@
-"""What a request and a node cost beside another commit, in turns: ``python benchmarks/against.py CHECKOUT [ROUNDS]``.
+"""The cost of a request and a node beside another commit, in turns: ``python benchmarks/against.py CHECKOUT [ROUNDS]``.
 
 Chains of 24 steps of a cell that does nothing, through an engine of one worker: one at a time, many submitted each, and
 in bulk. Then what each version has for those in a hurry: with a key each, and in bulk with all results at once, and
@@ -48,24 +48,26 @@ LIMIT_S = 300.0
 
 
 def nothing(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The cell."""
+    """Return the cell."""
     return {"h": h}
 
 
 def take_all(futures: Any) -> None:
-    """Waits for all results, and takes them as fast as the version can."""
+    """Wait for all results, and take them as fast as the version can."""
     _ = futures.results() if hasattr(futures, "results") else [future.result() for future in futures]
 
 
 def each_of(model: str, requests: list[list[int]], engine: Any) -> float:
-    """Microseconds a request, each submitted by itself."""
+    """Return microseconds a request, each submitted by itself."""
     start = time.perf_counter()
     _ = [future.result() for future in [engine.submit(model, request) for request in requests]]
     return 1e6 * (time.perf_counter() - start) / COUNT
 
 
 def measure() -> list[float]:
-    """Microseconds a request in each of ``REQUEST_CASES``, medians of some samples, of the cellrt that is imported."""
+    """Return microseconds a request in each of ``REQUEST_CASES``, medians of some samples, of the cellrt that is
+    imported.
+    """
     import cellrt
 
     cell = cellrt.cell(nothing, {"x": cellrt.rows(dtype=torch.int64), "h": (1,)})
@@ -126,12 +128,12 @@ def measure() -> list[float]:
 
 
 def run_in(checkout: Path) -> list[float]:
-    """All of ``CASES``, in processes that import cellrt from a checkout."""
+    """Return all of ``CASES``, in processes that import cellrt from a checkout."""
     return [*run_file(checkout, "against.py", "--measure"), *run_file(checkout, "against_core.py")]
 
 
 def run_file(checkout: Path, name: str, *options: str) -> list[float]:
-    """What a file beside this one prints that imports cellrt from a checkout."""
+    """Return the numbers that a file beside this one prints, which imports cellrt from a checkout."""
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, str(Path(__file__).resolve().with_name(name)), *options]
     made = subprocess.run(
@@ -144,7 +146,7 @@ def run_file(checkout: Path, name: str, *options: str) -> list[float]:
 
 
 def main(other: Path, rounds: int) -> None:
-    """Measures both in turns, and prints medians and the ratio of the other's to this one's."""
+    """Measure both in turns, and print medians and the ratio of the other's to this one's."""
     own = Path(__file__).resolve().parents[1]
     for checkout in (own, other):
         run_in(checkout)  # compiles what is not

@@ -1,4 +1,4 @@
-"""What the scheduler costs a node, of whichever version of cellrt is imported; ``against.py`` runs this file.
+"""The scheduler's cost of a node, of whichever version of cellrt is imported; ``against.py`` runs this file.
 
 The request processor is driven as the engine drives it, with tasks that end at once and take one step: chains of 24
 steps by the batch, chains of two layers whose every step is streamed at two workers, and trees like a treebank's. It
@@ -22,7 +22,7 @@ REPEATS = 9
 
 
 def name_of(name: str) -> Any:
-    """A class or word of the core, in whichever module this version has it."""
+    """Return a class or word of the core, in whichever module this version has it."""
     for module in ("state.ports", "state.settings", "ports", "settings", "processor", "templates.program", "program"):
         try:
             return getattr(importlib.import_module(f"cellrt.core.{module}"), name)
@@ -36,7 +36,7 @@ CARRY, FIXED, STEP = map(name_of, ("CARRY", "FIXED", "STEP"))
 
 
 def make_processor(num_workers: int, num_requests: int) -> Any:
-    """With room for so many requests, and one kind of rows, number 0."""
+    """Return a processor with room for so many requests, and one kind of rows, number 0."""
     limits = name_of("Limits")
     events = "max_events" if "max_events" in inspect.signature(limits).parameters else "story_events"
     room = ROOM * num_requests
@@ -48,7 +48,7 @@ def make_processor(num_workers: int, num_requests: int) -> Any:
 
 
 def chains(batch: int) -> tuple[Any, list[Any], int, bool]:
-    """Chains of one layer, four times as many as a task has."""
+    """Return chains of one layer, four times as many as a task has."""
     port, count = name_of("Port"), max(256, 4 * batch)
     processor = make_processor(1, count)
     cell = processor.add_type([port(0), port(0, carry=0)], [port(0)], max_batch=batch)
@@ -58,7 +58,7 @@ def chains(batch: int) -> tuple[Any, list[Any], int, bool]:
 
 
 def two_layers(batch: int) -> tuple[Any, list[Any], int, bool]:
-    """Chains of two layers, of which the second follows the first."""
+    """Return chains of two layers, of which the second follows the first."""
     port, count = name_of("Port"), 1_024
     processor = make_processor(2, count)
     ports = [port(0), port(0, carry=0)], [port(0)]
@@ -69,7 +69,9 @@ def two_layers(batch: int) -> tuple[Any, list[Any], int, bool]:
 
 
 def without_state(batch: int) -> tuple[Any, list[Any], int, bool]:
-    """Chains of two layers that carry nothing, as of an embedding and what follows it: all steps of one go together."""
+    """Return chains of two layers that carry nothing, as of an embedding and what follows it: all steps of one go
+    together.
+    """
     port, count = name_of("Port"), 1_024
     processor = make_processor(1, count)
     first, second = (processor.add_type([port(0)], [port(0)], max_batch=batch) for _ in range(2))
@@ -79,7 +81,7 @@ def without_state(batch: int) -> tuple[Any, list[Any], int, bool]:
 
 
 def trees(batch: int) -> tuple[Any, list[Any], int, bool]:
-    """Trees of leaves and inner nodes."""
+    """Return trees of leaves and inner nodes."""
     from benchmarks.trees import parse_like_trees
 
     port, count = name_of("Port"), 1_024
@@ -104,7 +106,7 @@ def trees(batch: int) -> tuple[Any, list[Any], int, bool]:
 
 
 def node_ns(processor: Any, templates: list[Any], num_nodes: int, is_streamed: bool) -> float:
-    """Scheduling and completion, nanoseconds a node: the least of some repeats, as a quiet moment shows."""
+    """Return scheduling and completion, nanoseconds a node: the least of some repeats, as a quiet moment shows."""
     num_workers, times = processor.num_workers, []
     for _ in range(REPEATS + 1):
         for sequence, template in enumerate(templates):
@@ -126,7 +128,7 @@ def node_ns(processor: Any, templates: list[Any], num_nodes: int, is_streamed: b
 
 
 def measure() -> list[float]:
-    """Nanoseconds a node in each of ``NODE_CASES`` of ``against.py``, of the cellrt that is imported."""
+    """Return nanoseconds a node in each of ``NODE_CASES`` of ``against.py``, of the cellrt that is imported."""
     made = [*((chains, batch) for batch in BATCHES), (two_layers, 512), (without_state, 512)]
     made += [(trees, 64), (trees, 512)]
     gc.disable()

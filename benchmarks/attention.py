@@ -54,7 +54,7 @@ class Work(NamedTuple):
 
 
 def make_work(requests: Sequence[tuple[int, int]], dtype: torch.dtype) -> Work:
-    """Random numbers in mixed pages."""
+    """Return random numbers in mixed pages."""
     counts = [-(-keys // PAGE_SIZE) for _, keys in requests]
     order = torch.randperm(sum(counts)).to(torch.int32)
     tables = torch.zeros(len(requests), max(counts), dtype=torch.int32)
@@ -69,7 +69,7 @@ def make_work(requests: Sequence[tuple[int, int]], dtype: torch.dtype) -> Work:
 
 
 def gathered(pages: Pages, node: int) -> tuple[Tensor, Tensor]:
-    """A request's keys and values, copied from their pages."""
+    """Return a request's keys and values, copied from their pages."""
     length, table = int(pages.lengths[node]), pages.tables[node]
     key, value = (numbers[table].flatten(0, 1)[:length] for numbers in (pages.keys, pages.values))
     return key.transpose(0, 1)[None].contiguous(), value.transpose(0, 1)[None].contiguous()
@@ -89,7 +89,7 @@ def torch_attention(work: Work, masks: Sequence[Tensor | None], copies: bool) ->
 
 
 def causal_masks(requests: Sequence[tuple[int, int]]) -> list[Tensor | None]:
-    """What each row sees; None where torch needs no mask."""
+    """Return the keys that each row sees; None where torch needs no mask."""
     return [
         None if rows in (1, keys) else torch.arange(keys) <= torch.arange(keys - rows, keys)[:, None]
         for rows, keys in requests
@@ -128,7 +128,7 @@ def run_flex(recorder: Recorder, seconds: float) -> None:
 
 
 def call_flex(flex: Callable[..., Tensor], query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask) -> Tensor:
-    """Rows first, as the others give them."""
+    """Return the rows first, as the others give them."""
     return flex(query, key, value, block_mask=blocks, enable_gqa=True)[0].transpose(0, 1)
 
 
@@ -165,7 +165,7 @@ def run_encoder(recorder: Recorder, seconds: float) -> None:
 def compare(
     recorder: Recorder, case: str, calls: dict[str, Callable[[], Tensor]], seconds: float, most_different: float
 ) -> None:
-    """Times that take turns, and ratios to the first. Raises RuntimeError if results differ."""
+    """Record times of calls that take turns, and ratios to the first. Raise RuntimeError if results differ."""
     first, *others = calls
     wanted = calls[first]()
     for name in others:
@@ -179,7 +179,7 @@ def compare(
 
 
 def run_stack(recorder: Recorder, seconds: float) -> None:
-    """Steps of 1, 8 and 32 requests with 200 keys each, beside the products with the same weights and nothing else."""
+    """Measure steps of 1, 8 and 32 requests with 200 keys each, beside the bare products with the same weights."""
     torch.manual_seed(0)
     model = Llama(SMOLLM).eval()
     weights = [weight for weight in model.parameters() if weight.ndim == 2]
@@ -199,7 +199,7 @@ def run_stack(recorder: Recorder, seconds: float) -> None:
 
 
 def run_step(model: Llama, tokens: Tensor, spans: Spans, pages: Sequence[Pages]) -> Tensor:
-    """One step."""
+    """Run one step."""
     return model.logits(model(tokens, spans, pages))
 
 
@@ -211,7 +211,7 @@ def multiply(rows: dict[int, Tensor], weights: Sequence[Tensor]) -> None:
 
 @torch.inference_mode()
 def run(recorder: Recorder, options: Options) -> None:
-    """Times calls; one thread, as a worker has."""
+    """Measure calls with one thread, as a worker has."""
     torch.manual_seed(0)
     seconds = 0.3 if options.quick else 2.0
     with torch_threads(1):

@@ -22,16 +22,16 @@ from benchmarks.workloads import Load, Seconds
 
 
 class Work(Protocol):
-    """What a loop runs, on the thread that calls."""
+    """The work that a loop runs, on the thread that calls."""
 
     def __len__(self) -> int:
-        """The number of requests that were added and are not answered."""
+        """Return the number of requests that were added and are not answered."""
 
     def add(self, index: int, request: Any) -> None:
-        """Takes a request; ``index`` comes back with its answer."""
+        """Take a request; ``index`` comes back with its answer."""
 
     def advance(self) -> Iterable[tuple[int, Any]]:
-        """Does some of the work, while it is iterated over; yields each index and answer as soon as they are known."""
+        """Do some of the work, while it is iterated over; yields each index and answer as soon as they are known."""
 
 
 class Numbered(NamedTuple):
@@ -52,11 +52,11 @@ class Batches:
         return self._num_running + len(self._backlog)
 
     def add(self, index: int, request: Any) -> None:
-        """Has the request wait."""
+        """Let the request wait."""
         self._backlog.add(Numbered(index, request))
 
     def advance(self) -> Iterator[tuple[int, Any]]:
-        """Runs one batch."""
+        """Run one batch."""
         batch = self._backlog.take(self._max_batch)
         self._num_running = len(batch)
         for place, answer in self._run([numbered.request for numbered in batch]):
@@ -78,15 +78,15 @@ class BareLoop:
         self._work, self._clock = work, clock
 
     def answers(self, requests: Sequence[Any]) -> list[Any]:
-        """The answers to requests that all arrive at once, in their order."""
+        """Return the answers to requests that all arrive at once, in their order."""
         found: dict[int, Any] = {}
         self._drive(requests, len(requests), lambda sent, done: True, found.__setitem__)
         return [found[index] for index in range(len(requests))]
 
     def closed_loop(self, requests: Sequence[Any], count: int, concurrency: int) -> Load:
-        """As ``workloads.closed_loop``: ``count`` requests, ``concurrency`` of them in flight.
+        """Send as ``workloads.closed_loop`` does: ``count`` requests, ``concurrency`` of them in flight.
 
-        The requests are used again where they do not suffice. Raises ValueError where the concurrency is not positive.
+        The requests are used again where they do not suffice. Raise ValueError where the concurrency is not positive.
         """
         if concurrency < 1:
             raise ValueError(f"the concurrency is {concurrency}; it must be at least 1")
@@ -95,7 +95,8 @@ class BareLoop:
         return Load(done - sent, float(done.max(initial=start)) - start, 0.0)
 
     def open_loop(self, requests: Sequence[Any], arrivals: Seconds) -> Load:
-        """As ``workloads.open_loop``: a latency runs from when its request was due, however late it was taken.
+        """Send as ``workloads.open_loop`` does: a latency runs from when its request was due, however late it was
+        taken.
 
         The thread polls the clock where there is nothing to do.
         """
@@ -116,9 +117,9 @@ class BareLoop:
         may_send: Callable[[int, int], bool],
         keep: Callable[[int, Any], object] = lambda index, answer: None,
     ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-        """Runs ``count`` requests; returns when each was taken and when it was answered.
+        """Run ``count`` requests; return when each was taken and when it was answered.
 
-        ``may_send`` gets how many were taken and how many answered. Raises RuntimeError unless each is answered once.
+        ``may_send`` gets how many were taken and how many answered. Raise RuntimeError unless each is answered once.
         """
         sent, done = np.zeros(count), np.full(count, np.nan)
         num_sent = num_done = 0
@@ -144,7 +145,8 @@ IN_FLIGHT, WORTH = 64, 1.1
 
 
 def fastest(make: Callable[[int], BareLoop], requests: Sequence[Any], rounds: int = 3) -> BareLoop:
-    """The loop of one thread, or of one a core where that answers these requests sooner: best of ``rounds``, in turns.
+    """Return the loop of one thread, or of one a core where that answers these requests sooner: best of ``rounds``, in
+    turns.
 
     ``make`` gets the number of threads. Small products gain little by a second core, and on a machine that others use,
     libraries whose threads wait for each other by spinning lose much: there one thread is the faster in the long run.

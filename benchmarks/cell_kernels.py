@@ -41,7 +41,7 @@ PARTS = ("lstm", "cells")
 ROWS, QUICK_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (1, 8, 64)
 TOKENS, CHOICES = 10_000, 8_000
 MOST_STEPS, MOST_ROWS = 24, 1024
-"""Of a run: steps, and rows of all its steps."""
+"""The size of a run: steps, and rows of all its steps."""
 MOST_DIFFERENT = 1e-4
 
 
@@ -53,7 +53,7 @@ class Case(NamedTuple):
 
 
 def make_cases(hidden: int) -> dict[str, Case]:
-    """The cells of this size, each with inputs as wide as its states."""
+    """Return the cells of this size, each with inputs as wide as its states."""
     state = cellrt.rows(hidden)
     children = dict.fromkeys(("h_left", "c_left", "h_right", "c_right"), state)
     made = {
@@ -67,7 +67,7 @@ def make_cases(hidden: int) -> dict[str, Case]:
 
 
 class Call(NamedTuple):
-    """What is timed, the steps that it takes, and the floating-point operations of its products in all of them."""
+    """A timed call, the steps that it takes, and the floating-point operations of its products in all of them."""
 
     run: Callable[[], Any]
     steps: int
@@ -75,7 +75,7 @@ class Call(NamedTuple):
 
 
 def record(recorder: Recorder, case: str, rows: int, calls: dict[str, Call], seconds: float) -> None:
-    """Times calls that take turns."""
+    """Record times of calls that take turns."""
     times = medians_us({name: call.run for name, call in calls.items()}, seconds, time.thread_time_ns)
     for name, value in times.items():
         recorder.add(case, name, value / calls[name].steps, "us a step", rows=rows, lanes=LANES)
@@ -84,7 +84,7 @@ def record(recorder: Recorder, case: str, rows: int, calls: dict[str, Call], sec
 
 @torch.inference_mode()
 def run_lstm(recorder: Recorder, hidden: int, rows: int, seconds: float) -> None:
-    """A run of steps of an LSTM on inputs that are there, all rows to the end."""
+    """Measure a run of steps of an LSTM on given inputs, with all rows to the end."""
     lstm, embedding = nn.LSTM(hidden, hidden), nn.Embedding(TOKENS, hidden)
     state, steps = cellrt.rows(hidden), max(1, min(MOST_STEPS, MOST_ROWS // rows))
     states = dict(h=state, c=state)
@@ -110,14 +110,14 @@ def run_lstm(recorder: Recorder, hidden: int, rows: int, seconds: float) -> None
 
 
 def check(name: str, made: Tensor, expected: Tensor) -> None:
-    """Raises AssertionError, which names it, unless a form gives what another one gives."""
+    """Raise AssertionError, which names it, unless a form gives what another one gives."""
     difference = float((made - expected).abs().max())
     if difference > MOST_DIFFERENT:
         raise AssertionError(f"{name} differs by {difference}")
 
 
 def compiled(name: str, cell: Cell, store: LibraryStore) -> CompiledForm | None:
-    """What AOTInductor makes of a cell; None, and it is said why, if it makes nothing."""
+    """Return the form that AOTInductor makes of a cell; None, with the reason printed, if it makes none."""
     try:
         return compile_cell(cell, store)
     except NotCompiledError as refused:
@@ -147,7 +147,7 @@ def run_case(
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures all parts, or those asked for."""
+    """Measure all parts, or those asked for."""
     store, seconds = LibraryStore(), 0.02 if options.quick else 0.3
     with torch_threads(1):
         for hidden in options.hidden_sizes:

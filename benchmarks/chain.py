@@ -116,11 +116,11 @@ class Cellrt:
         self.engine.register(model)
 
     def submit(self, sentence: Sentence) -> Future[Any]:
-        """Submits one sentence; the future's result has the last hidden state as "h"."""
+        """Submit one sentence; the future's result has the last hidden state as "h"."""
         return self.engine.submit("lstm", sentence.tokens if self._has_table else sentence.x)
 
     def close(self) -> None:
-        """Ends the engine."""
+        """End the engine."""
         self.engine.close()
 
 
@@ -131,23 +131,23 @@ class Peer:
         self._server = make_peer(name, lstm)
 
     def submit(self, sentence: Sentence) -> Future[Any]:
-        """Submits one sentence; the future's result is the last hidden state."""
+        """Submit one sentence; the future's result is the last hidden state."""
         return self._server.submit(sentence.x)
 
     def close(self) -> None:
-        """Ends the server."""
+        """End the server."""
         self._server.close()
 
 
 def onnx_loop(lstm: torch.nn.LSTM, threads: int) -> BareLoop:
-    """The strongest of the peers without a server: what waits is sorted into buckets, and one is run."""
+    """Return the strongest of the peers without a server: what waits is sorted into buckets, and one is run."""
     run = onnx_padded(lstm, threads)
     backlog: Buckets[Numbered] = Buckets(BUCKET_WIDTH, lambda sentence: len(sentence.tokens))
     return BareLoop(Batches(lambda batch: run([sentence.x for sentence in batch]), backlog, max_batch=512), threads)
 
 
 def packed_loop(lstm: torch.nn.LSTM, table: torch.Tensor, threads: int) -> BareLoop:
-    """Torch by hand: the table folded as in "cellrt, folded", packed weights, and batches that shrink."""
+    """Return torch by hand: the table folded as in "cellrt, folded", packed weights, and batches that shrink."""
     packed = PackedLSTM(torch.nn.Embedding.from_pretrained(table), lstm)
 
     def run(batch: Sequence[Sentence]) -> Iterable[tuple[int, torch.Tensor]]:
@@ -157,7 +157,7 @@ def packed_loop(lstm: torch.nn.LSTM, table: torch.Tensor, threads: int) -> BareL
 
 
 def servers(lstm: torch.nn.LSTM, table: torch.Tensor, sentences: Sequence[Sentence], names: Sequence[str]) -> Makers:
-    """Makers of the servers by name, of those that are installed."""
+    """Return makers of the servers by name, of those that are installed."""
     if any(name.startswith(ONNX) for name in names) and not are_there(ONNX, "onnx", ONNX):
         names = [name for name in names if not name.startswith(ONNX)]
     ours: dict[str, Callable[[], Server]] = {
@@ -171,14 +171,14 @@ def servers(lstm: torch.nn.LSTM, table: torch.Tensor, sentences: Sequence[Senten
 
 
 def draw_sentences(lengths: workloads.Lengths, table: torch.Tensor, seed: int) -> list[Sentence]:
-    """Sentences of these lengths with random words of the table."""
+    """Return sentences of these lengths with random words of the table."""
     random = np.random.default_rng(seed)
     words = [random.integers(0, len(table), int(length)) for length in lengths]
     return [Sentence(tokens.tolist(), table[torch.from_numpy(tokens)]) for tokens in words]
 
 
 def ideal_throughput(lstm: torch.nn.LSTM, steps: int, batch: int, seconds: float) -> float:
-    """Requests/s of the cell in a bare loop at full batch, one loop a core, nothing else going on."""
+    """Return requests/s of the cell in a bare loop at full batch, one loop a core, nothing else going on."""
     cell = LSTMCell.from_torch(lstm).eval()
     x = torch.randn(steps, batch, lstm.input_size)
 
@@ -191,7 +191,7 @@ def ideal_throughput(lstm: torch.nn.LSTM, steps: int, batch: int, seconds: float
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Runs the benchmark: fixed lengths against the ideal, then variable lengths closed and open loop."""
+    """Run the benchmark: fixed lengths against the ideal, then variable lengths closed and open loop."""
     torch.manual_seed(0)
     plan = QUICK if options.quick else FULL
     points = []
@@ -238,7 +238,7 @@ def at_rates(recorder: Recorder, lstm: torch.nn.LSTM, plan: Plan) -> None:
 
 
 def check(lstm: torch.nn.LSTM, sentences: Sequence[Sentence], name: str, answers: Sequence[Any]) -> None:
-    """Raises AssertionError where a server's last states are not those of ``nn.LSTM``."""
+    """Raise AssertionError where a server's last states are not those of ``nn.LSTM``."""
     with torch.inference_mode():
         for sentence, answer in zip(sentences[:NUM_CHECKED], answers, strict=True):
             h = answer["h"] if isinstance(answer, dict) else answer

@@ -1,4 +1,4 @@
-"""What a chain of LSTM cells is usually served with: whole-request batching, in several strengths.
+"""The usual servers of an LSTM: whole-request batching, in several strengths.
 
 Every peer is a server with one LSTM layer: ``submit(x [n, input])`` gives a future of the last hidden state
 ``[hidden]``. They differ in what they batch and how they fill it up:
@@ -34,9 +34,9 @@ BUCKET_WIDTH = 10
 
 
 def make_peer(name: str, lstm: nn.LSTM, **options: Any) -> BatchServer:
-    """The server of that name; ``options`` go to ``BatchServer``.
+    """Return the server of that name; ``options`` go to ``BatchServer``.
 
-    Raises KeyError for another name, ValueError for another LSTM than a plain one.
+    Raise KeyError for another name, ValueError for another LSTM than a plain one.
     """
     make_runner, max_batch, is_bucketed = PEERS[name]
     _check_lstm(lstm)
@@ -92,11 +92,11 @@ PEERS: dict[str, tuple[Callable[[nn.LSTM, int], Runner], int, bool]] = {
     "onnxruntime padded": (onnx_padded, 16, False),
     "onnxruntime bucketed": (onnx_padded, 512, True),
 }
-"""By name: what a worker runs its batches with, the largest batch, and whether there are buckets."""
+"""The peers by name: what a worker runs its batches with, the largest batch, and whether there are buckets."""
 
 
 def lstm_to_onnx(lstm: nn.LSTM) -> bytes:
-    """The ONNX model of a one-layer LSTM.
+    """Return the ONNX model of a one-layer LSTM.
 
     Inputs ``x [steps, batch, input]`` and ``lengths [batch]`` (int32), output ``h [1, batch, hidden]``.
 
@@ -136,7 +136,7 @@ def _check_lstm(lstm: nn.LSTM) -> None:
 
 
 def new_session(model: bytes, threads: int) -> Any:
-    """An onnxruntime session that computes with ``threads`` threads, the calling one among them."""
+    """Return an onnxruntime session that computes with ``threads`` threads, the calling one among them."""
     import onnxruntime  # a bare machine runs the other peers without it
 
     options = onnxruntime.SessionOptions()

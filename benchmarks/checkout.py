@@ -1,4 +1,4 @@
-"""Which commit of the repository runs, for whatever writes down what it measured. The standard library suffices."""
+"""The commit of the repository that runs, for records of measurements. Uses the standard library alone."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def commit(folder: Path) -> str:
-    """The short hash of the checkout at ``folder``, or ``unknown``; ``-dirty`` where a file differs.
+    """Return the short hash of the checkout at ``folder``, or ``unknown``; ``-dirty`` where a file differs.
 
     Where there is no git, the environment variable CELLRT_COMMIT may tell it.
     """

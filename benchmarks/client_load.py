@@ -24,7 +24,7 @@ WARM_UP = 50
 
 @dataclass(frozen=True)
 class Load:
-    """What one client does.
+    """The load of one client.
 
     Attributes:
         rate: requests a second, at random times (Poisson).
@@ -39,15 +39,15 @@ class Load:
     is_busy: bool
 
     def times(self) -> NDArray[np.float64]:
-        """When each request is due, in seconds from the start."""
+        """Return when each request is due, in seconds from the start."""
         gaps = np.random.default_rng(self.seed).exponential(1 / self.rate, int(self.rate * self.seconds))
         return np.cumsum(gaps)
 
 
 def send(engine: Any, load: Load, start_s: float) -> list[float]:
-    """Sends a load from ``start_s`` (of the monotonic clock) on; returns seconds from when each was due to its answer.
+    """Send a load from ``start_s`` (of the monotonic clock) on; return seconds from when each was due to its answer.
 
-    So what delays the sender counts too. Raises RuntimeError if a request has not ended well.
+    So what delays the sender counts too. Raise RuntimeError if a request has not ended well.
     """
     due = (start_s + load.times()).tolist()
     latencies = [0.0] * len(due)
@@ -116,7 +116,7 @@ class Keeping:
 
 
 def send_from_threads(engine: Any, loads: Sequence[Load]) -> list[list[float]]:
-    """The loads' latencies, of clients that are threads of this process."""
+    """Return the loads' latencies, of clients that are threads of this process."""
     latencies: list[list[float]] = [[] for _ in loads]
     start_s = time.monotonic() + 0.2
 
@@ -133,7 +133,7 @@ def send_from_threads(engine: Any, loads: Sequence[Load]) -> list[list[float]]:
 
 
 def send_from_processes(address: str, loads: Sequence[Load]) -> list[list[float]]:
-    """The loads' latencies, of clients that are processes of their own."""
+    """Return the loads' latencies, of clients that are processes of their own."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["benchmarks.client_load"])
     running = []
@@ -162,7 +162,7 @@ def _receive(here: Connection) -> Any:
 
 
 def _client(address: str, load: Load, there: Connection) -> None:
-    """A client's process."""
+    """Run a client's process."""
     with cellrt.connect(address) as client:
         for future in client.submit_many("chain", [SHORT_REQUEST] * WARM_UP):
             future.result(WAIT_S)

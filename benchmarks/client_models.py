@@ -1,4 +1,4 @@
-"""What the clients' benchmark serves: chains of a cell that does nothing, found by import path in every process."""
+"""The models of the clients' benchmark: chains of a cell that does nothing, found by import path in every process."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SHORT, LONG = 24, 512
 
 
 def nothing(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
-    """Hands its state on."""
+    """Hand its state on."""
     return {"h": h}
 
 
@@ -21,5 +21,5 @@ SHORT_REQUEST, LONG_REQUEST = list(range(SHORT)), list(range(LONG))
 
 @cellrt.unfold("chain", example=SHORT_REQUEST, key=len)
 def chain(graph: cellrt.Graph, request: list[int]) -> dict[str, object]:
-    """One node an item; the last state is the result."""
+    """Return one node an item; the last state is the result."""
     return {"h": graph.chain(CELL, x=request).last.h}

@@ -40,7 +40,7 @@ SHORT_SWITCH_S = 0.0005
 
 @contextmanager
 def serving(form: str, **options: Any) -> Iterator[Any]:
-    """An engine of one worker in this process or in its own, with the model."""
+    """Yield an engine of one worker in this process or in its own, with the model."""
     if form == SAME:
         with cellrt.Engine(1, max_queue=1 << 16, **options) as engine:
             engine.register(chain)
@@ -53,7 +53,7 @@ def serving(form: str, **options: Any) -> Iterator[Any]:
 
 @contextmanager
 def switching(seconds: float) -> Iterator[None]:
-    """The interpreter's switch interval while one is inside."""
+    """Yield the interpreter's switch interval while one is inside."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(seconds)
     try:
@@ -63,7 +63,7 @@ def switching(seconds: float) -> Iterator[None]:
 
 
 def task_us(engine: Any, rounds: int) -> float:
-    """Median over rounds of the time between the tasks of long chains, which end together."""
+    """Return the median over rounds of the time between the tasks of long chains, which end together."""
     times = []
     for _ in range(rounds + 1):
         start = time.perf_counter()
@@ -74,13 +74,16 @@ def task_us(engine: Any, rounds: int) -> float:
 
 
 def processor_s(pid: int) -> float:
-    """Processor time that a process has had, to a hundredth of a second."""
+    """Return the processor time that a process has had, to a hundredth of a second."""
     fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def run_task(recorder: Recorder, quick: bool) -> None:
-    """The host's time of a task, beside an idle and a busy client; of its own process also without what it waited."""
+    """Record the host's time of a task, beside an idle and a busy client.
+
+    For an engine with a process of its own, record it also without the time in which the process waited.
+    """
     settings, rounds = SchedulerSettings(runs=False), 8 if quick else 24
     with serving(SAME, settings=settings) as here, serving(OWN, settings=settings) as there:
         for engine in (here, there):
@@ -113,7 +116,7 @@ def run_bulk(recorder: Recorder, quick: bool) -> None:
 
 
 def bulk_of(engine: Any, count: int) -> tuple[float, float, float]:
-    """Requests a second, submitted each by itself and in bulk; microseconds of one at a time."""
+    """Return requests a second, submitted each by itself and in bulk, and microseconds of one at a time."""
     start = time.perf_counter()
     for future in [engine.submit("chain", SHORT_REQUEST) for _ in range(count)]:
         future.result()
@@ -132,14 +135,14 @@ def bulk_of(engine: Any, count: int) -> tuple[float, float, float]:
 
 
 def open_loop(form: str, engine: Any, loads: list[Load]) -> dict[str, float]:
-    """One open loop: percentiles in ms over all clients that are not busy, or over the one that there is."""
+    """Return one open loop: percentiles in ms over all clients that are not busy, or over the one that there is."""
     latencies = send_from_threads(engine, loads) if form == SAME else send_from_processes(engine.address, loads)
     idle = [one for one, load in zip(latencies, loads) if not load.is_busy] or latencies
     return percentiles([1e3 * latency for one in idle for latency in one])
 
 
 def record_open(recorder: Recorder, case: str, form: str, loads: list[Load], rounds: list[dict[str, float]]) -> None:
-    """Adds the medians of rounds, and the longest of all."""
+    """Add the medians of rounds, and the longest of all."""
     client = "one busy" if any(load.is_busy for load in loads) else "idle"
     rate = sum(load.rate for load in loads)
     found = {name: statistics.median(one[name] for one in rounds) for name in ("p50", "p90", "p99")}
@@ -149,7 +152,7 @@ def record_open(recorder: Recorder, case: str, form: str, loads: list[Load], rou
 
 
 def loads_of(count: int, rate: float, seconds: float, is_one_busy: bool) -> list[Load]:
-    """That many clients with one rate together."""
+    """Return the loads of that many clients with one rate together."""
     return [Load(rate / count, seconds, 7 + place, is_one_busy and not place) for place in range(count)]
 
 
@@ -169,8 +172,11 @@ def run_open(recorder: Recorder, quick: bool) -> None:
 
 
 def run_freeze(recorder: Recorder, quick: bool) -> None:
-    """An open loop in a process whose objects are frozen, or not; it keeps ever more objects, as a cache would. The
-    engine is in that process or in one of its own."""
+    """Record an open loop in a process whose objects are frozen, or not, and which keeps ever more of them, like a
+    cache.
+
+    The engine is in that process or in one of its own.
+    """
     loads = loads_of(1, RATE, 4.0, False)
     for form in (SAME, OWN):
         for is_frozen in (True, False):
@@ -185,7 +191,7 @@ def run_freeze(recorder: Recorder, quick: bool) -> None:
 
 
 def run_soak(recorder: Recorder, quick: bool) -> None:
-    """A long open loop of four clients, of which one is busy."""
+    """Record a long open loop of four clients, of which one is busy."""
     loads = loads_of(4, RATE, 20.0 if quick else 600.0, True)
     for form in (OWN, SAME):
         with serving(form) as engine:
@@ -193,14 +199,14 @@ def run_soak(recorder: Recorder, quick: bool) -> None:
 
 
 def run_wake(recorder: Recorder, quick: bool) -> None:
-    """A byte's way to another process and back, by each way to wake it."""
+    """Record the time of a byte's way to another process and back, by each way to wake it."""
     for pause_s in (0.0, 0.003):
         for name, microseconds in round_trips(200 if quick else 2000, pause_s).items():
             recorder.add("wake", name, microseconds, "us", pause_ms=1e3 * pause_s)
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures each part; the ten minutes only if they are asked for."""
+    """Measure each part; the ten minutes only if they are asked for."""
     gc.collect()
     for name, part in (
         ("wake", run_wake),

@@ -38,14 +38,14 @@ class Submitting(Protocol):
     """A server: whoever submits is not who computes."""
 
     def submit(self, request: Any) -> Future[Any]:
-        """Starts one request."""
+        """Start one request."""
 
     def close(self) -> None:
-        """Ends the server."""
+        """End the server."""
 
 
 Server = Submitting | BareLoop
-"""What is compared."""
+"""A server that is compared."""
 
 Makers = Mapping[str, Callable[[], Server]]
 Check = Callable[[str, Sequence[Any]], None]
@@ -54,7 +54,7 @@ Check = Callable[[str, Sequence[Any]], None]
 
 @dataclass(frozen=True)
 class Plan:
-    """How long a comparison takes: rounds of closed loops of about ``sample_s`` seconds, then ``open_s`` at each load.
+    """The length of a comparison: rounds of closed loops of about ``sample_s`` seconds, then ``open_s`` at each load.
 
     ``loads`` are fractions of the best peer's closed-loop peak.
     """
@@ -66,8 +66,11 @@ class Plan:
     concurrencies: tuple[int, ...] = CONCURRENCIES
 
     def sample_size(self, rate: float, concurrency: int) -> int:
-        """Requests of a closed loop for a server of about this rate: ``sample_s`` seconds' worth, but at least as many
-        as are in flight, unless these would take five times as long."""
+        """Return the number of requests of a closed loop for a server of about this rate.
+
+        They last ``sample_s`` seconds, but are at least as many as are in flight, unless these would take five times as
+        long.
+        """
         return max(16, int(rate * self.sample_s), min(concurrency, int(5 * rate * self.sample_s)))
 
 
@@ -87,7 +90,7 @@ class Point:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What ``compare`` measured: each server's highest closed-loop throughput in requests/s, and the open loops."""
+    """The results of ``compare``: each server's highest closed-loop throughput in requests/s, and the open loops."""
 
     peaks: dict[str, float]
     points: list[Point]
@@ -96,7 +99,7 @@ class Comparison:
 def compare(
     recorder: Recorder, case: str, makers: Makers, requests: Sequence[Any], plan: Plan, check: Check
 ) -> Comparison:
-    """Measures every server on ``requests`` (again and again where they do not suffice) and records the rows."""
+    """Measure every server on ``requests`` (again and again where they do not suffice) and record the rows."""
     made: dict[str, Server] = {}
     num_stages = len(makers) * (1 + plan.rounds * (len(plan.concurrencies) + len(plan.loads)))
     with progress(case, num_stages) as advance:
@@ -126,12 +129,12 @@ def compare(
 
 
 def is_ours(name: str) -> bool:
-    """Whether a server of this name is cellrt."""
+    """Return whether a server of this name is cellrt."""
     return name.startswith(OURS)
 
 
 def closed(server: Server, requests: Sequence[Any], count: int, concurrency: int) -> workloads.Load:
-    """Drives a server with ``count`` requests, a fixed number of them in flight."""
+    """Drive a server with ``count`` requests, a fixed number of them in flight."""
     if isinstance(server, BareLoop):
         return server.closed_loop(requests, count, concurrency)
     return workloads.closed_loop(
@@ -140,14 +143,14 @@ def closed(server: Server, requests: Sequence[Any], count: int, concurrency: int
 
 
 def opened(server: Server, requests: Sequence[Any], arrivals: workloads.Seconds) -> workloads.Load:
-    """Drives a server with requests at these times."""
+    """Drive a server with requests at these times."""
     if isinstance(server, BareLoop):
         return server.open_loop(requests, arrivals)
     return workloads.open_loop(lambda k: server.submit(requests[k % len(requests)]), arrivals, timeout_s=TIMEOUT_S)
 
 
 def answers(server: Server, requests: Sequence[Any]) -> list[Any]:
-    """A server's answers to requests that all arrive at once."""
+    """Return a server's answers to requests that all arrive at once."""
     if isinstance(server, BareLoop):
         return server.answers(requests)
     futures = [server.submit(request) for request in requests]
@@ -155,7 +158,10 @@ def answers(server: Server, requests: Sequence[Any]) -> list[Any]:
 
 
 def loops_per_second(once: Callable[[], None], seconds: float) -> float:
-    """How often ``once`` runs in a second, at least once, one loop a core at the same time, one torch thread each."""
+    """Return how often ``once`` runs in a second, one loop a core at the same time, one torch thread each.
+
+    Each loop runs it at least once.
+    """
     counts = [0] * (os.cpu_count() or 1)
     end = time.perf_counter() + seconds
 
@@ -177,7 +183,7 @@ def loops_per_second(once: Callable[[], None], seconds: float) -> float:
 
 @contextmanager
 def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
-    """A bar of ``total`` stages on a terminal; what is yielded is called at the start of each, with its name.
+    """Yield a bar of ``total`` stages on a terminal; what is yielded is called at the start of each, with its name.
 
     There is none on a bare machine without ``rich``.
     """
@@ -200,7 +206,7 @@ def progress(title: str, total: int) -> Iterator[Callable[[str], None]]:
 
 
 def _warm_up(name: str, server: Server, requests: Sequence[Any], plan: Plan, check: Check) -> float:
-    """Checks a server's answers and returns a first guess of its throughput in requests/s."""
+    """Check a server's answers and return a first guess of its throughput in requests/s."""
     check(name, answers(server, requests[:NUM_CHECKED]))
     rate = closed(server, requests, 32, 32).throughput
     return closed(server, requests, plan.sample_size(rate, 64), 64).throughput
@@ -215,7 +221,7 @@ def _closed_loops(
     rates: dict[str, float],
     advance: Callable[[str], None],
 ) -> dict[str, float]:
-    """Throughput with a fixed number of requests in flight; returns the highest of each server."""
+    """Record throughput with a fixed number of requests in flight; return the highest of each server."""
     peaks: dict[str, float] = {}
     for concurrency in plan.concurrencies:
         samples: dict[str, list[float]] = {name: [] for name in made}
@@ -242,7 +248,7 @@ def _open_loops(
     plan: Plan,
     advance: Callable[[str], None],
 ) -> list[Point]:
-    """Latencies of Poisson arrivals at one rate, the same arrivals for every server of a round."""
+    """Record latencies of Poisson arrivals at one rate, the same arrivals for every server of a round."""
     figures: dict[str, list[dict[str, float]]] = {name: [] for name in made}
     for seed in range(plan.rounds):
         arrivals = workloads.poisson_arrivals(rate, max(50, int(rate * plan.open_s)), seed)

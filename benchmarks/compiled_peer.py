@@ -14,19 +14,19 @@ COMPILERS = ("c++", "g++", "clang++")
 
 
 def has_compiler() -> bool:
-    """Whether there is the C++ compiler that ``torch.compile`` needs on a CPU."""
+    """Return whether there is the C++ compiler that ``torch.compile`` needs on a CPU."""
     return any(shutil.which(name) for name in COMPILERS)
 
 
 def compiled_step(step: Callable[..., Any]) -> Callable[..., Any]:
-    """The step compiled for any sizes; frozen weights are packed, as in ``benchmarks.packed``."""
+    """Return the step compiled for any sizes; frozen weights are packed, as in ``benchmarks.packed``."""
     torch._dynamo.config.recompile_limit = 64
     compiled: Callable[..., Any] = torch.compile(step, dynamic=True, options={"freezing": True})
     return compiled
 
 
 def warmed(run: Runner, requests: Sequence[Any]) -> Runner:
-    """The runner, once it has met one request, and a few, and all: a single row is compiled by itself."""
+    """Return the runner, once it has met one request, and a few, and all: a single row is compiled by itself."""
     with torch.inference_mode():
         for count in (1, 2, 3, len(requests) // 2, len(requests)):
             for _ in run(requests[:count]):

@@ -22,7 +22,7 @@ from cellrt.core.templates.program import CARRY, FIXED, OP_CHAIN, OP_EXTERNAL, O
 LENGTH = 24
 NUM_WORDS = 1_000
 ROWS = 128
-"""Of each kind, for each request: more than any of them holds."""
+"""The room for each kind and request: more than any of them holds."""
 
 
 class Case(NamedTuple):
@@ -36,7 +36,7 @@ class Case(NamedTuple):
 
 
 def make_processor(num_workers: int, num_requests: int) -> Processor:
-    """With room for so many requests, and one kind of rows, number 0."""
+    """Return a processor with room for so many requests, and one kind of rows, number 0."""
     limits = Limits(
         max_requests=num_requests,
         max_nodes=ROWS * num_requests,
@@ -51,7 +51,7 @@ def make_processor(num_workers: int, num_requests: int) -> Processor:
 
 
 def two_layers(batch: int, num_requests: int) -> Case:
-    """Chains of two layers, of which the second follows the first and every step is streamed, on two workers."""
+    """Return chains of two layers, of which the second follows the first and every step is streamed, on two workers."""
     processor = make_processor(2, num_requests)
     ports = [Port(0), Port(0, carry=0)], [Port(0)]
     first, second = (processor.add_type(*ports, max_batch=batch) for _ in range(2))
@@ -62,7 +62,7 @@ def two_layers(batch: int, num_requests: int) -> Case:
 
 
 def program_of(tree: Tree, leaf: int, inner: int) -> list[int]:
-    """A tree as nodes of two cell types; its words come with the request."""
+    """Return a tree as nodes of two cell types; its words come with the request."""
     num_leaves, leaves, children = len(tree.tokens), 0, iter(tree.children.tolist())
     program = [OP_EXTERNAL, 0, num_leaves]
     for level in tree.levels.tolist():
@@ -76,7 +76,7 @@ def program_of(tree: Tree, leaf: int, inner: int) -> list[int]:
 
 
 def trees(batch: int, num_requests: int) -> Case:
-    """Trees like a treebank's, on one worker."""
+    """Return trees like a treebank's, on one worker."""
     processor, drawn = make_processor(1, num_requests), parse_like_trees(num_requests, NUM_WORDS, 0)
     leaf = processor.add_type([Port(0)], [Port(0)], max_batch=batch)
     inner = processor.add_type([Port(0), Port(0)], [Port(0)], max_batch=batch, priority=1)
@@ -86,7 +86,7 @@ def trees(batch: int, num_requests: int) -> Case:
 
 
 def node_ns(case: Case, rounds: int) -> float:
-    """Median over rounds: scheduling and completion, nanoseconds a node. The first round does not count."""
+    """Return the median over rounds: scheduling and completion, nanoseconds a node. The first round does not count."""
     processor, times = case.processor, []
     for _ in range(rounds + 1):
         for sequence, template in enumerate(case.templates):
@@ -114,7 +114,7 @@ CASES: tuple[tuple[str, Callable[[int, int], Case], int], ...] = (
 
 
 def run_cases(recorder: Recorder, rounds: int) -> None:
-    """Measures all."""
+    """Measure all."""
     for name, make, batch in CASES:
         recorder.add(
             "core", f"{name}: scheduling and completion", node_ns(make(batch, 1_024), rounds), "ns/node", batch=batch

@@ -1,4 +1,4 @@
-"""What a task of a CUDA worker costs the host, without a GPU: the worker's own code over a driver that does nothing.
+"""The host's cost of a CUDA worker's task, without a GPU: the worker's own code over a driver that does nothing.
 
 Tasks of 512 rows, one step each, are recorded while an engine serves on the stand-in for ``torch.cuda``
 (``stub_cuda.py``). Then each is begun and collected again many times, as the worker's thread does it, with functions
@@ -62,7 +62,7 @@ OVER_PAGES = "steps over pages"
 ATTENDING, NUM_READ = "steps that attend", 24
 KINDS = ("every token delivered", "nothing delivered", *RUNS, OVER_PAGES, ATTENDING)
 READ_BEFORE, MADE, PAGE_SIZE = 100, 50, 16
-"""So long do loops run that those that began first run beside the last."""
+"""The length of loops: so long that those that began first run beside the last."""
 WAIT_S = 120.0
 
 
@@ -83,7 +83,7 @@ class Own(nn.Module):
     """A cell with the rows of a decoder's step, which computes next to nothing."""
 
     def forward(self, token: Tensor, h: Tensor) -> Made:
-        """One step."""
+        """Run one step."""
         return Made(h + 1, token)
 
 
@@ -91,7 +91,7 @@ class Grown(nn.Module):
     """A cell with the words of a language model's step."""
 
     def forward(self, token: Tensor, kv: PagedRows) -> Taken:
-        """One step."""
+        """Run one step."""
         kv.append(token[:, None].float())
         return Taken(token)
 
@@ -100,7 +100,7 @@ class Decoder(Own):
     """The same with a form of its own for rows of arenas."""
 
     def forward(self, token: Tensor, h: Tensor) -> Made:
-        """One step."""
+        """Run one step."""
         return Made(h + 1, token)
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
@@ -112,7 +112,7 @@ class Spanned(Own):
     """The same; it reads on the device how many rows there are."""
 
     def forward(self, token: Tensor, h: Tensor) -> Made:
-        """One step."""
+        """Run one step."""
         return Made(h + 1, token)
 
     @reads_spans
@@ -125,7 +125,7 @@ class Attending(nn.Module):
     """The same with a ragged input."""
 
     def forward(self, token: Tensor, h: Tensor, memory: RaggedRows) -> Made:
-        """One step."""
+        """Run one step."""
         return Made(h + 1, token)
 
     @reads_spans
@@ -148,7 +148,7 @@ def _copy_rows(inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedR
 
 
 def _taken(given: SpannedRows) -> IndexedRows:
-    """A step's rows, and -1 behind them."""
+    """Return a step's rows, and -1 behind them."""
     numbers = torch.arange(given.most)
     index = given.rows[(given.span[0] + numbers).clamp(max=len(given.rows) - 1)]
     return IndexedRows(given.values, torch.where(numbers < given.span[1], index, -1))
@@ -160,7 +160,7 @@ def _do_nothing(first: int, second: int) -> int:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures tasks that deliver every token, tasks that deliver nothing, and ragged runs."""
+    """Measure tasks that deliver every token, tasks that deliver nothing, and ragged runs."""
     repeats = 300 if options.quick else 3000
     for kind in KINDS:
         for part in PARTS:
@@ -170,7 +170,7 @@ def run(recorder: Recorder, options: Options) -> None:
 
 
 def measure(kind: str, is_direct: bool, repeats: int) -> dict[str, float]:
-    """Median seconds of a task's beginning and collection, and of both."""
+    """Return the median seconds of a task's beginning and collection, and of both."""
     with serving(kind, is_direct) as (executor, launches):
         if executor.device.direct is not None:
             executor.device.direct[:5] = _do_nothing.address
@@ -197,7 +197,7 @@ def measure(kind: str, is_direct: bool, repeats: int) -> dict[str, float]:
 
 
 def _written(launch: Launch, buffer: NDArray[np.int32]) -> Launch:
-    """A recorded task in this buffer."""
+    """Return a recorded task in this buffer."""
     end = launch.buffer[H_NOTES]
     buffer[:end] = launch.buffer[:end]
     return launch._replace(buffer=buffer)
@@ -213,7 +213,7 @@ def serving(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[L
 
 
 def _model(kind: str) -> Unfolder:
-    """What is served."""
+    """Return the model that is served."""
     token = rows(dtype=torch.int64)
     embed = cell(nn.Embedding(WORDS, 1), {"input": token}, max_batch=ROWS)
     if kind == OVER_PAGES:
@@ -241,7 +241,7 @@ def _model(kind: str) -> Unfolder:
 
 @contextmanager
 def _engine(kind: str, is_direct: bool) -> Iterator[tuple[DeviceExecutor, list[Launch]]]:
-    """The executor of an idle engine that has captured its tasks, and some of those."""
+    """Yield the executor of an idle engine that has captured its tasks, and some of those."""
     is_ragged, delivers, grows_pages, attends = kind in RUNS, kind != KINDS[1], kind == OVER_PAGES, kind == ATTENDING
 
     def open_device(name: str, options: DeviceOptions) -> CudaDevice:

@@ -71,13 +71,13 @@ ETA, Q = 0.5, 0.75
 VARIANCES = (20, 100)
 LOADS = (0.7, 1.0, 1.4, 2.0)
 PATIENCES = {"short": (0.5, 4.0), "long": (2.0, 12.0)}
-"""By when a sentence must have begun, in batches' times from its arrival: drawn evenly between these."""
+"""The bounds between which the latest begin of a sentence is drawn, in batches' times from its arrival."""
 BATCHES, ROUNDS = 60, 8
-"""How long each load lasts, in batches' times, and how often, with other sentences each time; the mean is shown."""
+"""The length of each load, in batches' times, and the number of its draws of sentences; the mean is shown."""
 EDGE = 0.2
-"""So much of the time at the start, when few wait, and at the end, behind which none come, is not counted."""
+"""The part of the time at the start, when few wait, and at the end, after which none come, that does not count."""
 FILLS, DRAWS = (0.1, 0.25, 0.5, 0.75, 1.0), 7
-"""How full the batches are whose times are measured, and how many of each; the median counts."""
+"""The fill of the batches that are timed, and the number of each; the median counts."""
 OURS = "cellrt"
 Encoder = PlainEncoder | CellEncoder
 
@@ -99,18 +99,18 @@ class Work:
 Price = Callable[[int], float]
 """Seconds that a batch takes, by its places with the padding."""
 Batch = Callable[[list[Row], int], float]
-"""Has a batch done, given its rows and how long each is; returns how many seconds it took."""
+"""Have a batch done, given its rows and how long each is; return how many seconds it took."""
 
 
 class Seen(NamedTuple):
-    """What became of some work: which sentences' batches began in time."""
+    """The outcome of some work: which sentences' batches began in time."""
 
     work: Work
     done: list[int]
 
     @property
     def utility(self) -> float:
-        """What began in time, by its worth, a second."""
+        """The worth of the sentences that began in time, a second."""
         return sum(1 / len(self.work.sentences[k]) for k in self._counted()) / (
             (1 - 2 * EDGE) * self.work.arrivals_s[-1]
         )
@@ -128,13 +128,13 @@ class Seen(NamedTuple):
 
 
 def draw_lengths(count: int, variance: float, seed: int) -> NDArray[np.int64]:
-    """Lengths ``[count]`` as TCB's: normal with a mean of 20, between 3 and 100."""
+    """Return lengths ``[count]`` as TCB's: normal with a mean of 20, between 3 and 100."""
     drawn = np.random.default_rng(seed).normal(20, math.sqrt(variance), count)
     return np.clip(np.rint(drawn), 3, LONGEST).astype(np.int64)
 
 
 def draw_work(rate: float, seconds: float, variance: float, batch_s: float, seed: int, patience: str = "short") -> Work:
-    """So many sentences a second, for so long."""
+    """Return the work of so many sentences a second, for so long."""
     count = max(8, round(rate * seconds))
     draw, arrivals_s = np.random.default_rng(seed), poisson_arrivals(rate, count, seed)
     words = [torch.from_numpy(draw.integers(0, 30_000, size)) for size in draw_lengths(count, variance, seed)]
@@ -143,7 +143,10 @@ def draw_work(rate: float, seconds: float, variance: float, batch_s: float, seed
 
 
 def in_order(policy: str, waiting: Sequence[int], work: Work, lengths: Sequence[int]) -> list[int]:
-    """What waits, in a policy's order; ``DAS`` as in ``core/scheduling/policies.py``, of one row of all places."""
+    """Return the waiting sentences in a policy's order.
+
+    ``DAS`` is as in ``core/scheduling/policies.py``, with one row of all places.
+    """
     if policy == "first come":
         return list(waiting)
     if policy == "earliest deadline":
@@ -160,7 +163,8 @@ def in_order(policy: str, waiting: Sequence[int], work: Work, lengths: Sequence[
 
 
 def run_loop(batch: Batch, lay: Lay, policy: str, work: Work) -> Seen:
-    """A loop that takes what has arrived, drops what is late and has a batch of the rest done, one after the other.
+    """Return a loop that takes what has arrived, drops what is late and has a batch of the rest done, one after the
+    other.
 
     Its clock is what batches take, and where there is nothing to do the next arrival is now.
     """
@@ -183,7 +187,9 @@ def run_loop(batch: Batch, lay: Lay, policy: str, work: Work) -> Seen:
 
 
 def computed(encoder: Encoder, sentences: list[torch.Tensor]) -> Batch:
-    """Batches that an encoder computes, in processor time of this thread: what else the machine does is not counted."""
+    """Return batches that an encoder computes, in processor time of this thread: what else the machine does is not
+    counted.
+    """
 
     def batch(rows: list[Row], longest: int) -> float:
         start = time.thread_time()
@@ -194,14 +200,16 @@ def computed(encoder: Encoder, sentences: list[torch.Tensor]) -> Batch:
 
 
 def played(price: Price) -> Batch:
-    """Batches that nobody computes."""
+    """Return the time of batches that nobody computes."""
     return lambda rows, longest: price(len(rows) * longest)
 
 
 def measure_prices(
     encoders: dict[str, tuple[Encoder, Lay]], variance: float, places: int, draws: int
 ) -> dict[str, Price]:
-    """What batches of each layout take, a straight line through the medians of batches that are more or less full."""
+    """Return the time of each layout's batches as a straight line through the medians of batches of several
+    fillings.
+    """
     found: dict[str, dict[float, list[tuple[int, float]]]] = {name: {} for name in encoders}
     for draw in range(draws):
         for fill in FILLS:
@@ -225,7 +233,7 @@ def _line(start: float, slope: float, places: int) -> float:
 
 
 def make_processor(policy: str, places: int, sentences: int) -> tuple[Processor, int]:
-    """A scheduler that forms one task at a time by a policy that nothing bounds, and its encoder's cell type."""
+    """Return a scheduler that forms one task at a time by a policy that nothing bounds, and its encoder's cell type."""
     limits = Limits(max_links=1 << 22, max_values=1 << 20, max_places=1 << 21)
     settings = SchedulerSettings(max_tasks_to_submit=1, max_wait_s=math.inf, gather=False, large_batches=False)
     processor = Processor(1, limits, settings, replace(POLICIES[policy], is_bounded=False))
@@ -235,13 +243,13 @@ def make_processor(policy: str, places: int, sentences: int) -> tuple[Processor,
 
 
 def program_of(cell: int, length: int) -> NDArray[np.int32]:
-    """A sentence, as the scheduler has it."""
+    """Return a sentence, as the scheduler has it."""
     program = [OP_EXTERNAL, 0, length, OP_CHAIN, cell, length, STEP, 0, 1, NOTHING, 0, OP_RESULT, length, 1, length]
     return np.array(program, np.int32)
 
 
 def run_scheduler(policy: str, places: int, price: Price, work: Work) -> Seen:
-    """The same by cellrt's scheduler."""
+    """Return the same by cellrt's scheduler."""
     processor, cell = make_processor(policy, places, len(work.sentences))
     each = zip(work.arrivals_s, work.lengths, work.begin_by_s)
     arrivals = [Arrival(at_s, program_of(cell, length), schedule_by_s=by_s) for at_s, length, by_s in each]
@@ -250,7 +258,7 @@ def run_scheduler(policy: str, places: int, price: Price, work: Work) -> Seen:
 
 
 def check_answers(encoders: dict[str, Encoder]) -> None:
-    """Every layout gives what our cell gives. Raises AssertionError."""
+    """Every layout gives what our cell gives. Raise AssertionError."""
     work = draw_work(1.0, 12, 100, 1.0, seed=3)
     expected = encoders[OURS]([list(range(12))], work.sentences)
     for name, lay in LAYOUTS.items():
@@ -305,7 +313,7 @@ class _Compared:
 
 
 def _most(price: Price, places: int) -> tuple[float, float]:
-    """Sentences a second in full batches, and the seconds of one."""
+    """Return sentences a second in full batches, and the seconds of one."""
     batch_s = price(places)
     return places / 20 / batch_s, batch_s
 
@@ -324,8 +332,10 @@ def _record(recorder: Recorder, case: str, found: Sequence[Seen], which: dict[st
 def _record_lead(
     recorder: Recorder, case: str, found: dict[tuple[str, str], list[Seen]], which: dict[str, Any]
 ) -> None:
-    """By how much cellrt under DAS is ahead in utility of the best pair that is not flat under DAS; with the standard
-    error of the mean over rounds."""
+    """Record the lead in utility of cellrt under DAS over the best other pair, with the standard error over rounds.
+
+    Flat batches under DAS do not count among the others.
+    """
     each = {pair: np.array([seen.utility for seen in its]) for pair, its in found.items()}
     others = [pair for pair in found if pair not in ((OURS, "DAS"), ("flat", "DAS"))]
     best = max(others, key=lambda pair: float(each[pair].mean()))
@@ -335,8 +345,7 @@ def _record_lead(
 
 
 def compare_sizes(recorder: Recorder, options: Options, part: str) -> None:
-    """The scheduler under each policy with batches of other sizes, or lengths of other variances, at 1.6 times the most
-    that our cell does."""
+    """Compare the policies with batches of other sizes, or lengths of other variances, at 1.6 times our cell's most."""
     stack, load = TransformerStack(MODELS["minilm"]).eval().requires_grad_(False), 1.6
     most = 8 * LONGEST
     encoder = CellEncoder(sentence_encoder(stack, max_batch=most // 3, max_batch_rows=most))
@@ -355,7 +364,7 @@ def compare_sizes(recorder: Recorder, options: Options, part: str) -> None:
 
 
 def compare_slots(recorder: Recorder, options: Options) -> None:
-    """A batch of 10 and of 32 rows of 400 words, in sentences of 20, with more and more slots."""
+    """Measure a batch of 10 and of 32 rows of 400 words, in sentences of 20, with more and more slots."""
     stack = TransformerStack(MODELS["minilm"]).eval().requires_grad_(False)
     encoder = PlainEncoder(stack)
     for rows in (10,) if options.quick else (10, 32):
@@ -376,8 +385,10 @@ def compare_slots(recorder: Recorder, options: Options) -> None:
 
 
 def measure_cost(recorder: Recorder, options: Options) -> None:
-    """What forming a task takes under each policy with so many sentences waiting, and what the policy adds to a task
-    of MiniLM's."""
+    """Record what forming a task costs under each policy with so many sentences waiting.
+
+    Also record what the policy adds to a task of MiniLM's.
+    """
     stack = TransformerStack(MODELS["minilm"]).eval().requires_grad_(False)
     work = draw_work(1.0, PLACES // 20, 20, 1.0, seed=5)
     encoder, rows = PlainEncoder(stack), [list(range(len(work.sentences)))]
@@ -391,7 +402,7 @@ def measure_cost(recorder: Recorder, options: Options) -> None:
 
 
 def forming_us(policy: str, waiting: int) -> float:
-    """The median time that a task of so many places takes to be formed, where so many sentences wait."""
+    """Return the median time that a task of so many places takes to be formed, where so many sentences wait."""
     processor, cell = make_processor(policy, PLACES, waiting)
     now = time.perf_counter_ns()
     processor.clock.set(now)
@@ -429,7 +440,7 @@ def run(recorder: Recorder, options: Options) -> None:
 
 
 def draw(rows: Sequence[dict[str, Any]], path: Path, dpi: int = 110) -> None:
-    """Utility against load, a panel for each case: the layouts under DAS, and cellrt under the other policies."""
+    """Draw utility against load, a panel for each case: the layouts under DAS, and cellrt under the other policies."""
     from matplotlib.figure import Figure
 
     shown = [row for row in rows if row["metric"] == "utility" and row["case"].split(",")[0] in MODELS]

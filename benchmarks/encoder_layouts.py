@@ -1,4 +1,4 @@
-"""How sentences lie in a batch of an encoder in plain torch, and how each layout is filled: what TCB compares.
+"""The layouts of sentences in an encoder's batch in plain torch, and how each is filled: the comparison of TCB.
 
 All layouts have one budget: the places of a batch, padding included, are ``ROWS`` x ``LONGEST``.
 
@@ -36,7 +36,7 @@ Lay = Callable[[Sequence[int], Sequence[int]], tuple[list[Row], int]]
 
 
 def lay_padded(order: Sequence[int], lengths: Sequence[int]) -> tuple[list[Row], int]:
-    """One sentence a row, in order."""
+    """Return one sentence a row, in order."""
     chosen: list[int] = []
     longest = 0
     for one in order:
@@ -48,14 +48,14 @@ def lay_padded(order: Sequence[int], lengths: Sequence[int]) -> tuple[list[Row],
 
 
 def lay_sorted(order: Sequence[int], lengths: Sequence[int]) -> tuple[list[Row], int]:
-    """One sentence a row, those of the length of the first."""
+    """Return one sentence a row, those of the length of the first."""
     window = order[: WINDOW * PLACES // max(1, sum(lengths[one] for one in order) // len(order))]
     near = sorted(window, key=lambda one: abs(lengths[one] - lengths[order[0]]))
     return lay_padded(near, lengths)
 
 
 def first_fit(order: Sequence[int], lengths: Sequence[int], count: int, size: int) -> list[Row]:
-    """Sentences into ``count`` rows of ``size`` places, each into the first that has room; else it is left."""
+    """Put sentences into ``count`` rows of ``size`` places, each into the first that has room; else it is left."""
     rows, left = [Row() for _ in range(count)], [size] * count
     for one in order:
         if min(lengths[one], size) > max(left):
@@ -71,12 +71,14 @@ def first_fit(order: Sequence[int], lengths: Sequence[int], count: int, size: in
 
 
 def lay_rectangular(order: Sequence[int], lengths: Sequence[int]) -> tuple[list[Row], int]:
-    """Rows of several sentences."""
+    """Return rows of several sentences."""
     return _even(first_fit(order, lengths, ROWS, LONGEST), lengths)
 
 
 def lay_slotted(order: Sequence[int], lengths: Sequence[int]) -> tuple[list[Row], int]:
-    """Slots as long as the longest of the first half of what fits, as of TCB's utility-dominant set (Algorithm 2)."""
+    """Return slots as long as the longest of the first half of what fits, as of TCB's utility-dominant set
+    (Algorithm 2).
+    """
     places, count = 0, 0
     while count < len(order) and places + lengths[order[count]] <= PLACES:
         places += lengths[order[count]]
@@ -86,7 +88,7 @@ def lay_slotted(order: Sequence[int], lengths: Sequence[int]) -> tuple[list[Row]
 
 
 def lay_flat(order: Sequence[int], lengths: Sequence[int], places: int = PLACES) -> tuple[list[Row], int]:
-    """All in one row, which nothing is skipped for."""
+    """Return all in one row, which nothing is skipped for."""
     row, taken = Row(), 0
     for one in order:
         if taken + lengths[one] > places:
@@ -130,7 +132,7 @@ class CellEncoder:
         self._cell = cell
 
     def __call__(self, rows: Sequence[Row], sentences: Sequence[Tensor]) -> dict[int, Tensor]:
-        """The embedding ``[hidden]`` of each sentence of the one row, by its number."""
+        """Return the embedding ``[hidden]`` of each sentence of the one row, by its number."""
         (row,) = rows
         sizes = torch.tensor([len(sentences[one]) for one in row])
         offsets = torch.cat([torch.zeros(1, dtype=torch.int64), sizes.cumsum(0)]).int()
@@ -156,7 +158,7 @@ class PlainEncoder:
 
     @torch.inference_mode()
     def __call__(self, rows: Sequence[Row], sentences: Sequence[Tensor]) -> dict[int, Tensor]:
-        """The embedding ``[hidden]`` of each sentence, by its number."""
+        """Return the embedding ``[hidden]`` of each sentence, by its number."""
         if len(rows) == 1:
             return self._run_flat(rows[0], sentences)
         tokens = pad_sequence([torch.cat([sentences[one] for one in row]) for row in rows], batch_first=True)
@@ -182,7 +184,7 @@ class PlainEncoder:
         return {one: normalize(made[k, at:end].mean(0), dim=0) for one, k, at, end in spans}
 
     def _run_flat(self, row: Row, sentences: Sequence[Tensor]) -> dict[int, Tensor]:
-        """One row of sentences, whose attention is called for each."""
+        """Return one row of sentences, whose attention is called for each."""
         sizes = [len(sentences[one]) for one in row]
         tokens, places = torch.cat([sentences[one] for one in row]), torch.cat([torch.arange(size) for size in sizes])
 

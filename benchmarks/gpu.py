@@ -1,4 +1,4 @@
-"""What must be shown on a GPU: completion, kernels against their floors, the LSTM of the paper's section 2.7, figures.
+"""The checks for a GPU: completion, kernels against their floors, the LSTM of the paper's section 2.7, figures.
 
 ``python -m benchmarks.gpu [--quick] [--only PART] [--dry]`` runs everything, or some parts, on the first GPU and writes
 JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels`` (the LSTM's step),
@@ -58,7 +58,7 @@ WARM_UPS = 3
 
 
 class Size(NamedTuple):
-    """Of the LSTM's workload."""
+    """The size of the LSTM's workload."""
 
     hidden: int
     steps: int
@@ -70,7 +70,7 @@ LARGE, TINY = Size(1024, 24, 512, 20), Size(8, 5, 4, 2)
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """See the module."""
+    """Run the parts that the module describes."""
     measure(recorder, options, "cuda:0" if torch.cuda.is_available() else "dry")
 
 
@@ -103,7 +103,7 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
 
 
 def measure_lstm(recorder: Recorder, device: str, size: Size, dtype: torch.dtype) -> None:
-    """Steps a second of the fixed-length LSTM by each way, and what a task costs the host."""
+    """Record steps a second of the fixed-length LSTM by each way, and the host's cost of a task."""
     torch.manual_seed(0)
     torch.backends.cuda.matmul.allow_tf32 = True
     module = FusedLSTM(size.hidden, dtype).eval().requires_grad_(False)
@@ -123,7 +123,9 @@ def measure_lstm(recorder: Recorder, device: str, size: Size, dtype: torch.dtype
 
 
 def model_of(module: FusedLSTM, size: Size) -> Unfolder:
-    """Requests are word numbers, whose embedding is a cell on the device; results: the last state."""
+    """Return the model: requests are word numbers, whose embedding is a cell on the device; the result is the last
+    state.
+    """
     dtype = module.weight_hh.dtype
     row = RowSpec((size.hidden,), dtype)
     made = cell(module, {"x": row, "h": row, "c": row}, max_batch=size.batch, name="lstm")
@@ -137,28 +139,28 @@ def model_of(module: FusedLSTM, size: Size) -> Unfolder:
 
 
 def served(size: Size, dtype: torch.dtype) -> Unfolder:
-    """The same with weights of its own, for an engine in a process of its own."""
+    """Return the same with weights of its own, for an engine in a process of its own."""
     torch.manual_seed(0)
     return model_of(FusedLSTM(size.hidden, dtype).eval().requires_grad_(False), size)
 
 
 def served_tf32() -> Unfolder:
-    """See ``served``."""
+    """Return the model in TF32; see ``served``."""
     return served(LARGE, torch.float32)
 
 
 def served_bfloat16() -> Unfolder:
-    """See ``served``."""
+    """Return the model in bfloat16; see ``served``."""
     return served(LARGE, torch.bfloat16)
 
 
 def served_dry() -> Unfolder:
-    """See ``served``."""
+    """Return the tiny model of a dry run; see ``served``."""
     return served(TINY, torch.float32)
 
 
 def engine_options(size: Size, dtype: torch.dtype, is_fused: bool = True) -> dict[str, Any]:
-    """Of an engine that serves the LSTM."""
+    """Return the options of an engine that serves the LSTM."""
     rows = 4 * size.batch * (size.steps + 4)
     return {
         "device_options": DeviceOptions(ring_bytes=64 << 20, fused=is_fused),
@@ -168,7 +170,7 @@ def engine_options(size: Size, dtype: torch.dtype, is_fused: bool = True) -> dic
 
 
 def time_waves(engine: Engine | EngineProcess, requests: list[list[int]], waves: int) -> float:
-    """Seconds a wave, of so many that are handed in together."""
+    """Return seconds a wave, of so many that are handed in together."""
     start = time.perf_counter()
     for futures in [engine.submit_many("chain", requests) for _ in range(waves)]:
         futures.results(WAIT_S)
@@ -176,7 +178,7 @@ def time_waves(engine: Engine | EngineProcess, requests: list[list[int]], waves:
 
 
 def _measure_apart(recorder: Recorder, device: str, size: Size, dtype: torch.dtype, ideal_s: float, name: str) -> None:
-    """The engine in a process of its own, where no client shares the worker's interpreter lock."""
+    """Measure the engine in a process of its own, where no client shares the worker's interpreter lock."""
     requests = torch.randint(VOCABULARY, (size.batch, size.steps)).tolist()
     with EngineProcess([device], **engine_options(size, dtype)) as engine:
         engine.register(f"benchmarks.gpu:served_{'dry' if device == 'dry' else name}")
@@ -228,8 +230,9 @@ def _measure_engine(
 
 
 def _ideal(module: FusedLSTM, device: str, size: Size) -> float:
-    """Seconds of the words of one batch, embedded, and all its steps in a bare loop of the kernel: a captured graph on
-    a GPU."""
+    """Return seconds of the words of one batch, embedded, and all its steps in a bare loop of the kernel: a
+    captured graph on a GPU.
+    """
     on = torch.device(_torch_name(device))
     module = _copy(module).to(on)
     dtype = module.weight_hh.dtype
@@ -259,7 +262,7 @@ def _ideal(module: FusedLSTM, device: str, size: Size) -> float:
 
 
 def _words(size: Size, on: torch.device, dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """An embedding's table, and a batch's words, step by step."""
+    """Return an embedding's table, and a batch's words, step by step."""
     table = torch.randn(VOCABULARY, size.hidden, device=on).to(dtype)
     return table, torch.randint(VOCABULARY, (size.steps * size.batch,), device=on)
 
@@ -318,7 +321,7 @@ def measure_and_write(options: Options, device: str, folder: Path, name: str) ->
 
 
 def main() -> None:
-    """Runs all parts and writes the results beside those of other devices."""
+    """Run all parts and write the results beside those of other devices."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--quick", action="store_true", help="a short run")
     parser.add_argument("--dry", action="store_true", help="run without a GPU, to see that it works")

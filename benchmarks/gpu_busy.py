@@ -1,4 +1,4 @@
-"""How busy a GPU is, on its own timeline: the time in which a kernel or copy runs, as CUPTI tells torch's profiler.
+"""The share of time in which a GPU runs a kernel or copy, on its own timeline, by CUPTI and torch's profiler.
 
 What the host saw would count every wait between two kernels of a task as work.
 """
@@ -13,9 +13,9 @@ from torch.profiler import ProfilerActivity, profile
 
 
 def busy_share(work: Callable[[], object], device: torch.device) -> float:
-    """The share of the time from the first kernel or copy of ``work`` to the last in which one was running.
+    """Return the share of the time from the first kernel or copy of ``work`` to the last in which one was running.
 
-    ``work`` returns when the host has seen its end. Raises RuntimeError if the profiler saw nothing on the device.
+    ``work`` returns when the host has seen its end. Raise RuntimeError if the profiler saw nothing on the device.
     """
     torch.cuda.synchronize(device)
     with profile(activities=[ProfilerActivity.CUDA]) as seen:
@@ -32,7 +32,7 @@ def busy_share(work: Callable[[], object], device: torch.device) -> float:
 
 
 def covered(spans: Iterable[tuple[float, float]]) -> float:
-    """The length that spans cover together; where several overlap, once."""
+    """Return the length that spans cover together; where several overlap, once."""
     total, reached = 0.0, float("-inf")
     for start, end in sorted(spans):
         total += max(0.0, end - max(start, reached))

@@ -27,7 +27,7 @@ class FusedLSTM(LSTMCell):
         self.precision: Precision = precision
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Always."""
+        """Return True."""
         return True
 
     @reads_spans
@@ -39,9 +39,9 @@ class FusedLSTM(LSTMCell):
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
-        """A run by the chain kernel, if it takes these weights."""
+        """Return a run by the chain kernel, if it takes these weights."""
         return self._fused.run_chain(self, sizes, inputs, outputs, self.precision)
 
     def packed(self) -> PackedWeights:
-        """The weights as the kernel reads them."""
+        """Return the weights as the kernel reads them."""
         return self._fused.packed(self)

@@ -1,4 +1,4 @@
-"""How a host learns that a GPU's task is done: signal kernel, copied count, events, host callbacks (BatchMaker 2.5).
+"""The ways in which a host learns that a GPU's task is done: signal, copied count, events, callbacks (BatchMaker 2.5).
 
 For each way: what the host pays to ask for it, how long one short task takes from submission until the host knows,
 and what a task costs when a thousand are queued.
@@ -35,14 +35,14 @@ class HostCallbacks:
         self._runtime = ctypes.CDLL(_loaded("libcudart"))
 
     def send(self) -> None:
-        """Queues the function behind what the current stream holds. Raises RuntimeError if the runtime refuses."""
+        """Queue the function behind what the current stream holds. Raise RuntimeError if the runtime refuses."""
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         code = self._runtime.cudaLaunchHostFunc(stream, self._function, None)
         if code:
             raise RuntimeError(f"cudaLaunchHostFunc returned {code}")
 
     def completed(self) -> int:
-        """How many of them were called."""
+        """Return how many callbacks were called."""
         return self._num_reached
 
     def _reach(self, _: object) -> None:
@@ -50,12 +50,12 @@ class HostCallbacks:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures each way on the first GPU, or the device "dry" alone where there is none."""
+    """Measure each way on the first GPU, or the device "dry" alone where there is none."""
     measure(recorder, "cuda:0" if torch.cuda.is_available() else "dry", 100 if options.quick else 1000)
 
 
 def measure(recorder: Recorder, device: str, count: int) -> None:
-    """Measures each way that the device has, on so many tasks."""
+    """Measure each way that the device has, on so many tasks."""
     for name, open_device in _ways(device).items():
         with _closing(open_device()) as opened:
             _measure(recorder, name, opened, count)
@@ -124,7 +124,7 @@ def _measure(recorder: Recorder, name: str, device: Device, count: int) -> None:
 
 
 def _loaded(library: str) -> str:
-    """The file of a library that this process has loaded. Raises RuntimeError if it has not."""
+    """Return the file of a library that this process has loaded. Raise RuntimeError if it has not."""
     for line in Path("/proc/self/maps").read_text(encoding="utf-8").splitlines():
         path = line.split()[-1]
         if library in path:

@@ -82,7 +82,7 @@ TINY = Scale(8, 50, 50, 8, 4, 6, (2, 4), 100, 1 << 20, 1e-4)
 
 @dataclass(frozen=True)
 class Setting:
-    """What every figure is told."""
+    """The settings that all figures share."""
 
     recorder: Recorder
     device: str
@@ -90,15 +90,15 @@ class Setting:
     pace: Pace
     treebank: Path | None
     is_whole: bool
-    """Whether the packed peer is measured too."""
+    """True if the packed peer is measured too."""
 
     @property
     def torch_device(self) -> torch.device:
-        """Where tensors are."""
+        """The device of tensors."""
         return torch.device("cpu" if self.device == "dry" else self.device)
 
     def engine(self, trace: bool = False) -> dict[str, Any]:
-        """Options of every engine."""
+        """Return options of every engine."""
         return {"workers": [self.device], "arena_bytes": self.scale.arena_bytes, "trace": trace}
 
 
@@ -235,10 +235,10 @@ def measure_figures(
     quick: bool = False,
     names: Sequence[str] = tuple(FIGURES),
 ) -> None:
-    """Measures figures on "cuda:0" or so; on "dry", with tiny sizes, what it runs on is the CPU.
+    """Measure figures on "cuda:0" or so; on "dry", with tiny sizes, what it runs on is the CPU.
 
     On a GPU all of them take about 8 minutes, 2 if ``quick``, once kernels are compiled. One that fails is shown, and
-    the others go on. Raises RuntimeError at the end if one has.
+    the others go on. Raise RuntimeError at the end if one has.
     """
     is_dry = device == "dry"
     pace = DRY if is_dry else QUICK if quick else FULL
@@ -260,7 +260,7 @@ def measure_figures(
 
 
 def _lstm_servers(setting: Setting, lstm: nn.LSTM, table: Tensor, batch: int, trace: bool = False) -> Makers:
-    """Those of the LSTM's figures; requests are word numbers."""
+    """Return the servers of the LSTM's figures; requests are word numbers."""
     device = setting.torch_device
 
     def ours(fold: bool) -> CellServer:
@@ -296,7 +296,7 @@ def _tree_servers(setting: Setting, weights: Weights) -> Makers:
 
 
 def _sentences(scale: Scale, lengths: workloads.Lengths) -> tuple[Tensor, list[list[int]]]:
-    """An embedding, and sentences of these lengths with random words of it."""
+    """Return an embedding, and sentences of these lengths with random words of it."""
     random = np.random.default_rng(2)
     table = torch.randn(scale.words, scale.hidden, generator=torch.Generator().manual_seed(1))
     return table, [random.integers(0, scale.words, int(length)).tolist() for length in lengths]
@@ -304,18 +304,18 @@ def _sentences(scale: Scale, lengths: workloads.Lengths) -> tuple[Tensor, list[l
 
 @torch.inference_mode()
 def _lstm_answers(lstm: nn.LSTM, table: Tensor, requests: Sequence[list[int]]) -> list[Tensor]:
-    """What ``nn.LSTM`` answers to the first requests, one at a time on the CPU."""
+    """Return the answers of ``nn.LSTM`` to the first requests, one at a time on the CPU."""
     return [lstm(table[words])[1][0][0] for words in requests[:NUM_CHECKED]]
 
 
 @torch.inference_mode()
 def _tree_answers(weights: Weights, trees: Sequence[Tree]) -> list[Tensor]:
-    """What plain recursion on the CPU answers to the first trees."""
+    """Return the answers of plain recursion on the CPU to the first trees."""
     return [answer for _, answer in recursion(weights, 1)(trees[:NUM_CHECKED])]
 
 
 def _closeness(expected: Sequence[Tensor], tolerance: float) -> Check:
-    """A check of last states h; it raises AssertionError."""
+    """Return a check of last states h; it raises AssertionError."""
 
     def check(name: str, answers: Sequence[Any]) -> None:
         for answer, right in zip(answers, expected, strict=True):
@@ -326,7 +326,7 @@ def _closeness(expected: Sequence[Tensor], tolerance: float) -> Check:
 
 
 def _same_words(expected: Sequence[Tensor], count: int | None) -> Check:
-    """A check that at least half of the answers have the right first ``count`` words (None: all of them)."""
+    """Return a check that at least half of the answers have the right first ``count`` words (None: all of them)."""
 
     def check(name: str, answers: Sequence[Any]) -> None:
         given = [answer["tokens"] if isinstance(answer, dict) else answer for answer in answers]
@@ -341,7 +341,7 @@ def _same_words(expected: Sequence[Tensor], count: int | None) -> Check:
 
 @contextmanager
 def _tf32() -> Iterator[None]:
-    """Products of float32 are in TF32, by torch, cuDNN and cellrt's kernels alike."""
+    """Compute products of float32 in TF32 inside the context, by torch, cuDNN and cellrt's kernels alike."""
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32
     matmul.allow_tf32 = cudnn.allow_tf32 = True

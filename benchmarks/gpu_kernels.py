@@ -17,14 +17,14 @@ from cellrt.kernels.tuning_cases import OPERATIONS, Case, Use
 
 
 class Floors(NamedTuple):
-    """What the device does at its best."""
+    """The best rates of the device."""
 
     bytes_per_s: float
     operations_per_s: dict[torch.dtype, float]
 
 
 def measure_floors(recorder: Recorder, device: torch.device) -> Floors:
-    """A copy of a gigabyte, and products of 8192 x 8192 in TF32 and bfloat16; tiny ones on a CPU."""
+    """Return a copy of a gigabyte, and products of 8192 x 8192 in TF32 and bfloat16; tiny ones on a CPU."""
     on_gpu = device.type == "cuda"
     source = torch.zeros((1 << 30 if on_gpu else 1 << 16) // 4, device=device)
     target = torch.empty_like(source)
@@ -40,8 +40,10 @@ def measure_floors(recorder: Recorder, device: torch.device) -> Floors:
 
 
 class Cost(NamedTuple):
-    """Of a step that multiplies inputs as wide as its state: rows that it reads and writes for each of its rows, and
-    squares of weights."""
+    """The cost of a step that multiplies inputs as wide as its state.
+
+    It counts the rows read and written for each row of the step, and squares of weights.
+    """
 
     rows: int
     squares: int
@@ -53,7 +55,7 @@ COSTS = {"lstm_step": Cost(5, 8), "gru_step": Cost(3, 6), "tree_lstm_step": Cost
 def measure_kernels(
     recorder: Recorder, device: torch.device, floors: Floors, operations: Sequence[str] = OPERATIONS
 ) -> None:
-    """Steps, and a gather as torch does it, at several numbers of rows."""
+    """Measure steps, and a gather as torch does it, at several numbers of rows."""
     hidden, sizes = (1024, (1, 8, 64, 256, 512, 1024)) if device.type == "cuda" else (8, (1, 4))
     for dtype in (torch.float32, torch.bfloat16):
         for operation in operations:
@@ -72,8 +74,9 @@ def measure_kernels(
 def step_call(
     operation: str, dtype: torch.dtype, hidden: int, rows: int, device: torch.device
 ) -> tuple[Callable[[], object], float, float]:
-    """A step of so many rows with the tile that it takes, float32 by TF32: the call, the bytes it must move and its
-    operations."""
+    """Return a step of so many rows with the tile that it takes, float32 by TF32: the call, the bytes it must move and
+    its operations.
+    """
     precision: Precision = "tf32" if dtype == torch.float32 else "ieee"
     case = Case(Use(operation, dtype, precision, hidden, True), rows, str(device))
     tile, cost = choose_tile(operation, case.weights, rows, precision), COSTS[operation]

@@ -57,13 +57,13 @@ class Served:
         self._loops: dict[tuple[int, int], Callable[[Sequence[Asked]], list[Made]]] = {}
 
     def counts(self) -> tuple[int, int]:
-        """Tasks that were replayed and eager so far."""
+        """Return tasks that were replayed and eager so far."""
         counts = self.engine.statistics()["workers"][1]
         return counts["replayed"], counts["eager"]
 
     @torch.inference_mode()
     def loop(self, requests: Sequence[Asked]) -> list[Made]:
-        """Prompts and answers of one length: a step is a captured graph."""
+        """Return prompts and answers of one length: a step is a captured graph."""
         shape = len(requests), len(requests[0].prompt)
         if shape not in self._loops:
             self._loops[shape] = self._make_loop(*shape, requests[0].steps)
@@ -105,7 +105,7 @@ class Served:
         return run
 
     def _at(self, pages: Tensor, rows: PagedRows) -> PagedRows:
-        """These rows on the device."""
+        """Return these rows on the device."""
         moved: dict[str, Any] = {
             name: value.to(self._on) for name, value in rows._asdict().items() if isinstance(value, Tensor)
         }

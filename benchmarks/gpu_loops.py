@@ -36,7 +36,7 @@ Decoding = EmbeddingLSTMDecoder | SamplingDecoder | AttentionLSTMDecoder
 
 
 class Size(NamedTuple):
-    """Of the workload."""
+    """The size of the workload."""
 
     hidden: int
     vocabulary: int

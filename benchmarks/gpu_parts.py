@@ -1,4 +1,4 @@
-"""What is shown on a GPU, in three sets of parts, the most valuable first: see ``gpu_run.py``, which runs them.
+"""The parts of a run on a GPU, in three sets, the most valuable first: see ``gpu_run.py``, which runs them.
 
 A part is commands that run side by side, and the most seconds that they may take together. ``{python}`` is the Python
 that runs, ``{out}`` the folder of results.
@@ -55,18 +55,18 @@ def tests(*arguments: str, python: Command = ("{python}",)) -> Command:
 
 
 def benchmark(name: str, limit_s: float, *options: str) -> Part:
-    """A part of ``benchmarks.gpu``."""
+    """Return a part of ``benchmarks.gpu``."""
     command = ("{python}", "-m", "benchmarks.gpu", "--only", name)
     return Part(name, limit_s, ((*command, *options, "--out", "{out}"),), ((*command, "--dry"),))
 
 
 def of_kinds(files: tuple[str, ...], kinds: tuple[str, ...]) -> tuple[Command, ...]:
-    """A command for each file and kind of numbers."""
+    """Return a command for each file and kind of numbers."""
     return tuple(tests("-k", kind, file) for file in files for kind in kinds)
 
 
 def sanitized(tool: str) -> Command:
-    """One step and one chain under a tool of ``compute-sanitizer``."""
+    """Run one step and one chain under a tool of ``compute-sanitizer``."""
     checked = ("compute-sanitizer", "--tool", tool, "--error-exitcode", "1", "{python}")
     cases = "(test_kernel_equals_reference_in_every_type or test_groups_share_the_rows) and cuda and not float16"
     return tests("-k", cases, STEPS[0], STEPS[3], python=checked)

@@ -1,4 +1,4 @@
-"""What the GPU's figures compare cellrt with: batches of whole requests, by torch and cuDNN on the same device.
+"""The peers that the GPU's figures compare with: batches of whole requests, by torch and cuDNN on the same device.
 
 ==================== ================================================================================================
 padded cuDNN         ``nn.LSTM``, a batch in order of arrival, padded to its longest sentence
@@ -72,21 +72,21 @@ class Peer:
         self._server = BatchServer(lambda threads: self._run_stamped, max_batch=max_batch, backlog=backlog, threads=1)
 
     def submit(self, request: Any) -> Future[Any]:
-        """Submits a request; the future's result is its answer, on the host."""
+        """Submit a request; the future's result is its answer, on the host."""
         stamped = Stamped(request)
         if self._seen is not None:
             self._seen.append(stamped)
         return self._server.submit(stamped)
 
     def starts(self) -> list[float]:
-        """When the requests since the last call began, in order of submission. None may be unfinished."""
+        """Return when the requests since the last call began, in order of submission. None may be unfinished."""
         begun = [stamped.begun_s for stamped in self._seen or ()]
         if self._seen is not None:
             self._seen.clear()
         return begun
 
     def close(self) -> None:
-        """Ends the thread."""
+        """End the thread."""
         self._server.close()
 
     def _run_stamped(self, batch: Sequence[Stamped]) -> Iterable[tuple[int, Any]]:
@@ -103,7 +103,7 @@ class Arriving(NamedTuple):
     is_there: torch.cuda.Event | None
 
     def wait(self) -> Tensor:
-        """The values, once they are there."""
+        """Return the values, once they are there."""
         if self.is_there is not None:
             self.is_there.synchronize()
         return self.values
@@ -117,11 +117,11 @@ class Lane:
         self.stream = torch.cuda.Stream(device) if device.type == "cuda" else None
 
     def entered(self) -> AbstractContextManager[object]:
-        """While it lasts, this thread's operations go to the stream."""
+        """Send this thread's operations to the stream, inside the context."""
         return nullcontext() if self.stream is None else torch.cuda.stream(self.stream)
 
     def upload(self, *arrays: Numbers) -> list[Tensor]:
-        """These arrays on the device, in one copy that nobody waits for."""
+        """Return these arrays on the device, copied at once without waiting."""
         whole = torch.from_numpy(np.concatenate([array.ravel() for array in arrays]))
         if self.stream is not None:
             whole = whole.pin_memory().to(self.device, non_blocking=True)
@@ -129,7 +129,7 @@ class Lane:
         return [part.view(array.shape) for part, array in zip(parts, arrays, strict=True)]
 
     def download(self, values: Tensor) -> Arriving:
-        """Begins to copy values to the host."""
+        """Begin to copy values to the host."""
         if self.stream is None:
             return Arriving(values, None)
         host = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
@@ -140,7 +140,7 @@ class Lane:
 
 
 def pad(sentences: Sequence[Sequence[int]]) -> tuple[Numbers, NDArray[np.bool_]]:
-    """Word numbers ``[longest, sentences]``, and which of them are no padding."""
+    """Return word numbers ``[longest, sentences]``, and which of them are no padding."""
     lengths = np.array([len(words) for words in sentences])
     is_word = np.arange(lengths.max())[:, None] < lengths
     numbers = np.zeros(is_word.shape, np.int64)
@@ -178,7 +178,7 @@ def packed_lstm(lstm: nn.LSTM, table: Tensor, device: torch.device) -> Runner:
 
 
 def _last_states(lane: Lane, lstm: nn.LSTM, table: Tensor, sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-    """The last h and c ``[sentences, hidden]``, on the device."""
+    """Return the last h and c ``[sentences, hidden]``, on the device."""
     order = sorted(range(len(sentences)), key=lambda k: -len(sentences[k]))
     numbers, is_word = pad([sentences[k] for k in order])
     words, places = lane.upload(numbers[is_word], np.argsort(order))
@@ -197,7 +197,7 @@ class Translator:
         self._lane, self._model = Lane(device), copy.deepcopy(model).to(device).eval()
 
     def run_to_the_last(self, pairs: Sequence[Pair]) -> Iterable[tuple[int, Tensor]]:
-        """Decodes every row until the longest has its length."""
+        """Decode every row until the longest has its length."""
         with self._lane.entered():
             token, h, c = self._encode([pair.tokens for pair in pairs])
             chosen = []
@@ -208,7 +208,7 @@ class Translator:
         return ((k, rows[k, : pair.steps]) for k, pair in enumerate(pairs))
 
     def run_dropping(self, pairs: Sequence[Pair]) -> Iterable[tuple[int, Tensor]]:
-        """Drops and answers rows as they end; all steps are launched before the first answer is waited for."""
+        """Drop and answer rows as they end; all steps are launched before the first answer is waited for."""
         order = sorted(range(len(pairs)), key=lambda k: -pairs[k].steps)
         live, num_steps = len(pairs), pairs[order[0]].steps
         ended: list[tuple[list[int], Arriving]] = []
@@ -227,7 +227,7 @@ class Translator:
         return ((k, row) for places, rows in ended for k, row in zip(places, rows.wait(), strict=True))
 
     def _encode(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor, Tensor]:
-        """The first token, h and c of every row."""
+        """Return the first token, h and c of every row."""
         h, c = _last_states(self._lane, self._model.encoder, self._model.source.weight, sources)
         return torch.full((len(sources),), GO, device=self._lane.device), h, c
 
@@ -236,7 +236,7 @@ class Translator:
 
 
 def level_batched(weights: Weights, device: torch.device) -> Runner:
-    """All nodes of one level and type of the whole batch at once."""
+    """Return all nodes of one level and type of the whole batch at once."""
     lane, weights = Lane(device), Weights(*(value.to(device) for value in weights))
 
     def run(trees: Sequence[Tree]) -> Iterable[tuple[int, Tensor]]:
@@ -268,7 +268,7 @@ class HardWired:
             self._capture(self._lane.stream)
 
     def __call__(self, trees: Sequence[Tree]) -> Iterable[tuple[int, Tensor]]:
-        """Runs a batch; raises ValueError for a tree of another size."""
+        """Run a batch. Raise ValueError for a tree of another size."""
         tokens = np.stack([tree.tokens for tree in trees], axis=1)
         if len(tokens) != len(self._tokens):
             raise ValueError(f"a tree has {len(tokens)} leaves, not {len(self._tokens)}")

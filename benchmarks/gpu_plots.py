@@ -22,7 +22,7 @@ Curve = list[dict[str, Any]]
 
 
 def can_draw() -> bool:
-    """Whether matplotlib is there; if not, says so."""
+    """Return whether matplotlib is there; if not, say so."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
     print("no picture was drawn: matplotlib is not installed. python -m benchmarks.gpu_plots draws from the JSON file.")
@@ -30,7 +30,7 @@ def can_draw() -> bool:
 
 
 def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
-    """One PNG for each figure that has rows, with its panels; returns the files: none without matplotlib."""
+    """Draw a PNG for each figure that has rows, with its panels; return the files: none without matplotlib."""
     by_figure: dict[str, list[dict[str, Any]]] = {}
     for row in rows:
         if "figure" in row:
@@ -72,7 +72,7 @@ def draw_steps(axes: Axes, rows: Curve) -> None:
 
 
 def draw_shares(axes: Axes, rows: Curve) -> None:
-    """Which share of the requests took at most so long (figure 2.9)."""
+    """Draw which share of the requests took at most so long (figure 2.9)."""
     for name, curve in _curves(rows).items():
         _plot(axes, name, [row["value"] for row in curve], [row["quantile"] / 100 for row in curve])
     axes.set(xlabel="time (ms)", ylabel="share of the requests", xscale="log")
@@ -90,7 +90,7 @@ def _plot(axes: Axes, name: str, xs: list[float], ys: list[float]) -> None:
 
 
 def main() -> None:
-    """Draws the figures of the file that the command line names."""
+    """Draw the figures of the file that the command line names."""
     path = Path(sys.argv[1])
     rows = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()]
     for drawn in draw_figures(rows, path.parent):

@@ -57,7 +57,7 @@ class Run:
         self._results, self._log = out / f"{name}.jsonl", out / f"{name}.log"
 
     def run(self, parts: Sequence[Part]) -> int:
-        """Runs what is not done yet; returns the exit status."""
+        """Run what is not done yet; return the exit status."""
         passed, statuses = self._passed(), []
         for part in parts:
             if part.name in passed:
@@ -67,7 +67,7 @@ class Run:
         return 1 if {FAILED, LATE} & set(statuses) else 3 if LEFT in statuses else 0
 
     def _run(self, part: Part) -> str:
-        """Runs a part, and writes and returns what came of it."""
+        """Run a part, and write and return what came of it."""
         left_s = self._end_s - time.monotonic() - GRACE_S
         commands = part.dry if self._is_dry else part.commands
         status, codes, seconds, start = LEFT, [], 0.0, self._log.stat().st_size if self._log.exists() else 0
@@ -103,7 +103,7 @@ class Run:
             os.fsync(file.fileno())
 
     def _passed(self) -> set[str]:
-        """The parts that this commit has passed."""
+        """Return the parts that this commit has passed."""
         if not self._results.exists():
             return set()
         rows = [json.loads(line) for line in self._results.read_text(encoding="utf-8").splitlines()]
@@ -112,16 +112,16 @@ class Run:
 
 
 def fill(word: str, out: Path) -> str:
-    """A word of a command on this machine."""
+    """Return a word of a command on this machine."""
     return word.replace("{python}", sys.executable).replace("{out}", str(out))
 
 
 def run_together(
     commands: Sequence[Command], limit_s: float, log: Path, environment: Mapping[str, str]
 ) -> list[int | None]:
-    """Runs commands side by side, in the repository; what they print is added to ``log``.
+    """Run commands side by side, in the repository; what they print is added to ``log``.
 
-    Returns their exit statuses, None for those that did not end in time. When it returns none of their processes is
+    Return their exit statuses, None for those that did not end in time. When it returns none of their processes is
     left: each command has a process group of its own.
     """
     end_s = time.monotonic() + limit_s
@@ -141,7 +141,7 @@ def run_together(
 
 @contextmanager
 def _group(command: Command, file: IO[bytes], variables: Mapping[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    """A command in a process group, which is ended with the context: interrupted first, so that it may write."""
+    """Yield a command in a process group, which is ended with the context: interrupted first, so that it may write."""
     process = subprocess.Popen(
         command,
         cwd=ROOT,
@@ -164,7 +164,7 @@ def _group(command: Command, file: IO[bytes], variables: Mapping[str, str]) -> I
 
 
 def _tail(log: Path, start: int) -> str:
-    """The end of what was added to a log."""
+    """Return the end of what was added to a log."""
     if not log.exists():
         return ""
     with log.open("rb") as file:
@@ -173,7 +173,7 @@ def _tail(log: Path, start: int) -> str:
 
 
 def find_gpu() -> str | None:
-    """The name of the first GPU, asked for in another process; None: there is none."""
+    """Return the name of the first GPU, asked for in another process; None: there is none."""
     command = [fill(word, ROOT) for word in VERSIONS]
     try:
         done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=PROBE_S)
@@ -184,17 +184,17 @@ def find_gpu() -> str | None:
 
 
 def folder_of(device: str) -> Path:
-    """Where the results of a device lie."""
+    """Return the folder of a device's results."""
     return ROOT / "benchmarks" / "results" / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def commit_here() -> str:
-    """The commit, where git or CELLRT_COMMIT tells it."""
+    """Return the commit, where git or CELLRT_COMMIT tells it."""
     return commit(ROOT)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs the sets that are named; returns the exit status."""
+    """Run the sets that are named; return the exit status."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("sets", nargs="+", choices=[*SETS, "all"])
     parser.add_argument("--out", type=Path, help="folder of the results; default: benchmarks/results/<device>")

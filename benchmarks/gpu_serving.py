@@ -1,4 +1,4 @@
-"""What a GPU serves, and how much of it captures are: cellrt in a process of its own beside batches of cuDNN and torch.
+"""The throughput of a GPU, and the cost of captures: cellrt in a process of its own beside batches of cuDNN and torch.
 
 ``python -m benchmarks.gpu --only serving``: sentences of Europarl's lengths through an LSTM and parse trees through a
 TreeLSTM, 1,024 units, float32 in TF32, embeddings folded in. Each server has a closed loop of 512 requests, and then
@@ -40,7 +40,7 @@ WAIT_S = 120.0
 
 
 def sentences(hidden: int = HIDDEN) -> cellrt.Unfolder:
-    """An LSTM over word numbers; its result is the last state."""
+    """Return an LSTM over word numbers; its result is the last state."""
     _multiply_in_tf32()
     table, lstm = _lstm(hidden)
     module = EmbeddingLSTMCell.from_torch(nn.Embedding.from_pretrained(table), lstm, fold=True)
@@ -55,12 +55,12 @@ def sentences(hidden: int = HIDDEN) -> cellrt.Unfolder:
 
 
 def tiny_sentences() -> cellrt.Unfolder:
-    """The same, small."""
+    """Return the same, small."""
     return sentences(TINY_HIDDEN)
 
 
 def trees(hidden: int = HIDDEN, num_words: int = TREEBANK_WORDS) -> cellrt.Unfolder:
-    """A binary TreeLSTM; its result is the root's state."""
+    """Return a binary TreeLSTM; its result is the root's state."""
     _multiply_in_tf32()
     weights = _tree_weights(hidden, num_words)
     states = ("h_left", "c_left", "h_right", "c_right")
@@ -79,7 +79,7 @@ def trees(hidden: int = HIDDEN, num_words: int = TREEBANK_WORDS) -> cellrt.Unfol
 
 
 def tiny_trees() -> cellrt.Unfolder:
-    """The same, small."""
+    """Return the same, small."""
     return trees(TINY_HIDDEN)
 
 
@@ -92,11 +92,11 @@ class Apart:
         self.engine.register(f"benchmarks.gpu_serving:{model}")
 
     def submit(self, request: Any) -> Future[Any]:
-        """Submits one request."""
+        """Submit one request."""
         return self.engine.submit("model", request)
 
     def captures(self) -> int:
-        """How many were made so far."""
+        """Return how many captures were made so far."""
         return sum(int(worker.get("captures", 0)) for worker in self.engine.statistics()["workers"].values())
 
     def starts(self) -> list[float]:
@@ -104,7 +104,7 @@ class Apart:
         return []
 
     def close(self) -> None:
-        """Ends the engine."""
+        """End the engine."""
         self.engine.close()
 
 
@@ -151,7 +151,7 @@ def workloads_on(device: torch.device, is_dry: bool, treebank: Path | None) -> l
 
 
 def measure_serving(recorder: Recorder, device: str, treebank: Path | None, quick: bool = False) -> None:
-    """Records peaks, latencies and captures of both workloads, ours last."""
+    """Record peaks, latencies and captures of both workloads, ours last."""
     is_dry = device == "dry"
     on = torch.device("cpu" if is_dry else device)
     _multiply_in_tf32()
@@ -182,7 +182,7 @@ def measure_serving(recorder: Recorder, device: str, treebank: Path | None, quic
 
 
 def _bulks(recorder: Recorder, panel: Panel, ours: Apart, best: float, seconds: float) -> None:
-    """Records what two bulks in flight reach, first and later."""
+    """Record what two bulks in flight reach, first and later."""
     size = panel.concurrency
     bulks = [panel.requests[k : k + size] for k in range(0, len(panel.requests) - size + 1, size)]
     for when in ("first", "later"):
@@ -201,7 +201,7 @@ def _bulks(recorder: Recorder, panel: Panel, ours: Apart, best: float, seconds: 
 
 
 def _latencies(recorder: Recorder, panel: Panel, name: str, server: Any, peak: float, seconds: float) -> None:
-    """Records latencies at fractions of a rate, and what was captured meanwhile."""
+    """Record latencies at fractions of a rate, and what was captured meanwhile."""
     for load in LOADS:
         for when in ("first", "later"):
             before = server.captures() if isinstance(server, Apart) else 0
@@ -228,14 +228,14 @@ def _multiply_in_tf32() -> None:
 
 
 def _lstm(hidden: int) -> tuple[torch.Tensor, nn.LSTM]:
-    """The same embedding and weights in every process."""
+    """Return the same embedding and weights in every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return torch.randn(WORDS, hidden), nn.LSTM(hidden, hidden)
 
 
 def _tree_weights(hidden: int, num_words: int) -> Weights:
-    """The same in every process."""
+    """Return the same in every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(1)
         return random_weights(num_words, hidden, hidden)

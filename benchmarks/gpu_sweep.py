@@ -28,24 +28,24 @@ WAIT_S = 60.0
 NUM_CHECKED = 4
 LEAST_REQUESTS = 20
 LOW_LOAD = 0.3
-"""Of the weakest server's peak: the paper's 5,000 requests/s are about as much of its baselines'."""
+"""The part of the weakest server's peak: the paper's 5,000 requests/s are about as much of its baselines'."""
 QUANTILES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
 
 
 class Server(Protocol):
-    """What is driven."""
+    """The interface of a server under load."""
 
     def submit(self, request: Any) -> Future[Any]:
-        """Starts one request."""
+        """Start one request."""
 
     def starts(self) -> list[float]:
-        """When each request since the last call began, on the clock of ``time.perf_counter``, in order of submission.
+        """Return when each request since the last call began, by ``time.perf_counter``, in order of submission.
 
         None may be unfinished. Only of servers that were made to trace.
         """
 
     def close(self) -> None:
-        """Ends the server."""
+        """End the server."""
 
 
 Makers = Mapping[str, Callable[[], Server]]
@@ -59,11 +59,11 @@ class CellServer:
         self._num_tasks = 0
 
     def submit(self, request: Any) -> Future[Any]:
-        """Submits a request; the future's result is a dict of tensors on the host."""
+        """Submit a request; the future's result is a dict of tensors on the host."""
         return self._engine.submit(self._model, request)
 
     def starts(self) -> list[float]:
-        """The start of each request's first task."""
+        """Return the start of each request's first task."""
         tasks = self._engine.timeline().tasks
         first: dict[int, float] = {}
         for task in tasks[self._num_tasks :]:
@@ -73,13 +73,13 @@ class CellServer:
         return [first[request] for request in sorted(first)]
 
     def close(self) -> None:
-        """Ends the engine."""
+        """End the engine."""
         self._engine.close()
 
 
 @dataclass(frozen=True)
 class Pace:
-    """How long a panel takes: for each server about ``2 * sample_s + len(loads) * open_s``.
+    """The length of a panel: for each server about ``2 * sample_s + len(loads) * open_s``.
 
     Attributes:
         sample_s: seconds of the closed loop that finds the peak.
@@ -112,13 +112,15 @@ class Panel:
 
     @property
     def case(self) -> str:
-        """As the recorder's rows name it."""
+        """The name of the panel in the recorder's rows."""
         return f"Figure {self.figure}: {self.title}"
 
 
 @contextmanager
 def opened(makers: Makers, requests: Sequence[Any], check: Check) -> Iterator[dict[str, Server]]:
-    """The servers by name, each of which has answered the first requests as ``check`` wants; closed at the end."""
+    """Yield the servers by name, each of which has answered the first requests as ``check`` wants; closed at the
+    end.
+    """
     made: dict[str, Server] = {}
     with ExitStack() as stack:
         for name, make in makers.items():
@@ -130,9 +132,9 @@ def opened(makers: Makers, requests: Sequence[Any], check: Check) -> Iterator[di
 
 
 def sweep(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace: Pace) -> None:
-    """Records each server's peak, and the median, 90th and 99th percentile of its latency at each load.
+    """Record each server's peak, and the median, 90th and 99th percentile of its latency at each load.
 
-    Raises TimeoutError where that takes too long.
+    Raise TimeoutError where that takes too long.
     """
     for name, server in _in_time(servers, panel, pace):
         common = {"figure": panel.figure, "panel": panel.title, "server": name}
@@ -151,10 +153,10 @@ def sweep(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace:
 
 
 def split(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace: Pace) -> None:
-    """Records quantiles of queueing and computation time, all servers under the same low load.
+    """Record quantiles of queueing and computation time, all servers under the same low load.
 
     Queueing lasts from a request's arrival to the start of its first task or batch, computation from there to the
-    answer (section 2.7.3). Raises TimeoutError where measuring them takes too long.
+    answer (section 2.7.3). Raise TimeoutError where measuring them takes too long.
     """
     rate = LOW_LOAD * min(find_peak(server, panel, pace.sample_s) for _, server in _in_time(servers, panel, pace))
     for name, server in _in_time(servers, panel, pace):
@@ -183,7 +185,7 @@ def split(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace:
 
 
 def find_peak(server: Server, panel: Panel, sample_s: float) -> float:
-    """Requests/s with ``panel.concurrency`` in flight, after a warm-up with fewer (kernels, captures)."""
+    """Return requests/s with ``panel.concurrency`` in flight, after a warm-up with fewer (kernels, captures)."""
     size = 1
     while size < panel.concurrency:
         _closed(server, panel, 2 * size, size)
@@ -213,7 +215,7 @@ class _Ends:
 
 
 def _in_time(servers: Mapping[str, Server], panel: Panel, pace: Pace) -> Iterator[tuple[str, Server]]:
-    """The servers, while there is time."""
+    """Yield the servers, while there is time."""
     end_s = time.monotonic() + pace.most_s
     for name, server in servers.items():
         if time.monotonic() > end_s:
@@ -228,7 +230,7 @@ def _closed(server: Server, panel: Panel, count: int, concurrency: int) -> float
 
 
 def open_load(submit: Callable[[Any], Future[Any]], panel: Panel, rate: float, seconds: float) -> workloads.Load:
-    """Sends requests of a panel for so many seconds, as a Poisson process of this rate."""
+    """Send requests of a panel for so many seconds, as a Poisson process of this rate."""
     requests = panel.requests
     arrivals: NDArray[np.float64] = workloads.poisson_arrivals(rate, max(LEAST_REQUESTS, int(rate * seconds)), seed=3)
     return workloads.open_loop(lambda k: submit(requests[k % len(requests)]), arrivals, WAIT_S)

@@ -1,4 +1,4 @@
-"""How long work takes on a device."""
+"""The time that work takes on a device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ REPEATS = 20
 
 
 def wake(device: torch.device) -> None:
-    """Keeps a GPU busy for a while: its clock, low at rest, takes long to rise."""
+    """Keep a GPU busy for a while: its clock, low at rest, takes long to rise."""
     if device.type != "cuda":
         return
     values, end_s = torch.randn(4096, 4096, device=device), time.perf_counter() + WAKE_S
@@ -42,8 +42,10 @@ def captured(work: Callable[[], object], device: torch.device, repeats: int = 1)
 
 
 def time_captured(work: Callable[[], object], device: torch.device) -> float:
-    """Seconds of work, in one CUDA graph on a GPU. Short work is repeated there, so that what it reads may be in the
-    device's cache."""
+    """Return seconds of work, in one CUDA graph on a GPU.
+
+    Short work is repeated there, so that what it reads may be in the device's cache.
+    """
     work()
     once_s = time_calls(captured(work, device), device)
     if device.type != "cuda" or once_s > SHORT_S:
@@ -52,7 +54,7 @@ def time_captured(work: Callable[[], object], device: torch.device) -> float:
 
 
 def time_calls(work: Callable[[], object], device: torch.device, times: int = 20) -> float:
-    """Median seconds of one call; on a GPU between events."""
+    """Return the median seconds of one call; on a GPU between events."""
     samples = []
     for k in range(times + 3):
         if device.type == "cuda":

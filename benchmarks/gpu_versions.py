@@ -1,4 +1,4 @@
-"""What a machine with a GPU has: ``python -m benchmarks.gpu_versions`` prints it as JSON; it fails where there is none.
+"""The versions and GPU of a machine: ``python -m benchmarks.gpu_versions`` prints JSON; it fails without a GPU.
 
 Versions of Python, torch, its CUDA and cuDNN, Triton, Numba and the driver; of the GPU its name, capability, processors
 and memory.
@@ -16,7 +16,7 @@ from benchmarks.record import machine
 
 
 def versions() -> dict[str, object]:
-    """All that is known; of a machine without a GPU, ``gpu`` is None."""
+    """Return all that is known; of a machine without a GPU, ``gpu`` is None."""
     found: dict[str, object] = {**machine(), "cuda": torch.version.cuda, "gpu": None}
     try:
         import triton
@@ -39,7 +39,7 @@ def versions() -> dict[str, object]:
 
 
 def _driver() -> str:
-    """The version of NVIDIA's driver, or ``unknown``."""
+    """Return the version of NVIDIA's driver, or ``unknown``."""
     command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)

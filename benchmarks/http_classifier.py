@@ -23,7 +23,7 @@ class Classifier(nn.Module):
 
     @torch.inference_mode()
     def classes(self, requests: Sequence[Sequence[int]]) -> list[int]:
-        """The class of each request, as one padded batch that is packed, which is the faster of torch's ways."""
+        """Return the class of each request, as one padded batch that is packed, which is the faster of torch's ways."""
         lengths = torch.tensor([len(tokens) for tokens in requests])
         padded = nn.utils.rnn.pad_sequence([torch.as_tensor(tokens) for tokens in requests], batch_first=True)
         packed = nn.utils.rnn.pack_padded_sequence(
@@ -34,6 +34,6 @@ class Classifier(nn.Module):
         return found
 
     def forward(self, h: Tensor) -> Tensor:
-        """The class of a state ``[rows, 256]``."""
+        """Return the class of a state ``[rows, 256]``."""
         logits: Tensor = self.head(h)
         return logits.argmax(dim=-1)

@@ -17,28 +17,28 @@ class Api(litserve.LitAPI):
     """The model behind its batches."""
 
     def setup(self, device: str) -> None:
-        """Makes the model."""
+        """Make the model."""
         torch.set_num_threads(1)
         self.model = Classifier()
 
     def decode_request(self, request):  # LitServe reads annotations
-        """The tokens."""
+        """Return the tokens."""
         return list(request["request"])
 
     def batch(self, inputs: Sequence[list[int]]) -> Sequence[list[int]]:
-        """As they are: the model pads."""
+        """Return the inputs as they are: the model pads."""
         return inputs
 
     def predict(self, x: Any, **_: Any) -> list[int]:
-        """The classes of a batch."""
+        """Return the classes of a batch."""
         return self.model.classes(x)
 
     def unbatch(self, output: list[int]) -> list[int]:
-        """As they are."""
+        """Return the outputs as they are."""
         return output
 
     def encode_response(self, output: Any, **_: Any) -> dict[str, int]:
-        """The answer."""
+        """Return the answer."""
         return {"class": output}
 
 

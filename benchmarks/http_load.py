@@ -22,7 +22,9 @@ UNITS_MS = {"us": 1e-3, "ms": 1.0, "s": 1e3}
 
 
 def measured(url: str, bodies: Sequence[object], clients: int, seconds: float) -> dict[str, float]:
-    """Requests/s, and p50 and p99 in ms, of so many connections; raises RuntimeError where an answer is no success."""
+    """Return requests/s, and p50 and p99 in ms, of so many connections. Raise RuntimeError where an answer is no
+    success.
+    """
     with tempfile.TemporaryDirectory() as folder:
         lines, script = Path(folder) / "bodies.jsonl", Path(folder) / "send.lua"
         lines.write_text("".join(json.dumps(body) + "\n" for body in bodies))

@@ -21,7 +21,7 @@ MAX_BATCH = 256
 
 
 def classify() -> Unfolder:
-    """The model ``classify``: a request is its tokens, its result their class."""
+    """Return the model ``classify``: a request is its tokens, its result their class."""
     model = Classifier()
     layers = from_torch(model.lstm, embedding=model.embedding, max_batch=MAX_BATCH)
     head = cell(model, {"h": (HIDDEN,)}, name="head", max_batch=MAX_BATCH)
@@ -50,7 +50,7 @@ class Step(nn.Module):
 
 
 def classify_own() -> Unfolder:
-    """The same, of a user's own cell: the server's compiler makes its form."""
+    """Return the same, of a user's own cell: the server's compiler makes its form."""
     model = Classifier()
     inputs = {"token": rows(dtype=torch.int64), "h": (HIDDEN,), "c": (HIDDEN,)}
     step = cell(Step(model), inputs, name="step", max_batch=MAX_BATCH)

@@ -21,7 +21,7 @@ class Worker(mosec.Worker):
         self.model = Classifier()
 
     def forward(self, data: list[dict[str, Any]]) -> list[dict[str, int]]:
-        """The answers of a batch."""
+        """Return the answers of a batch."""
         return [{"class": found} for found in self.model.classes([each["request"] for each in data])]
 
 

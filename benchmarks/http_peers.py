@@ -34,7 +34,7 @@ def _answered(answer: Mapping[str, int]) -> int:
 
 
 def _python(module: str, package: str, path: str) -> Server:
-    """A server that a module of this folder is."""
+    """Return a server that a module of this folder is."""
     return Server(path, partial(_prepared, module), partial(_missing, package), _body, _answered)
 
 

@@ -23,11 +23,11 @@ class Deployed:
 
     @serve.batch(max_batch_size=MAX_BATCH, batch_wait_timeout_s=MAX_WAIT_S)
     async def classes(self, requests: list[list[int]]) -> list[int]:
-        """The classes of a batch."""
+        """Return the classes of a batch."""
         return self.model.classes(requests)
 
     async def __call__(self, request: Any) -> dict[str, int]:
-        """The answer."""
+        """Return the answer."""
         found: Any = await self.classes((await request.json())["request"])
         return {"class": found}
 

@@ -1,4 +1,4 @@
-"""What the HTTP benchmark knows of a server: how it is started, and what requests and answers are there.
+"""The HTTP benchmark's view of a server: how it is started, and the form of its requests and answers.
 
 Peers batch up to 64 requests that arrive within 5 ms, with one worker and one thread of torch.
 """
@@ -51,7 +51,10 @@ class Server:
 
 @contextmanager
 def serving(server: Server) -> Iterator[str]:
-    """A server in processes of its own; its address, without the path. Raises RuntimeError where it does not answer."""
+    """Yield a server in processes of its own; its address, without the path.
+
+    Raise RuntimeError where it does not answer.
+    """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -81,7 +84,7 @@ def _answers(server: Server, address: str, process: subprocess.Popen[bytes]) -> 
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:
-    """Ends a server, and then what it left running: some leave their workers behind."""
+    """End a server, and then what it left running: some leave their workers behind."""
     os.kill(process.pid, signal.SIGTERM)
     end_s = time.monotonic() + STOP_S
     while time.monotonic() < end_s and _is_running(process):
@@ -91,12 +94,12 @@ def _end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _is_running(process: subprocess.Popen[bytes]) -> bool:
-    """Leaves an ended process to be waited for: until then its id, which is its group's, is nobody else's."""
+    """Leave an ended process to be waited for: until then its id, which is its group's, is nobody else's."""
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
 def post(server: Server, address: str, tokens: Tokens) -> int:
-    """The class of one request."""
+    """Return the class of one request."""
     body = json.dumps(server.body(tokens)).encode()
     sent = urllib.request.Request(address + server.path, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(sent, timeout=TIMEOUT_S) as answer:
@@ -104,6 +107,6 @@ def post(server: Server, address: str, tokens: Tokens) -> int:
 
 
 def read(url: str) -> Any:
-    """What JSON is there."""
+    """Return the JSON at an address."""
     with urllib.request.urlopen(url, timeout=TIMEOUT_S) as answer:
         return json.load(answer)

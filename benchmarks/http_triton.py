@@ -53,12 +53,12 @@ instance_group {{ count: 1 kind: KIND_CPU }}
 
 
 def server(way: str) -> Server:
-    """Triton with the model ``whole`` or ``steps``."""
+    """Return Triton with the model ``whole`` or ``steps``."""
     return Server(f"/v2/models/{MODEL}/infer", partial(_prepared, way), missing, _body, _answered, _counts)
 
 
 def missing() -> str | None:
-    """Why Triton cannot run here, or None if it can."""
+    """Return why Triton cannot run here, or None if it can."""
     folder = os.environ.get(VARIABLE)
     if not folder:
         return f"{VARIABLE} names no virtual environment"
@@ -70,7 +70,7 @@ def missing() -> str | None:
 
 
 def write_repository(folder: Path, way: str) -> None:
-    """A repository of one model, with the reference's weights."""
+    """Write a repository of one model, with the reference's weights."""
     version = folder / MODEL / "1"
     version.mkdir(parents=True)
     scheduling = SCHEDULING[way]
@@ -83,7 +83,9 @@ def write_repository(folder: Path, way: str) -> None:
 
 @contextmanager
 def _prepared(way: str, port: int) -> Iterator[Command]:
-    """The command, with a repository and backend until it has ended; then what it left in shared memory is freed."""
+    """Yield the command, with a repository and backend until it has ended; then what it left in shared memory is
+    freed.
+    """
     environment = Path(os.environ[VARIABLE]).absolute()
     programs, libraries, version = _programs(environment)
     shared = f"cellrt_triton_{os.getpid()}_{port}_"
@@ -109,14 +111,14 @@ def _prepared(way: str, port: int) -> Iterator[Command]:
 
 
 def _environment(folder: Path, libraries: list[Path]) -> Mapping[str, str]:
-    """Of the process: the model's interpreter finds its packages by the first ``python3`` of the path."""
+    """Return the environment of the process: the model's interpreter finds its packages by the path's ``python3``."""
     ours = {name: value for name, value in os.environ.items() if not name.startswith("PYTHON")}
     path = f"{folder / 'bin'}{os.pathsep}{os.environ.get('PATH', os.defpath)}"
     return {**ours, "PATH": path, "LD_LIBRARY_PATH": os.pathsep.join(map(str, libraries))}
 
 
 def _programs(folder: Path) -> tuple[Path, list[Path], str]:
-    """Of a virtual environment: where Triton is, the folders with its libraries, and Python's version."""
+    """Return Triton's program, the folders with its libraries, and Python's version in a virtual environment."""
     asked = subprocess.run(
         [folder / "bin" / "python", "-c", WHERE], capture_output=True, text=True, check=True, timeout=TIMEOUT_S
     )
@@ -126,7 +128,7 @@ def _programs(folder: Path) -> tuple[Path, list[Path], str]:
 
 
 def _stub(programs: Path, version: str) -> Path:
-    """The program that runs a model in Python of this version."""
+    """Return the program that runs a model in Python of this version."""
     return programs / "python_backend_stubs" / version / "triton_python_backend_stub"
 
 
@@ -140,6 +142,6 @@ def _answered(answer: Any) -> int:
 
 
 def _counts(address: str) -> tuple[int, int]:
-    """Batches and rows so far; a step counts as a row."""
+    """Return batches and rows so far; a step counts as a row."""
     found = read(f"{address}/v2/models/{MODEL}/stats")["model_stats"][0]
     return found["execution_count"], found["inference_count"]

@@ -14,10 +14,13 @@ MAX_LIVE = 1024
 
 
 class TritonPythonModel:
-    """What the Python backend looks for. States are rows of two tensors; a request under way has one of them."""
+    """The class that the Python backend looks for.
+
+    States are rows of two tensors; a request under way has one of them.
+    """
 
     def initialize(self, arguments):
-        """Reads the weights that lie beside this file."""
+        """Read the weights that lie beside this file."""
         torch.set_num_threads(1)
         self.model = Classifier()
         self.model.load_state_dict(torch.load(Path(__file__).with_name("weights.pt")))
@@ -29,7 +32,7 @@ class TritonPythonModel:
 
     @torch.inference_mode()
     def execute(self, requests):
-        """One step; requests that have ended are answered, the others are handed back to be batched again."""
+        """Take one step; requests that have ended are answered, the others are handed back to be batched again."""
         under_way = [self._under_way(request) for request in requests]
         rows = torch.tensor([row for row, _ in under_way])
         tokens = self.model.embedding(torch.tensor([left.pop() for _, left in under_way]))

@@ -11,16 +11,16 @@ from benchmarks.http_classifier import Classifier
 
 
 class TritonPythonModel:
-    """What the Python backend looks for."""
+    """The class that the Python backend looks for."""
 
     def initialize(self, arguments):
-        """Reads the weights that lie beside this file."""
+        """Read the weights that lie beside this file."""
         torch.set_num_threads(1)
         self.model = Classifier()
         self.model.load_state_dict(torch.load(Path(__file__).with_name("weights.pt")))
 
     def execute(self, requests):
-        """The answers of a batch; tokens are int64 ``[1, steps]`` in each request, classes int64 ``[1, 1]``."""
+        """Return the answers of a batch; tokens are int64 ``[1, steps]`` in each request, classes int64 ``[1, 1]``."""
         tokens = [backend.get_input_tensor_by_name(request, "tokens").as_numpy()[0] for request in requests]
         classes = torch.tensor(self.model.classes(tokens)).reshape(-1, 1, 1).numpy()
         return [backend.InferenceResponse([backend.Tensor("class", found)]) for found in classes]

@@ -1,4 +1,4 @@
-"""Whether a turn costs more the more there is: tiny requests beside ever more that are live, wait or are kept.
+"""The cost of a turn beside ever more requests that are live, wait, or are kept.
 
 The bystanders do nothing meanwhile: requests with deadlines that wait in a session behind one that is held up, and open
 sessions with their state. What grows is then the cost of having them, not of serving them.
@@ -33,7 +33,7 @@ class Door:
         return self
 
     def __call__(self, x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Hands the state on."""
+        """Hand the state on."""
         if x.device.type != "meta" and bool((x == 1).any()):
             self.entered.set()
             self.open.wait(WAIT_S)
@@ -41,7 +41,7 @@ class Door:
 
 
 def make_engine(door: Door, most: int) -> cellrt.Engine:
-    """An engine of two workers with room for that many; one worker may be held up at the door."""
+    """Return an engine of two workers with room for that many; one worker may be held up at the door."""
     number = cellrt.rows(dtype=torch.int64)
     held = cellrt.cell(door, {"x": number, "h": (1,)}, name="held", max_batch=1)
     tiny = cellrt.cell(lambda x, h: {"h": h}, {"x": number, "h": (1,)}, name="tiny")
@@ -67,7 +67,8 @@ def make_engine(door: Door, most: int) -> cellrt.Engine:
 
 
 def request_us(engine: cellrt.Engine, rounds: int) -> float:
-    """Median over rounds: microseconds of processor time, client's and engine's, of a tiny request, of many together.
+    """Return the median over rounds: microseconds of processor time, client's and engine's, of a tiny request, of many
+    together.
 
     What else the machine does changes it little.
     """
@@ -81,13 +82,13 @@ def request_us(engine: cellrt.Engine, rounds: int) -> float:
 
 
 def add_waiting(engine: cellrt.Engine, count: int) -> Any:
-    """Has that many more requests with deadlines wait in the session whose first request is held up."""
+    """Let that many more requests with deadlines wait in the session whose first request is held up."""
     session = engine.session("kept", "held")
     return [session.submit([0], deadline=HOUR_S) for _ in range(count)]
 
 
 def add_sessions(engine: cellrt.Engine, count: int) -> Any:
-    """Opens that many more sessions and has each make a state."""
+    """Open that many more sessions, and make a state in each."""
     sessions = [engine.session("session") for _ in range(count)]
     for first in range(0, count, MANY):
         for future in [session.submit([0]) for session in sessions[first : first + MANY]]:
@@ -96,7 +97,7 @@ def add_sessions(engine: cellrt.Engine, count: int) -> Any:
 
 
 def run_live(recorder: Recorder, quick: bool) -> None:
-    """The cost of a tiny request beside 1,000 to 100,000 bystanders of each kind."""
+    """Record the cost of a tiny request beside 1,000 to 100,000 bystanders of each kind."""
     numbers, rounds = (NUMBERS[:2], 20) if quick else (NUMBERS, 100)
     kinds: list[tuple[str, Callable[[cellrt.Engine, int], Any]]] = [
         ("requests with deadlines wait", add_waiting),

@@ -57,7 +57,7 @@ from examples.models.talker import find_smollm
 
 PARTS = ("random", "smollm", "products", "sampling", "open")
 PAGES_ANEW = 16
-"""So many pages are computed anew at once: of a longer prompt each takes longer, as attention looks back further."""
+"""The pages that are computed again at once: more take longer each, as attention looks back further."""
 MODELS = ("random", "smollm")
 IN_FLIGHT = (1, 8, 32)
 STEP_ROWS = (1, 2, 4, 8)
@@ -73,7 +73,7 @@ Server = Callable[[Sequence[Asked]], list[Made]]
 
 
 class Figures(NamedTuple):
-    """Of one round."""
+    """The figures of one round."""
 
     tokens_per_s: float
     first_ms: float
@@ -93,23 +93,25 @@ class Cellrt:
         self.apart.register(path)
 
     def close(self) -> None:
-        """Ends both."""
+        """End both."""
         self.apart.close()
         self.engine.close()
 
     def serve(
         self, requests: Sequence[Asked], name: str = "lm", by: cellrt.Engine | cellrt.EngineProcess | None = None
     ) -> list[Made]:
-        """All of them at once, each streamed; "layers": as one cell a layer; ``by``: another engine than the first."""
+        """Answer all of them at once, each streamed; "layers": as one cell a layer; ``by``: another engine than the
+        first.
+        """
         return stream_all(by or self.engine, requests, name)
 
     def answer(self, requests: Sequence[Asked]) -> list[Made]:
-        """All of them at once, each answered when it is whole."""
+        """Answer all of them at once, each answered when it is whole."""
         return answer_all(self.engine, requests)
 
     @torch.inference_mode()
     def serve_in_a_loop(self, requests: Sequence[Asked]) -> list[Made]:
-        """Prompts and answers of one length, without the engine: the cell again and again."""
+        """Return prompts and answers of one length, without the engine: the cell again and again."""
         count, read, steps = len(requests), len(requests[0].prompt), requests[0].steps
         width = -(-(read + steps) // PAGE_SIZE)
         pages = torch.zeros(count * width, *self.cell.inputs["kv"].stored.shape)
@@ -127,7 +129,7 @@ class Cellrt:
 
 
 def stream_all(engine: cellrt.Engine | cellrt.EngineProcess, requests: Sequence[Asked], name: str = "lm") -> list[Made]:
-    """All at once, each streamed."""
+    """Answer all at once, each streamed."""
 
     async def one(asked: Asked) -> Made:
         made = Made()
@@ -142,7 +144,7 @@ def stream_all(engine: cellrt.Engine | cellrt.EngineProcess, requests: Sequence[
 
 
 def answer_all(engine: cellrt.Engine, requests: Sequence[Asked]) -> list[Made]:
-    """All at once, each answered when it is whole."""
+    """Answer all at once, each answered when it is whole."""
     made = [Made() for _ in requests]
     results = engine.submit_many("lm", [as_request(asked) for asked in requests]).results()
     for one, result in zip(made, results):
@@ -152,12 +154,12 @@ def answer_all(engine: cellrt.Engine, requests: Sequence[Asked]) -> list[Made]:
 
 
 def as_request(asked: Asked) -> dict[str, torch.Tensor | int]:
-    """What cellrt gets."""
+    """Return the request as cellrt takes it."""
     return {"prompt": torch.tensor(asked.prompt), "max_tokens": asked.steps}
 
 
 def rows_of_step(pages: torch.Tensor, tables: torch.Tensor, first: int, rows: int) -> PagedRows:
-    """So many rows of each request, the first at this position; ``tables`` ``[requests, pages of each]``."""
+    """Return so many rows of each request, the first at this position; ``tables`` ``[requests, pages of each]``."""
     count = len(tables)
     nodes = torch.arange(count, dtype=torch.int32).repeat_interleave(rows)
     positions = torch.arange(first, first + rows, dtype=torch.int32).repeat(count)
@@ -167,7 +169,7 @@ def rows_of_step(pages: torch.Tensor, tables: torch.Tensor, first: int, rows: in
 
 
 def draw_requests(count: int, vocabulary: int, longest: tuple[int, int], is_equal: bool) -> list[Asked]:
-    """Random prompts, of up to so many tokens, and up to so many to be made."""
+    """Return random prompts, of up to so many tokens, and up to so many to be made."""
     generator = torch.Generator().manual_seed(count)
     requests = []
     for _ in range(count):
@@ -179,7 +181,7 @@ def draw_requests(count: int, vocabulary: int, longest: tuple[int, int], is_equa
 
 
 def figures_of(made: Sequence[Made], start: float) -> Figures:
-    """Of a round that began then."""
+    """Return the figures of a round that began at ``start``."""
     ends = [each.times[-1] for each in made]
     each_ms = [1e3 * (each.times[-1] - each.times[0]) / max(1, len(each.times) - 1) for each in made]
     first_ms = statistics.median(1e3 * (each.times[0] - start) for each in made)
@@ -187,7 +189,7 @@ def figures_of(made: Sequence[Made], start: float) -> Figures:
 
 
 def check(case: str, answers: dict[str, list[Made]]) -> None:
-    """Raises RuntimeError where a server's tokens are not those of the first."""
+    """Raise RuntimeError where a server's tokens are not those of the first."""
     wanted, *others = answers
     for name in others:
         pairs = zip(answers[wanted], answers[name], strict=True)
@@ -203,8 +205,10 @@ def compare(
     rounds: int,
     is_checked: bool = True,
 ) -> None:
-    """Rounds in turns; figures of each server, and cellrt's beside the others' and beside a cell a layer. Tokens are
-    compared if ``is_checked``, after one round that is not measured."""
+    """Round in turns; figures of each server, and cellrt's beside the others' and beside a cell a layer.
+
+    Tokens are compared if ``is_checked``, after one round that is not measured.
+    """
     answers = {name: serve(requests) for name, serve in servers.items()}
     if is_checked:
         check(case, answers)
@@ -224,7 +228,9 @@ def compare(
 
 
 def run_suspension(recorder: Recorder, part: str, ours: Cellrt, seconds: float) -> None:
-    """Of one page: copied out and back, or computed anew (Pensieve, section 3.4.3.4, where copies cross a bus)."""
+    """Measure one page copied out and back, and computed again (Pensieve, section 3.4.3.4, where copies cross a
+    bus).
+    """
     prompt = Asked([1] * (PAGES_ANEW * PAGE_SIZE), 1)
     at_worker, at_host = (torch.zeros(PAGES_ANEW, *ours.cell.inputs["kv"].stored.shape) for _ in range(2))
 
@@ -242,7 +248,7 @@ def run_suspension(recorder: Recorder, part: str, ours: Cellrt, seconds: float) 
 
 @torch.inference_mode()
 def run_floor(recorder: Recorder, part: str, model: Llama, cell: cellrt.Cell, seconds: float) -> None:
-    """Steps beside their floors."""
+    """Measure steps beside their floors."""
     sizes = model.sizes
     used = [weight for name, weight in model.named_parameters() if "embedding" not in name or sizes.is_tied]
     numbers = sum(weight.numel() for weight in used)
@@ -299,7 +305,7 @@ def run_products(recorder: Recorder, seconds: float) -> None:
 
 
 def load(part: str) -> Llama | None:
-    """The model of a part; None if it is not installed."""
+    """Return the model of a part; None if it is not installed."""
     if part == "random":
         torch.manual_seed(0)
         return Llama(RANDOM).eval()
@@ -308,7 +314,7 @@ def load(part: str) -> Llama | None:
 
 
 def served(part: str) -> cellrt.Unfolder:
-    """The model of a part, for an engine in a process of its own."""
+    """Return the model of a part, for an engine in a process of its own."""
     model = load(part)
     if model is None:
         raise RuntimeError(f"{part} is not installed")
@@ -316,12 +322,12 @@ def served(part: str) -> cellrt.Unfolder:
 
 
 def random() -> cellrt.Unfolder:
-    """See ``served``."""
+    """Return the model with random weights; see ``served``."""
     return served("random")
 
 
 def smollm() -> cellrt.Unfolder:
-    """See ``served``."""
+    """Return SmolLM; see ``served``."""
     return served("smollm")
 
 

@@ -27,7 +27,7 @@ NORMAL, BYTE, UNKNOWN, CONTROL = 1, 6, 2, 3
 
 
 def halves_to_neighbours(weight: torch.Tensor, head_dim: int) -> torch.Tensor:
-    """The rows of a query's or key's projection in llama.cpp's order, in which neighbours make a rotary pair."""
+    """Return the rows of a query's or key's projection in llama.cpp's order, in which neighbours make a rotary pair."""
     neighbours: torch.Tensor = weight.unflatten(0, (-1, 2, head_dim // 2)).transpose(1, 2).flatten(0, 2)
     return neighbours
 
@@ -90,7 +90,7 @@ class LlamaCpp:
     def complete(self, asked: Asked) -> Made:
         """Return the tokens that are made-up words, as nearly all are, with the time when all were there.
 
-        Raises RuntimeError where llama.cpp made another number of tokens.
+        Raise RuntimeError where llama.cpp made another number of tokens.
         """
         how = {"temperature": 0.0, "ignore_eos": True, "cache_prompt": False, "stream": False}
         answer: Any = self._server.handle_completions({"prompt": asked.prompt, "n_predict": asked.steps} | how)

@@ -55,7 +55,7 @@ LOADS = (0.3, 0.6, 0.9, 1.2)
 MOST, AT_ONCE = 400, 80
 """Requests that are drawn, and those that find how many iterations do at most."""
 SECONDS, FEWEST = 7.0, 24
-"""How long requests arrive at each load; but never fewer than so many."""
+"""The time for which requests arrive at each load, and the fewest of them."""
 OVERWHELMED = 0.6
 LATENCY, THROUGHPUT = "latency a token", "throughput"
 WAYS: dict[str, SchedulerSettings] = {
@@ -69,7 +69,7 @@ Serve = Callable[[Sequence[Asked], Seconds], tuple[Seconds, float]]
 
 
 def draw_requests(count: int, vocabulary: int, seed: int) -> list[Asked]:
-    """Random prompts and how many tokens to make of each."""
+    """Return random prompts and how many tokens to make of each."""
     draw = np.random.default_rng(seed)
     sizes = zip(draw.integers(PROMPTS[0], PROMPTS[1] + 1, count), draw.integers(ANSWERS[0], ANSWERS[1] + 1, count))
     return [Asked(draw.integers(0, vocabulary, int(read)).tolist(), int(steps)) for read, steps in sizes]
@@ -83,14 +83,14 @@ class Arriving(NamedTuple):
 
 
 def random_requests(count: int, vocabulary: int) -> Arriving:
-    """As ORCA has them."""
+    """Return requests with the lengths of ORCA's."""
     return Arriving(draw_requests(count, vocabulary, seed=1), partial(poisson_arrivals, seed=2))
 
 
 def traced_requests(trace: Path, count: int, vocabulary: int) -> Arriving:
-    """A stretch of Azure's; the words of the prompts are drawn.
+    """Return a stretch of Azure's; the words of the prompts are drawn.
 
-    Raises ValueError where the trace has fewer requests.
+    Raise ValueError where the trace has fewer requests.
     """
     draw = np.random.default_rng(1)
     with trace.open(encoding="utf-8", newline="") as file:
@@ -108,7 +108,7 @@ def traced_requests(trace: Path, count: int, vocabulary: int) -> Arriving:
 
 
 def find_trace() -> Path | None:
-    """The file of Azure's trace, if it is there."""
+    """Return the file of Azure's trace, if it is there."""
     path = Path(os.environ.get(TRACE_VARIABLE, TRACE))
     if not path.is_file():
         tell(f"Azure's arrivals are left out: {TRACE_VARIABLE} names no file (see benchmarks/lm_open.py)")
@@ -117,14 +117,14 @@ def find_trace() -> Path | None:
 
 
 def serve_by_engine(engine: cellrt.Engine, requests: Sequence[Asked], arrivals: Seconds) -> tuple[Seconds, float]:
-    """By cellrt."""
+    """Serve by cellrt; return latencies and duration in seconds."""
     given = [{"prompt": torch.tensor(asked.prompt), "max_tokens": asked.steps} for asked in requests]
     load = open_loop(lambda k: engine.submit("lm", given[k]), arrivals, timeout_s=120)
     return load.latencies_s, load.duration_s
 
 
 def serve_by_peer(peer: Continuous, requests: Sequence[Asked], arrivals: Seconds) -> tuple[Seconds, float]:
-    """By transformers; an answer counts when it is taken from its queue, by a thread of its own."""
+    """Serve by transformers; an answer counts when a thread takes it from the queue."""
     manager: Any = peer._manager
     ends: dict[str, float] = {}
 
@@ -163,7 +163,7 @@ def run_open(recorder: Recorder, model: Llama, options: Options) -> None:
 
 
 def start_servers(model: Llama, ends: ExitStack) -> dict[str, Serve]:
-    """Every way that is installed; ``ends`` closes them."""
+    """Return every way that is installed; ``ends`` closes them."""
     servers: dict[str, Serve] = {}
     cell = language_model(model, NO_END, page_size=PAGE_SIZE, max_batch=MOST_IN_A_TASK)
     for name, settings in WAYS.items():

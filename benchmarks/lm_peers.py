@@ -31,7 +31,7 @@ class Made:
     times: list[float] = field(default_factory=list)
 
     def note(self, token: int) -> None:
-        """A token that has just come."""
+        """Note a token that has just come."""
         self.tokens.append(token)
         self.times.append(time.perf_counter())
 
@@ -82,7 +82,7 @@ class Continuous:
         self._manager.start()
 
     def serve(self, requests: Sequence[Asked]) -> list[Made]:
-        """All added at once, each with its own number of tokens; when each came is its own record."""
+        """Add all at once, each with its own number of tokens; when each came is its own record."""
         add = self._manager.add_request
         names = [add(each.prompt, max_new_tokens=each.steps, record_timestamps=True) for each in requests]
         found: dict[str, Any] = {}
@@ -94,7 +94,7 @@ class Continuous:
         return [Made(list(found[name].generated_tokens), list(found[name].timestamps)) for name in names]
 
     def close(self) -> None:
-        """Ends its thread."""
+        """End its thread."""
         self._manager.stop(block=True)
 
 

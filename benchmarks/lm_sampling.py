@@ -1,4 +1,4 @@
-"""What sampling adds to a step of a language model on one core: nothing asked for, and everything.
+"""The cost that sampling adds to a language model's step on one core: with no parameter set, and with all of them.
 
 Steps differ by some percent from run to run, so the choice of the tokens is also measured by itself, of logits that are
 there: what it takes longer than greedy choice, as a share of the greedy step.
@@ -51,7 +51,7 @@ ASKED: dict[str, dict[str, Any]] = {
 
 @torch.inference_mode()
 def run_sampling(recorder: Recorder, seconds: float) -> None:
-    """Steps of a greedy model, and of one that samples, in the forms in which they are served."""
+    """Measure steps of a greedy model, and of one that samples, in the forms in which they are served."""
     torch.manual_seed(0)
     model = Llama(SMOLLM).eval()
     greedy, sampling = (
@@ -89,7 +89,7 @@ def _choice(logits: torch.Tensor, inputs: Mapping[str, Any], asked: Mapping[str,
 
 
 def _inputs(cell: cellrt.Cell, rows: int) -> dict[str, Any]:
-    """Single steps of so many texts of ``READ`` tokens."""
+    """Return single steps of so many texts of ``READ`` tokens."""
     width, length = READ // PAGE_SIZE + 1, torch.full((rows,), READ + 1, dtype=torch.int32)
     tables = torch.arange(rows * width, dtype=torch.int32).view(rows, width)
     offsets, nodes = torch.arange(rows + 1, dtype=torch.int32), torch.arange(rows, dtype=torch.int32)
@@ -108,7 +108,7 @@ def _inputs(cell: cellrt.Cell, rows: int) -> dict[str, Any]:
 
 
 def _asked(cell: cellrt.Cell, rows: int, asked: Mapping[str, Any]) -> dict[str, Any]:
-    """What so many requests ask for, as the cell's inputs."""
+    """Return the parameters of so many requests as the cell's inputs."""
     requests = SamplingRequests("lm", cell)
     each = [requests.read({**asked, "seed": row}, READ // 2, 256)[0] for row in range(rows)]
     return {name: torch.stack([torch.as_tensor(one[name]) for one in each]) for name in each[0]}

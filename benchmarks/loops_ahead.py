@@ -1,4 +1,4 @@
-"""How busy loops keep a device that tells late that a step was not the last: waiting for it, and going ahead.
+"""The share of time in which loops keep a device busy that reports a stop late: by waiting for it, and by going ahead.
 
 Without a GPU: the device "dry" runs tasks on a thread of the CPU, where each takes a given time longer, asleep. All
 else is the worker's and the manager's own code. Eight loops of different lengths come together, one step a task; *busy*
@@ -59,18 +59,18 @@ def count_down(n: Tensor) -> Made:
 
 
 def count_in_pages(n: Tensor, seen: PagedRows) -> Made:
-    """The same; each step appends a row."""
+    """Return the same; each step appends a row."""
     seen.append(n[:, None].float())
     return Made(n - 1, n <= 1)
 
 
 def hand_on(n: Tensor) -> Handed:
-    """The number as it is."""
+    """Return the number as it is."""
     return Handed(n + 0)
 
 
 def counter(part: str) -> Unfolder:
-    """Requests are numbers of steps."""
+    """Return the model; requests are numbers of steps."""
     number, most = rows(dtype=torch.int64), max(LENGTHS)
     made = cell(count_down, {"n": number}, max_batch=64)
     paged = cell(count_in_pages, {"n": number, "seen": grows(1)}, max_batch=64)
@@ -99,7 +99,7 @@ class SlowDevice(DryDevice):
         self.placements = Placements(self.torch_device, Forms())
 
     def submit(self, work: Work, has_download: bool) -> None:
-        """See ``Device``."""
+        """Submit work that takes ``seconds`` longer, asleep."""
 
         def slowly() -> None:
             start = time.perf_counter()
@@ -121,7 +121,7 @@ class Server:
         self.engine.register(counter(part), warm_up=False)
 
     def serve(self) -> tuple[float, float]:
-        """Serves the loops once: seconds a step of the longest, and the share of the time that the device was busy."""
+        """Serve the loops once: seconds a step of the longest, and the share of the time that the device was busy."""
         before, start = self.device.spent_s, time.perf_counter()
         for future in self.engine.submit_many("count", LENGTHS):
             future.result(WAIT_S)
@@ -131,7 +131,7 @@ class Server:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures both, one after the other, several times; medians."""
+    """Measure both, one after the other, several times; medians."""
     rounds = 1 if options.quick else 7
     cases = itertools.product(filter(options.has, PARTS), STEP_MS[:1] if options.quick else STEP_MS)
     for part, step_ms in cases:

@@ -1,4 +1,4 @@
-"""What a benchmark is told on the command line, and the form that each has."""
+"""The options of a benchmark on the command line, and the interface that each benchmark has."""
 
 from __future__ import annotations
 
@@ -35,17 +35,17 @@ class Options:
     treebank: Path | None = None
 
     def has(self, part: str) -> bool:
-        """Whether this part is to run."""
+        """Return whether this part is to run."""
         return not self.only or part in self.only
 
     @property
     def hidden_sizes(self) -> tuple[int, ...]:
-        """Those asked for; by default 256, and 1024 in the full run."""
+        """The sizes that were asked for; by default 256, and 1024 in the full run."""
         return self.hidden or ((256,) if self.quick else (256, 1024))
 
 
 def are_there(peer: str, *packages: str) -> bool:
-    """Whether a peer's packages are installed; if not, says on standard error that it is left out, and what to do."""
+    """Return whether a peer's packages are installed; if not, say on standard error how to get them."""
     missing = [package for package in packages if importlib.util.find_spec(package) is None]
     if missing:
         tell(f"{peer} is left out: pip install {' '.join(missing)}")
@@ -53,14 +53,14 @@ def are_there(peer: str, *packages: str) -> bool:
 
 
 def tell(text: str) -> None:
-    """Says how far a benchmark is, on standard error: what it measured goes to standard output."""
+    """Say how far a benchmark is, on standard error: what it measured goes to standard output."""
     print(text, file=sys.stderr, flush=True)
 
 
 def find_treebank(given: Path | None = None) -> Path | None:
-    """The file of trees: the one given, else that of the environment, else the repository's, if it is there.
+    """Return the file of trees: the one given, else that of the environment, else the repository's, if it is there.
 
-    Raises FileNotFoundError, which says where to get the trees, if the file given or that of the environment is absent.
+    Raise FileNotFoundError, which says where to get the trees, if the file given or that of the environment is absent.
     """
     named = given or os.environ.get(TREEBANK_VARIABLE)
     if named is None:
@@ -72,7 +72,7 @@ def find_treebank(given: Path | None = None) -> Path | None:
 
 
 class Benchmark(Protocol):
-    """What a module needs in order to be a benchmark."""
+    """The interface of a module that is a benchmark."""
 
     PARTS: tuple[str, ...]
     """The names that ``--only`` takes."""

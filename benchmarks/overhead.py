@@ -1,4 +1,4 @@
-"""What the runtime costs where the cells cost nothing: the scheduler's time and memory by node, task and request.
+"""The cost of the runtime where cells cost nothing: the scheduler's time and memory by node, task and request.
 
 The core part drives the request processor as the engine does, with tasks that end at once: chains of one cell type with
 one carried state, a step at a time (no runs). Times hold everything between two tasks, the calls from Python too.
@@ -34,7 +34,7 @@ from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESUL
 PARTS = ("core", "engine", "sessions", "turn", "streams", "live")
 LENGTH = 24
 MIXED_LENGTHS = random.Random(0).sample(range(5, 44), 39)
-"""As many nodes as ``LENGTH`` on average."""
+"""The lengths of mixed requests: on average ``LENGTH`` nodes."""
 MANY = 250
 TOGETHER = 1_000
 TURN_ROWS = 512
@@ -54,7 +54,7 @@ class Bench:
 
 
 def make_bench(batch: int, num_requests: int) -> Bench:
-    """A processor with room for that many chains, all live at once."""
+    """Return a processor with room for that many chains, all live at once."""
     limits = Limits(
         max_requests=num_requests,
         max_nodes=32 * num_requests,
@@ -72,7 +72,7 @@ def make_bench(batch: int, num_requests: int) -> Bench:
 
 
 def admit(bench: Bench, num_requests: int) -> float:
-    """Admits chains; returns seconds."""
+    """Admit chains; return seconds."""
     processor, template = bench.processor, bench.template
     start = time.perf_counter()
     for sequence in range(num_requests):
@@ -84,7 +84,7 @@ def admit(bench: Bench, num_requests: int) -> float:
 
 
 def drain(bench: Bench) -> tuple[float, int, list[int]]:
-    """Schedules and completes until nothing is left; returns (seconds, tasks, requests that are done)."""
+    """Schedule and complete until nothing is left; return (seconds, tasks, requests that are done)."""
     processor, num_tasks = bench.processor, 0
     done: list[int] = []
     start = time.perf_counter()
@@ -96,7 +96,9 @@ def drain(bench: Bench) -> tuple[float, int, list[int]]:
 
 
 def admit_together(num_requests: int, rounds: int) -> float:
-    """Median over rounds: microseconds a request of admission and release, of many of one template in two calls."""
+    """Return the median over rounds: microseconds a request of admission and release, of many of one template in two
+    calls.
+    """
     bench = make_bench(512, num_requests)
     times = []
     for _ in range(rounds + 1):
@@ -113,7 +115,7 @@ def admit_together(num_requests: int, rounds: int) -> float:
 
 
 def release(bench: Bench, requests: list[int]) -> float:
-    """Releases requests; returns seconds."""
+    """Release requests; return seconds."""
     start = time.perf_counter()
     for request in requests:
         bench.processor.release([request])
@@ -130,7 +132,7 @@ class Cost:
 
 
 def measure(batch: int, num_requests: int, rounds: int) -> Cost:
-    """Runs whole rounds of chains that arrive together: the first is to warm up and does not count."""
+    """Run whole rounds of chains that arrive together: the first is to warm up and do not count."""
     bench = make_bench(batch, num_requests)
     costs: list[tuple[float, float, float]] = []
     gc.disable()
@@ -147,7 +149,9 @@ def measure(batch: int, num_requests: int, rounds: int) -> Cost:
 
 
 def table_bytes(bench: Bench) -> tuple[float, int]:
-    """Bytes of tables (bytes per step of a live chain with all that comes with it, bytes per request besides)."""
+    """Return bytes of tables (bytes per step of a live chain with all that comes with it, bytes per request
+    besides).
+    """
     tables, arrays = bench.processor.tables, bench.template.arrays
     rows: list[tuple[int, NDArray[Any]]] = [
         (arrays.nodes.size, tables.nodes),
@@ -161,12 +165,12 @@ def table_bytes(bench: Bench) -> tuple[float, int]:
 
 
 def growth_requests(batch: int) -> list[int]:
-    """How many chains are live, one number for each of ``LIVE_NODES`` as far as they differ: at least a batch."""
+    """Return the numbers of live chains, one for each of ``LIVE_NODES`` as far as they differ: at least a batch."""
     return sorted({max(batch, live_nodes // LENGTH) for live_nodes in LIVE_NODES})
 
 
 def run_core(recorder: Recorder, quick: bool) -> None:
-    """The scheduler alone."""
+    """Measure the scheduler alone."""
     rounds = 3 if quick else 7
     for batch in BATCHES:
         num_requests = max(2 * batch, 1024)
@@ -190,7 +194,7 @@ def run_core(recorder: Recorder, quick: bool) -> None:
 
 
 def make_models(**options: Any) -> list[cellrt.Unfolder]:
-    """Chains of a cell that does nothing: unfolded each time, and known by their length."""
+    """Return chains of a cell that does nothing: unfolded each time, and known by their length."""
 
     def nothing(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
         return {"h": h}
@@ -215,7 +219,7 @@ class RequestTimes(NamedTuple):
 
 
 def request_times(engine: cellrt.Engine, model: str, count: int, lengths: Sequence[int]) -> RequestTimes:
-    """What requests of these lengths take."""
+    """Return the times of requests of these lengths."""
     requests = [list(range(lengths[k % len(lengths)])) for k in range(count)]
     start = time.perf_counter()
     for request in requests[: count // 20]:
@@ -237,8 +241,10 @@ def request_times(engine: cellrt.Engine, model: str, count: int, lengths: Sequen
 
 
 def run_engine(recorder: Recorder, quick: bool) -> None:
-    """Requests of 24 nodes, and of 5 to 43, of a cell that does nothing, through one engine: from ``submit`` to the
-    result."""
+    """Measure requests of 24 nodes, and of 5 to 43, of a cell that does nothing, through one engine.
+
+    A time runs from ``submit`` to the result.
+    """
     count, rounds = (4_000, 3) if quick else (20_000, 5)
     cases = [(model, lengths) for model in make_models() for lengths in ([LENGTH], MIXED_LENGTHS)]
     with cellrt.Engine(1, max_queue=1 << 20) as engine:
@@ -268,7 +274,7 @@ def run_engine(recorder: Recorder, quick: bool) -> None:
 
 
 def run_turn(recorder: Recorder, quick: bool) -> None:
-    """A turn between two tasks of 512 rows of one step each, while some 21 chains of 24 steps leave and as many join.
+    """Measure a turn between two tasks of 512 rows of one step each, while some 21 chains leave and as many join.
 
     All were submitted before, and the tables hold 512; their results are read later. Of the first half of the turns no
     time counts: they touch tables for the first time, and the machine makes their pages.
@@ -318,7 +324,7 @@ class Busy(threading.Thread):
 
 
 def small_tasks(engine: cellrt.Engine, steps: int) -> tuple[float, float]:
-    """Microseconds that a task of 8 rows and one step takes with its turn: that pass, and the worker's own."""
+    """Return microseconds that a task of 8 rows and one step takes with its turn: that pass, and the worker's own."""
     worker = time.pthread_getcpuclockid(engine._manager.workers[0]._thread.ident or 0)
     start, start_ns = time.perf_counter(), time.clock_gettime_ns(worker)
     engine.submit_many("known", [list(range(steps))] * SMALL_ROWS).results()
@@ -348,7 +354,7 @@ def run_small_tasks(recorder: Recorder, quick: bool) -> None:
 
 
 def run_streams(recorder: Recorder, quick: bool) -> None:
-    """What a token costs that is streamed to a client of the same process: processor time beyond that of whole answers.
+    """Measure the processor time of streaming a token within one process, beyond that of whole answers.
 
     Eight loops of a cell that counts, a step a task; read by tasks of one event loop, or by one thread in turn.
     """
@@ -393,7 +399,7 @@ def run_streams(recorder: Recorder, quick: bool) -> None:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures the core, then a whole engine, then one with many that are live."""
+    """Measure the core, then a whole engine, then one with many that are live."""
     if options.has("core"):
         run_core(recorder, options.quick)
     if options.has("engine"):

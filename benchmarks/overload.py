@@ -48,14 +48,14 @@ MODEL, MODELS = "heavy", "benchmarks.overload_model"
 WAVES = 8
 """Full tasks' worth of sentences of the mean length, by which the time of a step is measured."""
 MOST_LATE, TRIES = 0.05, 3
-"""Of 99 in 100 sentences: how late the client may hand in, in parts of the time within which each must be done."""
+"""The lateness that 99 in 100 sentences may have when they are submitted, in parts of their deadlines."""
 METRICS = ("done in time", "their worth", "their words")
 ENGINES, SIMULATED, LOOP = "engines", "simulated", "a loop in plain Python"
 
 
 @dataclass(frozen=True)
 class Plan:
-    """How much is measured: so many rounds at each load, of so many seconds of arrivals each."""
+    """The amount of measuring: so many rounds at each load, of so many seconds of arrivals each."""
 
     rounds: dict[float, int]
     seconds: float
@@ -77,7 +77,7 @@ def run(recorder: Recorder, options: Options) -> None:
 
 
 def run_simulated(recorder: Recorder, plan: Plan) -> None:
-    """The scheduler by itself, and the loop in plain Python."""
+    """Measure the scheduler by itself, and the loop in plain Python."""
     for load, rounds in plan.rounds.items():
         works = [draw_work(load, STEP_S, plan.seconds, seed) for seed in range(rounds)]
         for way in WAYS:

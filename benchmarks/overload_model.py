@@ -1,4 +1,4 @@
-"""What the benchmark of overload serves, found by import path in every process: an LSTM over sentences, random weights.
+"""The models of the benchmark of overload, found by import path in every process: LSTMs over sentences, random weights.
 
 ``heavy`` is so large that its steps are the limit, and not the client; ``light`` is for tests.
 """

@@ -24,7 +24,7 @@ from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESUL
 
 PATIENCE, MORE = (1.5, 8.0), 8
 MARGIN = 1.15
-"""What must begin: so many times its own time before its deadline."""
+"""The margin of a request: it must begin so many times its own time before its deadline."""
 STEP_S = 3e-3
 """A step of a full task, in seconds, where nothing is measured."""
 
@@ -63,7 +63,9 @@ class Work:
 
 
 class Shares(NamedTuple):
-    """What was done in time, in parts of all; and how late the client was, in parts of the deadlines (99 in 100)."""
+    """The parts of all requests that were done in time, and how late the client was, in parts of the deadlines
+    (p99).
+    """
 
     sentences: float
     worth: float
@@ -72,7 +74,9 @@ class Shares(NamedTuple):
 
 
 def draw_work(load: float, step_s: float, seconds: float, seed: int) -> Work:
-    """Sentences for so long, in parts of what tasks of ``MAX_BATCH`` rows do at most whose steps take so long."""
+    """Return sentences for so long, in parts of what tasks of ``MAX_BATCH`` rows do at most whose steps take so
+    long.
+    """
     rate = load * MAX_BATCH / (step_s * workloads.EUROPARL_MEAN)
     count = max(16, round(rate * seconds))
     lengths = workloads.europarl_lengths(count, seed)
@@ -94,7 +98,7 @@ def shares(work: Work, ends_s: NDArray[np.float64], client_late: float = 0.0) ->
 
 
 def play(way: Way, work: Work, settings: SchedulerSettings | None = None) -> Shares:
-    """By the scheduler with a virtual clock."""
+    """Play the work by the scheduler with a virtual clock."""
     processor = Processor(1, settings=settings, policy=POLICIES[way.policy])
     rows = int(2 * work.lengths.sum())
     processor.add_kind(rows, rows)
@@ -114,8 +118,10 @@ def _cost(cell_type: int, rows: int, steps: int) -> float:
 
 
 def loop(way: Way, work: Work, fair_every: int = 0) -> Shares:
-    """By a loop that takes a step of the first ``MAX_BATCH`` in a policy's order, and so on; every ``fair_every``-th
-    step in that of arrival, as the scheduler's bound on waiting has it. 0: none."""
+    """Play the work by a loop that takes a step of the first ``MAX_BATCH`` in a policy's order, again and again.
+
+    Every ``fair_every``-th step is in the order of arrival, like the scheduler's bound on waiting. 0: none.
+    """
     count = len(work.lengths)
     lengths, arrivals_s = work.lengths.tolist(), work.arrivals_s.tolist()
     due_s, begin_by_s = (work.arrivals_s + work.within_s).tolist(), (work.arrivals_s + work.begin_s).tolist()
@@ -149,7 +155,7 @@ Order = Callable[[list[int]], list[int]]
 
 
 def orders(lengths: Sequence[int], due_s: Callable[[int], float]) -> dict[str, Order]:
-    """The orders of policies that ``loop`` knows, of what waits by its number, given by when each is due now."""
+    """Return the orders of policies that ``loop`` knows, of what waits by its number, given by when each is due now."""
     return {
         "first-come-first-served": lambda waiting: waiting,
         "shortest-job-first": lambda waiting: sorted(waiting, key=lengths.__getitem__),

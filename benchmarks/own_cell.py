@@ -86,7 +86,7 @@ class TimedCalls:
         return TimedCalls(copy.deepcopy(self._module, memo), self.calls_s)
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls it."""
+        """Call it."""
         start = time.perf_counter()
         result = self._module(*args, **kwargs)
         self.calls_s.append(time.perf_counter() - start)
@@ -94,7 +94,7 @@ class TimedCalls:
 
 
 def _step_models() -> Iterator[tuple[str, cellrt.Cell, cellrt.Unfolder, Any]]:
-    """A chain, a loop and a loop with a ragged input of one cell each: case, cell, model, request."""
+    """Yield a chain, a loop and a loop with a ragged input of one cell each: case, cell, model, request."""
     linear = torch.nn.Linear(WIDTH, WIDTH)
 
     def step(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
@@ -122,7 +122,7 @@ def _step_models() -> Iterator[tuple[str, cellrt.Cell, cellrt.Unfolder, Any]]:
 
 
 def run_steps(recorder: Recorder, quick: bool) -> None:
-    """The workers' time for tasks without that of the module's calls, by call."""
+    """Record the workers' time for tasks without that of the module's calls, by call."""
     for workers, is_busy in ((1, False), (2, False), (1, True)):
         beside = "a busy client" if is_busy else "a second worker" if workers == 2 else "nobody"
         for case, cell, model, request in _step_models():
@@ -168,7 +168,7 @@ def _time_steps(
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Runs the parts."""
+    """Run the parts."""
     if options.has("modules"):
         run_modules(recorder, options.quick)
     if options.has("steps"):

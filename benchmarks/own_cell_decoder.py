@@ -44,7 +44,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(hidden, TOKENS)
 
     def best(self, h: Tensor, context: Tensor) -> Tensor:
-        """The best token."""
+        """Return the best token."""
         logits: Tensor = self.head(torch.tanh(self.join(torch.cat([h, context], 1))))
         return logits.argmax(1)
 
@@ -81,12 +81,12 @@ class Model(nn.Module):
 
 
 def _lengths(request: Words) -> tuple[int, int]:
-    """What a request's graph depends on."""
+    """Return the key of a request: the lengths that its graph depends on."""
     return len(request.words), request.steps
 
 
 def unfolder(model: Model) -> cellrt.Unfolder:
-    """The model in cellrt."""
+    """Return the model in cellrt."""
     hidden = model.table.embedding_dim
     half = (hidden // 2,)
     encode = from_torch(model.encoder, embedding=model.table)
@@ -116,7 +116,7 @@ class FirstLayer(nn.Module):
         self.table, self.cell = decoder.table, decoder.first
 
     def forward(self, token: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """The layer's state."""
+        """Return the layer's state."""
         return {"h": self.cell(self.table(token), h)}
 
 
@@ -128,7 +128,7 @@ class Choice(nn.Module):
         self.decoder = decoder
 
     def forward(self, left: Tensor, h: Tensor, memory: RaggedRows) -> dict[str, Tensor]:
-        """The best token."""
+        """Return the best token."""
         token = self.decoder.best(h, self.decoder.attention(h, memory).context)
         return {"token": token, "left": left - 1, "stop": left <= 1}
 
@@ -147,7 +147,7 @@ class StartOfEach(nn.Module):
 
 
 def unfolder_in_parts(model: Model) -> cellrt.Unfolder:
-    """The same model, with a decoder of three cells in one loop."""
+    """Return the same model, with a decoder of three cells in one loop."""
     hidden = model.table.embedding_dim
     half = (hidden // 2,)
     encode = from_torch(model.encoder, embedding=model.table)
@@ -177,12 +177,12 @@ def unfolder_in_parts(model: Model) -> cellrt.Unfolder:
 
 
 def whole() -> cellrt.Unfolder:
-    """The model with the decoder in one cell."""
+    """Return the model with the decoder in one cell."""
     return unfolder(seeded(Model))
 
 
 def parts() -> cellrt.Unfolder:
-    """The model with the decoder in three cells."""
+    """Return the model with the decoder in three cells."""
     return unfolder_in_parts(seeded(Model))
 
 
@@ -196,8 +196,9 @@ class PaddedStep(nn.Module):
     def forward(
         self, token: Tensor, first: Tensor, second: Tensor, memory: Tensor, keys: Tensor, mask: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """The next token and states; ``memory`` and ``keys`` are ``[rows, words, hidden]``, ``mask`` is true past the
-        words."""
+        """Return the next token and states; ``memory`` and ``keys`` are ``[rows, words, hidden]``, ``mask`` is true
+        past the words.
+        """
         first = self.decoder.first(self.decoder.table(token), first)
         second = self.decoder.second(first, second)
         scores = torch.bmm(keys, second[:, :, None])[:, :, 0].masked_fill(mask, -1e30)
@@ -206,7 +207,9 @@ class PaddedStep(nn.Module):
 
 
 def padded(compiled: bool, threads: int) -> Runner:
-    """Whole requests in padded batches; rows are dropped and answered as they end. ``compiled``: the decoder's step."""
+    """Return whole requests in padded batches; rows are dropped and answered as they end. ``compiled``: the
+    decoder's step.
+    """
     model = seeded(Model)
     step: Any = PaddedStep(model.decoder)
     if not compiled:
@@ -215,7 +218,7 @@ def padded(compiled: bool, threads: int) -> Runner:
 
 
 def padded_runner(model: Model, decode: Callable[..., tuple[Tensor, Tensor, Tensor]]) -> Runner:
-    """Runs padded batches with this step of the decoder."""
+    """Run padded batches with this step of the decoder."""
     weight: Any = model.decoder.attention.weight
 
     def run(requests: Sequence[Words]) -> Iterable[tuple[int, Tensor]]:
@@ -243,7 +246,7 @@ def padded_runner(model: Model, decode: Callable[..., tuple[Tensor, Tensor, Tens
 
 
 def draw_requests(count: int, seed: int) -> list[Words]:
-    """Random words: 6 to 12 of them, and 5 to 12 tokens."""
+    """Return random words: 6 to 12 of them, and 5 to 12 tokens."""
     random = np.random.default_rng(seed)
     sizes = zip(random.integers(6, 13, count), random.integers(5, 13, count))
     return [Words(random.integers(0, TOKENS, int(words)).tolist(), int(steps)) for words, steps in sizes]

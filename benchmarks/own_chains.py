@@ -33,7 +33,7 @@ class LSTMStep(nn.Module):
         self.first, self.second = nn.LSTMCell(HIDDEN, HIDDEN), nn.LSTMCell(HIDDEN, HIDDEN)
 
     def forward(self, token: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
-        """One step; "top" is the upper layer's h."""
+        """Run one step; "top" is the upper layer's h."""
         h0, c0 = self.first(self.table(token), (h[:, 0], c[:, 0]))
         h1, c1 = self.second(h0, (h[:, 1], c[:, 1]))
         return {"h": torch.stack([h0, h1], 1), "c": torch.stack([c0, c1], 1), "top": h1}
@@ -47,7 +47,7 @@ class Attend(nn.Module):
         self.query, self.head = nn.Linear(HIDDEN, HIDDEN), nn.Linear(2 * HIDDEN, CLASSES)
 
     def forward(self, last: Tensor, memory: RaggedRows) -> dict[str, Tensor]:
-        """Each row over its own memory."""
+        """Return each row over its own memory."""
         owner = torch.repeat_interleave(memory.offsets.diff(), output_size=memory.values.shape[0])
         weights = (self.query(last)[owner] * memory.values).sum(1).exp()
         total = torch.zeros_like(last[:, 0]).index_add(0, owner, weights)
@@ -55,7 +55,7 @@ class Attend(nn.Module):
         return {"scores": self.head(torch.cat([last, context], 1))}
 
     def padded(self, last: Tensor, memory: Tensor, mask: Tensor) -> Tensor:
-        """The same over padded memories ``[rows, words, hidden]``; ``mask`` is true past the words."""
+        """Return the same over padded memories ``[rows, words, hidden]``; ``mask`` is true past the words."""
         scores = torch.bmm(memory, self.query(last)[:, :, None])[:, :, 0].masked_fill(mask, -1e30)
         context = torch.bmm(torch.softmax(scores, 1)[:, None], memory)[:, 0]
         result: Tensor = self.head(torch.cat([last, context], 1))
@@ -87,12 +87,12 @@ class MLPStep(nn.Module):
         self.layers = nn.Sequential(nn.Linear(2 * HIDDEN, 2 * HIDDEN), nn.GELU(), nn.Linear(2 * HIDDEN, HIDDEN))
 
     def forward(self, token: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """One step."""
+        """Run one step."""
         return {"h": self.norm(h + self.layers(torch.cat([self.table(token), h], 1)))}
 
 
 def classify() -> cellrt.Unfolder:
-    """The LSTM with attention in cellrt."""
+    """Return the LSTM with attention in cellrt."""
     model, state = seeded(Classifier), (2, HIDDEN)
     step = cellrt.cell(model.step, {"token": cellrt.token, "h": state, "c": state}, name="step")
     attend = cellrt.cell(model.attend, {"last": (HIDDEN,), "memory": cellrt.ragged(HIDDEN)}, name="attend")
@@ -106,7 +106,7 @@ def classify() -> cellrt.Unfolder:
 
 
 def fold() -> cellrt.Unfolder:
-    """The MLP in cellrt."""
+    """Return the MLP in cellrt."""
     step = cellrt.cell(seeded(MLPStep), {"token": cellrt.token, "h": (HIDDEN,)}, name="mlp-step")
 
     @cellrt.unfold("fold", example=[1, 2, 3], key=len)
@@ -117,7 +117,7 @@ def fold() -> cellrt.Unfolder:
 
 
 def padded_lstm(compiled: bool, threads: int) -> Runner:
-    """Padded batches through torch's own LSTM of two layers; compiled: through the step, whose batch shrinks."""
+    """Return padded batches through torch's own LSTM of two layers; compiled: through the step, whose batch shrinks."""
     model = seeded(Classifier)
     if compiled:
         return warmed(stepped_lstm(model, compiled_step(model.step)), draw_words(64, seed=1))
@@ -133,7 +133,7 @@ def padded_lstm(compiled: bool, threads: int) -> Runner:
 
 
 def stepped_lstm(model: Classifier, step: Step) -> Runner:
-    """Batches in order of length, which lose a sentence at its end."""
+    """Return batches in order of length, which lose a sentence at its end."""
 
     def run(sentences: Sequence[Words]) -> Iterable[tuple[int, Tensor]]:
         order, live, words = by_length(sentences)
@@ -154,13 +154,13 @@ def _attended(model: Classifier, memory: Tensor, counts: Tensor) -> Tensor:
 
 
 def padded_mlp(compiled: bool, threads: int) -> Runner:
-    """Batches in order of length through the step, which lose a sentence, and answer it, at its end."""
+    """Return batches in order of length through the step, which lose a sentence, and answer it, at its end."""
     module: Any = seeded(MLPStep)
     return warmed(stepped_mlp(compiled_step(module)), draw_words(64, seed=1)) if compiled else stepped_mlp(module)
 
 
 def stepped_mlp(step: Step) -> Runner:
-    """Runs batches with this step."""
+    """Run batches with this step."""
 
     def run(sentences: Sequence[Words]) -> Iterable[tuple[int, Tensor]]:
         order, live, words = by_length(sentences)
@@ -174,7 +174,9 @@ def stepped_mlp(step: Step) -> Runner:
 
 
 def by_length(sentences: Sequence[Words]) -> tuple[list[int], list[int], Tensor]:
-    """The sentences' places, longest first; how many are left at each step; and their words ``[steps, sentences]``."""
+    """Return the sentences' places, longest first; how many are left at each step; and their words ``[steps,
+    sentences]``.
+    """
     order = sorted(range(len(sentences)), key=lambda k: -len(sentences[k]))
     words = pad_sequence([torch.tensor(sentences[k]) for k in order])
     counts = np.array([len(sentences[k]) for k in order])
@@ -182,6 +184,6 @@ def by_length(sentences: Sequence[Words]) -> tuple[list[int], list[int], Tensor]
 
 
 def draw_words(count: int, seed: int) -> list[Words]:
-    """Random words, 5 to 30 of them."""
+    """Return random words, 5 to 30 of them."""
     random = np.random.default_rng(seed)
     return [random.integers(0, TOKENS, int(size)).tolist() for size in random.integers(5, 31, count)]

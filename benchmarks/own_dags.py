@@ -46,7 +46,7 @@ class Gate(nn.Module):
 
 
 def unfolder_of(**options: Any) -> cellrt.Unfolder:
-    """The model in cellrt."""
+    """Return the model in cellrt."""
     gate = cellrt.cell(seeded(Gate), {"token": cellrt.token, "h": cellrt.ragged(HIDDEN)}, name="gate")
 
     @cellrt.unfold("settle", example=draw_circuits(1, seed=0)[0], **options)
@@ -57,17 +57,17 @@ def unfolder_of(**options: Any) -> cellrt.Unfolder:
 
 
 def settle() -> cellrt.Unfolder:
-    """See ``unfolder_of``."""
+    """Return the model; see ``unfolder_of``."""
     return unfolder_of()
 
 
 def settle_known() -> cellrt.Unfolder:
-    """The same, whose graphs are known by their key when they come again."""
+    """Return the same, whose graphs are known by their key when they come again."""
     return unfolder_of(key=lambda circuit: (circuit.offsets.tobytes(), circuit.sources.tobytes()))
 
 
 def levels(compiled: bool, threads: int) -> Runner:
-    """What padding is to sentences: all nodes of one level of a batch at once."""
+    """Return a runner that batches all nodes of one level of a batch of graphs at once."""
     gate: Any = seeded(Gate)
     if not compiled:
         return by_levels(gate)
@@ -76,7 +76,7 @@ def levels(compiled: bool, threads: int) -> Runner:
 
 
 def by_levels(gate: Callable[[Tensor, RaggedRows], dict[str, Tensor]]) -> Runner:
-    """Runs batches with this cell."""
+    """Run batches with this cell."""
 
     def run(circuits: Sequence[Circuit]) -> Iterable[tuple[int, Tensor]]:
         read: list[list[int]] = []
@@ -105,7 +105,7 @@ def by_levels(gate: Callable[[Tensor, RaggedRows], dict[str, Tensor]]) -> Runner
 
 
 def draw_circuits(count: int, seed: int) -> list[Circuit]:
-    """Random graphs of 5 to 29 nodes."""
+    """Return random graphs of 5 to 29 nodes."""
     random, made = np.random.default_rng(seed), []
     for _ in range(count):
         size = int(random.integers(5, 30))

@@ -33,25 +33,25 @@ class Next(nn.Module):
         self.second, self.out = nn.LSTM(HIDDEN, HIDDEN), nn.Linear(HIDDEN, SYMBOLS)
 
     def forward(self, window: Tensor) -> dict[str, Tensor]:
-        """Of windows ``[rows, 40]``."""
+        """Return the next token and window of windows ``[rows, 40]``."""
         read = self.second(self.first(self.embedding(window.T))[0])[0][-1]
         token = self.out(read).argmax(1)
         return {"token": token, "window": torch.cat([window[:, 1:], token[:, None]], 1)}
 
 
 def draw_model() -> Next:
-    """Random weights."""
+    """Return random weights."""
     torch.manual_seed(0)
     return Next().eval()
 
 
 def draw_requests() -> list[int]:
-    """How many characters each makes."""
+    """Return how many characters each request makes."""
     return [int(count) for count in np.random.default_rng(0).integers(*LENGTHS, NUM_REQUESTS)]
 
 
 def coarse(model: Next) -> cellrt.Unfolder:
-    """A loop of one cell."""
+    """Return a loop of one cell."""
     cell = cellrt.cell(model, {"window": cellrt.rows(WINDOW, dtype=torch.int64)}, name="next")
     return cellrt.Unfolder("model", lambda graph, count: {"token": graph.loop(cell, max_steps=count).token}, 2)
 
@@ -78,7 +78,7 @@ def fine(model: Next, key: Callable[[int], int] | None) -> cellrt.Unfolder:
 
 
 def padded(model: Next, _threads: int) -> Runner:
-    """Batches whose requests that have all their characters are dropped."""
+    """Return batches whose requests that have all their characters are dropped."""
 
     @torch.inference_mode()
     def run(counts: Sequence[int]) -> Iterator[tuple[int, Tensor]]:
@@ -106,12 +106,12 @@ class Cellrt:
         self.close = self._engine.close
 
     def submit(self, count: int) -> Any:
-        """Submits a request for so many characters."""
+        """Submit a request for so many characters."""
         return self._engine.submit("model", count)
 
 
 def servers() -> Makers:
-    """By name."""
+    """Return the makers of servers by name."""
     model = draw_model()
     return {
         KEYED: lambda: Cellrt(fine(model, int)),
@@ -123,7 +123,7 @@ def servers() -> Makers:
 
 
 def check(counts: Sequence[int], name: str, answers: Sequence[Any]) -> None:
-    """Raises AssertionError where characters are not those of each request alone; one may be, where two are as good."""
+    """Raise AssertionError where characters are not those of each request alone; one may be, where two are as good."""
     run = padded(draw_model(), 1)
     different = 0
     for count, answer in zip(counts, answers):

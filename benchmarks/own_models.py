@@ -1,4 +1,4 @@
-"""What the served models of users' own cells share: their size, and how weights become the same in every process."""
+"""The parts that the served models of users' own cells share: sizes, and weights that are the same in every process."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Made = TypeVar("Made", bound=nn.Module)
 
 
 def seeded(make: Callable[[], Made]) -> Made:
-    """The module, with the same weights in each process, for inference."""
+    """Return the module, with the same weights in each process, for inference."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         return make().eval().requires_grad_(False)

@@ -27,7 +27,7 @@ class OwnModule(NamedTuple):
     refused: str | None = None
 
     def cell(self, name: str) -> Cell:
-        """The cell, with the same weights each time."""
+        """Return the cell, with the same weights each time."""
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
             return cellrt.cell(self.make(), self.inputs, name=name.replace(" ", "-"))
@@ -41,7 +41,7 @@ class Gated(nn.Module):
         self.sums = nn.Linear(2 * WIDTH, 2 * WIDTH)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
-        """One step."""
+        """Run one step."""
         gate, new = self.sums(torch.cat([x, h], 1)).chunk(2, 1)
         c = torch.sigmoid(gate) * c + torch.tanh(new)
         return {"h": torch.tanh(c), "c": c}
@@ -68,7 +68,7 @@ class RaggedAttention(nn.Module):
         self.query = nn.Linear(WIDTH, WIDTH)
 
     def forward(self, h: Tensor, memory: RaggedRows) -> Tensor:
-        """The context ``[rows, width]``; zeros of no memory."""
+        """Return the context ``[rows, width]``; zeros of no memory."""
         counts = memory.offsets.diff()
         owner = torch.repeat_interleave(counts, output_size=memory.values.shape[0])
         weights = (self.query(h)[owner] * memory.values).sum(1).exp()
@@ -84,7 +84,7 @@ class ChildSum(nn.Module):
         self.iou, self.forget = nn.Linear(2 * WIDTH, 3 * WIDTH), nn.Linear(2 * WIDTH, WIDTH)
 
     def forward(self, x: Tensor, h: RaggedRows, c: RaggedRows) -> dict[str, Tensor]:
-        """One node from its children."""
+        """Return one node from its children."""
         owner = torch.repeat_interleave(h.offsets.diff(), output_size=h.values.shape[0])
         total = torch.zeros_like(x).index_add(0, owner, h.values)
         i, o, u = self.iou(torch.cat([x, total], 1)).chunk(3, 1)
@@ -101,7 +101,7 @@ class BinaryTree(nn.Module):
         self.gates = nn.Linear(2 * WIDTH, 5 * WIDTH)
 
     def forward(self, h_left: Tensor, c_left: Tensor, h_right: Tensor, c_right: Tensor) -> dict[str, Tensor]:
-        """One node from two."""
+        """Return one node from two."""
         i, left, right, o, u = self.gates(torch.cat([h_left, h_right], 1)).chunk(5, 1)
         c = torch.sigmoid(i) * torch.tanh(u) + torch.sigmoid(left) * c_left + torch.sigmoid(right) * c_right
         return {"h": torch.sigmoid(o) * torch.tanh(c), "c": c}
@@ -116,7 +116,7 @@ class GRUStack(nn.Module):
         self.layers = nn.ModuleList(nn.GRUCell(WIDTH, WIDTH) for _ in range(2))
 
     def forward(self, token: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """One step; ``h`` is ``[rows, 2, width]``."""
+        """Run one step; ``h`` is ``[rows, 2, width]``."""
         value, states = self.table(token), []
         for k, layer in enumerate(self.layers):
             value = layer(value, h[:, k])
@@ -134,7 +134,7 @@ class TwoLSTMs(nn.Module):
         self.head = nn.Linear(WIDTH, 10)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
-        """One step; states are ``[rows, 2, width]``."""
+        """Run one step; states are ``[rows, 2, width]``."""
         h0, c0 = self.first(x, (h[:, 0], c[:, 0]))
         h1, c1 = self.second(h0, (h[:, 1], c[:, 1]))
         return {"h": torch.stack([h0, h1], 1), "c": torch.stack([c0, c1], 1), "scores": self.head(h1)}
@@ -149,7 +149,7 @@ class Positions(nn.Module):
         self.register_buffer("places", torch.randn(64, WIDTH))
 
     def forward(self, token: Tensor, place: Tensor) -> dict[str, Tensor]:
-        """One step."""
+        """Run one step."""
         places: Any = self.places
         return {"x": self.table(token) + places[place % 64], "place": place + 1}
 
@@ -158,7 +158,7 @@ class Summary(nn.Module):
     """Several outputs of several dtypes."""
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Sizes, the largest, and whether it is positive."""
+        """Return the sizes, the largest, and whether it is positive."""
         return x.norm(dim=1), x.argmax(1), x.sum(1) > 0
 
 
@@ -166,7 +166,7 @@ class ByValues(nn.Module):
     """Asks for the values of its rows."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Clamps large rows."""
+        """Clamp large rows."""
         return x.clamp(max=1.0) if bool((x > 1).any()) else x
 
 
@@ -174,7 +174,7 @@ class Noisy(nn.Module):
     """Draws random numbers."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """Adds noise."""
+        """Add noise."""
         return x + 0.01 * torch.randn_like(x)
 
 
@@ -186,7 +186,7 @@ class OverSpan(nn.Module):
         self.gru = nn.GRU(WIDTH, WIDTH)
 
     def forward(self, memory: RaggedRows) -> Tensor:
-        """The last state of each."""
+        """Return the last state of each."""
         parts = [self.gru(part)[1][0] for part in memory.values.tensor_split(memory.offsets[1:-1].tolist())]
         return torch.stack(parts)
 
@@ -199,13 +199,13 @@ class Counted(nn.Module):
         self.calls = 0
 
     def forward(self, x: Tensor) -> Tensor:
-        """Scales by the number of the call."""
+        """Scale by the number of the call."""
         self.calls += 1
         return x * min(self.calls, 1)
 
 
 def ragged_mean(memory: RaggedRows) -> Tensor:
-    """The mean of each node's rows, by a function."""
+    """Return the mean of each node's rows, by a function."""
     counts = memory.offsets.diff()
     owner = torch.repeat_interleave(counts, output_size=memory.values.shape[0])
     sums = torch.zeros(counts.shape[0], WIDTH).index_add(0, owner, memory.values)
@@ -213,7 +213,7 @@ def ragged_mean(memory: RaggedRows) -> Tensor:
 
 
 def _scaled() -> Callable[[Tensor], Tensor]:
-    """A function that encloses a weight."""
+    """Return a function that encloses a weight."""
     weight = torch.randn(WIDTH, WIDTH) / WIDTH**0.5
 
     def scaled(x: Tensor) -> Tensor:

@@ -32,7 +32,7 @@ FULL = replace(LONG, concurrencies=(1, 64, 512))
 """One in flight: a request alone."""
 MAX_BATCH, NUM_REQUESTS = 64, 2000
 MAX_DIFFERENT = 1
-"""Of ``NUM_CHECKED`` answers: two tokens may be as good as equally likely."""
+"""The part of ``NUM_CHECKED`` answers that must agree: two tokens may be as good as equally likely."""
 COMPILED, EAGER, BUSY = "cellrt, compiled", "cellrt, eager", "busy client"
 
 
@@ -75,14 +75,14 @@ MODELS = {
         {"cellrt, with a key": "benchmarks.own_dags:settle_known"},
     ),
 }
-"""By the benchmark's part."""
+"""The models by the benchmark's part."""
 
 
 class Told(Recorder):
     """Says each row when it is there, since a run takes minutes."""
 
     def add(self, case: str, metric: str, value: float, unit: str, **extra: object) -> None:
-        """As ``Recorder.add``."""
+        """Record a figure, and print it."""
         super().add(case, metric, value, unit, **extra)
         tell(f"{case}: {metric}: {value:,.4g} {unit}")
 
@@ -96,16 +96,16 @@ class Cellrt:
         self._engine.register(path)
 
     def submit(self, request: Any) -> Future[Any]:
-        """Submits a request; the future's result has its results by name."""
+        """Submit a request; the future's result has its results by name."""
         return self._engine.submit(self._model, request)
 
     def close(self) -> None:
-        """Ends the engine's process."""
+        """End the engine's process."""
         self._engine.close()
 
 
 def servers(served: Served, workers: int) -> Makers:
-    """Makers of the servers by name; without a C++ compiler, what is compiled is left out."""
+    """Return makers of the servers by name; without a C++ compiler, what is compiled is left out."""
     eager, compiled = partial(served.runner, False), partial(served.runner, True)
     forms = {COMPILED: served.path, **served.forms} if has_compiler() else {}
     makers: dict[str, Callable[[], Any]] = {
@@ -125,7 +125,7 @@ def _start(name: str, make: Callable[[], Any]) -> Any:
 
 
 def check(served: Served, requests: Sequence[Any], name: str, answers: Sequence[Any]) -> None:
-    """Raises AssertionError where a server's answers are not those of the plain modules to each request alone."""
+    """Raise AssertionError where a server's answers are not those of the plain modules to each request alone."""
     run, num_different, allowed = served.runner(False, 1), 0, 0
     with torch.inference_mode():
         for request, answer in zip(requests[:NUM_CHECKED], answers, strict=True):
@@ -140,7 +140,7 @@ def check(served: Served, requests: Sequence[Any], name: str, answers: Sequence[
 
 
 def run_model(recorder: Recorder, part: str, workers: int, plan: Plan, is_busy: bool) -> list[Point]:
-    """One model behind each server, closed loop and open loop; records cellrt's lead over each peer."""
+    """Measure one model behind each server, closed loop and open loop; record cellrt's lead over each peer."""
     served = MODELS[part]
     requests = served.draw(NUM_REQUESTS, 0)
     case = f"{part}, workers: {workers}" + (f", {BUSY}" if is_busy else "")
@@ -155,7 +155,10 @@ def run_model(recorder: Recorder, part: str, workers: int, plan: Plan, is_busy: 
 
 
 def run_served(recorder: Recorder, options: Options, plan: Plan) -> None:
-    """The models of the options, with 1 and 2 workers, the decoder also beside a busy client; quick: 1 worker alone."""
+    """Measure the models of the options, with 1 and 2 workers, the decoder also beside a busy client.
+
+    The quick form has 1 worker alone.
+    """
     points, told = list[Point](), Told(recorder.benchmark)
     for part in filter(options.has, MODELS):
         for workers in (1,) if options.quick else (1, 2):

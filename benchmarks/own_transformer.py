@@ -62,7 +62,7 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN))
 
     def forward(self, x: Tensor, attend: Attend) -> Tensor:
-        """Rows ``[..., hidden]``."""
+        """Return rows ``[..., hidden]``."""
         query, key, value = self.qkv(self.norm(x)).unflatten(-1, (3, HEADS, SIZE)).unbind(-3)
         x = x + self.out(attend(self.number, query, key, value).flatten(-2))
         made: Tensor = x + self.mlp(self.mlp_norm(x))
@@ -79,7 +79,7 @@ class Decoder(nn.Module):
         self.head = nn.Linear(HIDDEN, VOCABULARY)
 
     def forward(self, token: Tensor, kv: cellrt.PagedRows) -> dict[str, Tensor]:
-        """A step of rows."""
+        """Return a step of rows."""
 
         def attend(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
             return cached_attention(query, key, value, kv, layer=layer)
@@ -89,7 +89,7 @@ class Decoder(nn.Module):
         return {"token": best, "logprob": logprob, "stop": best < 0}
 
     def logits(self, tokens: Tensor, positions: Tensor, attend: Attend) -> Tensor:
-        """Of tokens ``[...]``."""
+        """Return the logits of tokens ``[...]``."""
         x = self.tokens(tokens) + self.places(positions)
         for layer in self.layers:
             x = layer(x, attend)
@@ -97,8 +97,9 @@ class Decoder(nn.Module):
         return made
 
     def in_batch(self, tokens: Tensor, positions: Tensor, cache: Tensor, first: int, seen: Tensor | None) -> Tensor:
-        """The next tokens of a batch ``[requests, steps]``; ``cache`` ``[layers, 2, requests, heads, steps, size]``,
-        ``seen`` which of its keys each step reads; None: all so far, and as far as the step for several."""
+        """Return the next tokens of a batch ``[requests, steps]``; ``cache`` ``[layers, 2, requests, heads, steps,
+        size]``, ``seen`` which of its keys each step reads; None: all so far, and as far as the step for several.
+        """
         steps = tokens.shape[1]
         end = first + steps
 
@@ -120,7 +121,7 @@ class Decoder(nn.Module):
 
 @torch.inference_mode()
 def in_a_loop(step: Callable[..., Tensor], requests: Sequence[Asked]) -> list[Made]:
-    """A padded batch, until the longest answer is made."""
+    """Return a padded batch, until the longest answer is made."""
     made = [Made() for _ in requests]
     read, steps = max(len(asked.prompt) for asked in requests), max(asked.steps for asked in requests)
     padding = torch.tensor([read - len(asked.prompt) for asked in requests])
@@ -146,13 +147,13 @@ def in_a_loop(step: Callable[..., Tensor], requests: Sequence[Asked]) -> list[Ma
 
 
 def draw_model() -> Decoder:
-    """The same weights in every process."""
+    """Return the same weights in every process."""
     torch.manual_seed(0)
     return Decoder().eval()
 
 
 def served(model: Decoder | None = None) -> cellrt.Unfolder:
-    """The model in cellrt."""
+    """Return the model in cellrt."""
     state = key_values(HEADS, SIZE, layers=LAYERS)
     inputs = {"token": cellrt.token, "kv": state}
     cell = cellrt.cell(model or draw_model(), inputs, max_batch=64, max_batch_rows=1024)
@@ -160,7 +161,10 @@ def served(model: Decoder | None = None) -> cellrt.Unfolder:
 
 
 def loop_of_batches(is_compiled: bool, threads: int) -> Runner:
-    """For a process of its own, a request of which is a batch; its answer has the tokens of all, one behind another."""
+    """Return a runner for a process of its own, a request of which is a batch.
+
+    Its answer has the tokens of all requests, one behind another.
+    """
     torch.set_num_threads(threads)
     model = draw_model()
     step = compiled_step(model.in_batch) if is_compiled else model.in_batch
@@ -181,7 +185,7 @@ class LoopsApart:
         self.close = self._server.close
 
     def answer(self, requests: Sequence[Asked]) -> list[Made]:
-        """All of them at once, shared out evenly."""
+        """Answer all of them at once, shared out evenly."""
         shares = [requests[k :: self._workers] for k in range(self._workers)]
         made: list[Made] = [Made() for _ in requests]
         futures = [self._server.submit(share) if share else None for share in shares]
@@ -194,7 +198,7 @@ class LoopsApart:
 
 
 def answer(engine: cellrt.Engine | cellrt.EngineProcess, requests: Sequence[Asked]) -> list[Made]:
-    """All of them at once, each answered when it is whole."""
+    """Answer all of them at once, each answered when it is whole."""
     made = [Made() for _ in requests]
     results = engine.submit_many("own", [as_request(asked) for asked in requests]).results()
     for one, result in zip(made, results):
@@ -212,12 +216,12 @@ class Cellrt:
             engine.register(served(model))
 
     def close(self) -> None:
-        """Ends them."""
+        """End them."""
         for engine in self.engines.values():
             engine.close()
 
     def stream(self, requests: Sequence[Asked]) -> list[Made]:
-        """All of them at once, each streamed to an event loop of this process."""
+        """Answer all of them at once, each streamed to an event loop of this process."""
 
         async def one(asked: Asked) -> Made:
             made = Made()

@@ -24,7 +24,7 @@ class Leaf(nn.Module):
         self.table = nn.Embedding(TOKENS, HIDDEN)
 
     def forward(self, token: Tensor) -> dict[str, Tensor]:
-        """Of each row."""
+        """Return the state of each row."""
         return {"h": self.table(token)}
 
 
@@ -51,7 +51,7 @@ class TreeModel(nn.Module):
 
 
 def compose() -> cellrt.Unfolder:
-    """The model in cellrt."""
+    """Return the model in cellrt."""
     model = seeded(TreeModel)
     leaf = cellrt.cell(model.leaf, {"token": cellrt.token}, name="leaf")
     node = cellrt.cell(model.node, {"h_left": (HIDDEN,), "h_right": (HIDDEN,)}, name="node")
@@ -64,14 +64,14 @@ def compose() -> cellrt.Unfolder:
 
 
 def levels(compiled: bool, threads: int) -> Runner:
-    """What padding is to sentences: all nodes of one level of a batch at once."""
+    """Return a runner that batches all nodes of one level of a batch of trees at once."""
     model = seeded(TreeModel)
     node: Any = model.node
     return warmed(by_levels(model, compiled_step(node)), draw_trees(64, seed=1)) if compiled else by_levels(model, node)
 
 
 def by_levels(model: TreeModel, node: Callable[..., dict[str, Tensor]]) -> Runner:
-    """Runs batches with this node."""
+    """Run batches with this node."""
 
     def run(trees: Sequence[Tree]) -> Iterable[tuple[int, Tensor]]:
         sorted_nodes = by_level(trees)
@@ -88,5 +88,5 @@ def by_levels(model: TreeModel, node: Callable[..., dict[str, Tensor]]) -> Runne
 
 
 def draw_trees(count: int, seed: int) -> list[Tree]:
-    """Random trees like a treebank's."""
+    """Return random trees like a treebank's."""
     return parse_like_trees(count, TOKENS, seed)

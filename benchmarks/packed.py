@@ -21,7 +21,7 @@ class PackedLinear:
         self._bias = None if bias is None else bias.detach()
 
     def __call__(self, x: Tensor) -> Tensor:
-        """The product ``[rows, outputs]``."""
+        """Return the product ``[rows, outputs]``."""
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._weight, self._bias, "none", [], "")
         return product
 
@@ -42,11 +42,11 @@ class PackedLSTM:
         self.hidden = lstm.hidden_size
 
     def __call__(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """The next h and c ``[rows, hidden]`` of ``token [rows]``."""
+        """Return the next h and c ``[rows, hidden]`` of ``token [rows]``."""
         return self.gates(self._recurrent(h).add_(self._inputs[token]), c)
 
     def run(self, sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """The last h and c ``[sentences, hidden]`` of each; no step past a sentence's end is computed."""
+        """Return the last h and c ``[sentences, hidden]`` of each; no step past a sentence's end is computed."""
         order = sorted(range(len(sentences)), key=lambda k: -len(sentences[k]))
         words = pad_sequence([torch.tensor(sentences[k]) for k in order])
         h, c = torch.zeros(2, len(order), self.hidden).unbind()
@@ -59,7 +59,7 @@ class PackedLSTM:
         return h[places], c[places]
 
     def gates(self, sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-        """h and c of the sums ``[rows, 4 * hidden]``: input, forget, cell and output gate."""
+        """Return h and c of the sums ``[rows, 4 * hidden]``: input, forget, cell and output gate."""
         size = self.hidden
         entry, forget = torch.sigmoid(sums[:, : 2 * size]).split(size, 1)
         c = torch.addcmul(forget * c, entry, torch.tanh(sums[:, 2 * size : 3 * size]))

@@ -26,13 +26,13 @@ MESSAGE_BYTES = 1 << 17
 
 
 class ProcessServer:
-    """So many workers, each with torch on one thread.
+    """A server with several workers, each with torch on one thread.
 
     ``submit`` and ``close`` are for one thread. ``make_runner`` must be something that can be pickled.
     """
 
     def __init__(self, make_runner: RunnerMaker, *, max_batch: int, workers: int) -> None:
-        """Starts the workers, one after the other; raises what making their runners raised."""
+        """Start the workers, one after the other. Raise what making their runners raised."""
         self._numbers = itertools.count()
         self._workers: list[_Worker] = []
         try:
@@ -43,12 +43,12 @@ class ProcessServer:
             raise
 
     def submit(self, request: Any) -> Future[Any]:
-        """Sends a request; the future has its answer, or ends with RuntimeError where the worker has ended."""
+        """Send a request; the future has its answer, or end with RuntimeError where the worker has ended."""
         worker = min(self._workers, key=lambda worker: len(worker.unanswered))
         return worker.submit(next(self._numbers), request)
 
     def close(self) -> None:
-        """Ends the workers; may be called twice."""
+        """End the workers; may be called twice."""
         for worker in self._workers:
             worker.close()
 
@@ -89,7 +89,7 @@ class _Worker:
         self._socket.close()
 
     def _answer(self) -> None:
-        """Completes futures until the worker ends; those that are left fail."""
+        """Complete futures until the worker ends; those that are left fail."""
         with suppress(EOFError, OSError):
             while True:
                 number, answer = self._receive()
@@ -105,7 +105,7 @@ class _Worker:
 
 
 def _serve(link: socket.socket, make_runner: RunnerMaker, max_batch: int) -> None:
-    """A worker's process: until the other end is closed. A batch that fails ends the worker."""
+    """Run a worker's process until the other end is closed. A batch that fails ends the worker."""
     torch.set_num_threads(1)
     with torch.inference_mode(), suppress(EOFError, OSError):
         try:
@@ -121,7 +121,7 @@ def _serve(link: socket.socket, make_runner: RunnerMaker, max_batch: int) -> Non
 
 
 def _take(link: socket.socket, work: Batches) -> None:
-    """Takes all that has arrived; waits where there is nothing to do. Raises EOFError once the other end is closed."""
+    """Take all that has arrived; wait where there is nothing to do. Raise EOFError once the other end is closed."""
     with suppress(BlockingIOError):
         while True:
             message = link.recv(MESSAGE_BYTES, socket.MSG_DONTWAIT if len(work) else 0)

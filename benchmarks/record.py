@@ -1,4 +1,4 @@
-"""What a benchmark measured: rows of numbers, shown as a table and written as JSON lines.
+"""The results of a benchmark: rows of numbers, shown as a table and written as JSON lines.
 
 Every row says which commit and which machine it comes from, so that a figure can be traced and no two
 machines are compared by mistake.
@@ -28,7 +28,7 @@ Row = dict[str, object]
 
 _REPOSITORY = Path(__file__).resolve().parent.parent
 _COMMON = ("benchmark", "case", "metric", "value", "unit", "commit", "machine")
-"""What every row has."""
+"""The columns that every row has."""
 
 
 class Recorder:
@@ -45,7 +45,7 @@ class Recorder:
         """Add one number: what was run, what was measured of it, and in which unit.
 
         ``extra`` holds further columns of the row, such as a batch size; JSON must be able to hold them.
-        Raises ValueError where an extra column has the name of a column that every row has.
+        Raise ValueError where an extra column has the name of a column that every row has.
         """
         row: Row = {
             "benchmark": self.benchmark,
@@ -96,9 +96,9 @@ class Recorder:
 
 
 def percentiles(latencies: Sequence[float] | NDArray[np.float64]) -> dict[str, float]:
-    """The 50th, 90th and 99th percentile, the mean and the maximum, in the unit of ``latencies``.
+    """Return the 50th, 90th and 99th percentile, the mean and the maximum, in the unit of ``latencies``.
 
-    Raises ValueError where there are none.
+    Raise ValueError where there are none.
     """
     values = np.asarray(latencies, dtype=np.float64)
     if values.size == 0:
@@ -114,7 +114,7 @@ def percentiles(latencies: Sequence[float] | NDArray[np.float64]) -> dict[str, f
 
 
 def _extras(rows: Sequence[Row]) -> list[str]:
-    """The columns that not every row has."""
+    """Return the columns that not every row has."""
     return list(dict.fromkeys(name for row in rows for name in row if name not in _COMMON))
 
 
@@ -123,7 +123,7 @@ def _number(value: object) -> str:
 
 
 def machine() -> Machine:
-    """The processor, the number of cores this process may use, and the versions that decide speed."""
+    """Return the processor, the number of cores this process may use, and the versions that decide speed."""
     return {
         "cpu": _cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
@@ -141,7 +141,7 @@ def _version(package: str) -> str:
 
 
 def _cpu_model() -> str:
-    """The processor's name as Linux tells it, or what Python knows elsewhere."""
+    """Return the processor's name as Linux tells it, or what Python knows elsewhere."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

@@ -32,8 +32,10 @@ from cellrt.cells.lstm import EmbeddingLSTMCell
 PARTS = ("2k", "30k")
 NUM_WORDS = {"2k": 2_000, "30k": 30_000}
 MAX_DIFFERENT = 1
-"""Of the ``NUM_CHECKED`` answers that are compared: two words may be as good as equally likely, and then rounding
-decides, and all that follows differs."""
+"""The part of the ``NUM_CHECKED`` answers that must agree.
+
+Two words may be as good as equally likely. Then rounding decides, and all that follows differs.
+"""
 NUM_TRIED = 64
 """Pairs that a bare loop is tried with."""
 QUICK_SERVERS = ("cellrt", "padded", "bucketed", *LOOPS)
@@ -72,16 +74,16 @@ class Cellrt:
         self.engine.register(translate)
 
     def submit(self, pair: Pair) -> Future[Any]:
-        """Submits one sentence; the future's result has the chosen tokens as "tokens"."""
+        """Submit one sentence; the future's result has the chosen tokens as "tokens"."""
         return self.engine.submit("translate", pair)
 
     def close(self) -> None:
-        """Ends the engine."""
+        """End the engine."""
         self.engine.close()
 
 
 def servers(model: Model, pairs: Sequence[Pair], names: Sequence[str]) -> Makers:
-    """Makers of the servers by name."""
+    """Return makers of the servers by name."""
     ours: dict[str, Callable[[], Server]] = {
         "cellrt": lambda: Cellrt(model),
         "cellrt, unfolded": lambda: Cellrt(model, fold=False),
@@ -92,14 +94,14 @@ def servers(model: Model, pairs: Sequence[Pair], names: Sequence[str]) -> Makers
 
 
 def draw_pairs(count: int, num_words: int, seed: int) -> list[Pair]:
-    """Random words, with lengths like Europarl's."""
+    """Return random words, with lengths like Europarl's."""
     random = np.random.default_rng(seed)
     lengths = zip(*workloads.translation_lengths(count, seed), strict=True)
     return [Pair(random.integers(0, num_words, int(source)).tolist(), int(target)) for source, target in lengths]
 
 
 def check(model: Model, pairs: Sequence[Pair], name: str, answers: Sequence[Any]) -> None:
-    """Raises AssertionError where a server's tokens are not those of a sentence decoded alone."""
+    """Raise AssertionError where a server's tokens are not those of a sentence decoded alone."""
     decode = dropping(model, 1)
     num_different = 0
     with torch.inference_mode():
@@ -112,7 +114,7 @@ def check(model: Model, pairs: Sequence[Pair], name: str, answers: Sequence[Any]
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Runs the benchmark: each vocabulary at each hidden size, closed loop and open loop."""
+    """Run the benchmark: each vocabulary at each hidden size, closed loop and open loop."""
     torch.manual_seed(0)
     points = []
     for hidden in options.hidden_sizes:

@@ -31,11 +31,11 @@ class PackedModel:
         self._projection = PackedLinear(model.projection.weight, model.projection.bias)
 
     def encode(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """As ``Model.encode``."""
+        """Return the last states, as ``Model.encode`` does."""
         return self.encoder.run(sources)
 
     def step(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """As ``Model.step``."""
+        """Return the next token and states, as ``Model.step`` does."""
         h, c = self.decoder(token, h, c)
         return self._projection(h).argmax(dim=1), h, c
 
@@ -61,11 +61,11 @@ class Slots:
         return len(self._waiting) + len(self._place) - len(self._free)
 
     def add(self, index: int, request: Pair) -> None:
-        """Has the request wait for a row."""
+        """Let the request wait for a row."""
         self._waiting.append(Numbered(index, request))
 
     def advance(self) -> Iterator[tuple[int, Tensor]]:
-        """One step of every row."""
+        """Take one step of every row, and yield each answer with its index."""
         while self._waiting and self._free:
             self._take(self._free.pop(), self._waiting.popleft())
         reading = np.flatnonzero(self._place < 0)
@@ -85,7 +85,7 @@ class Slots:
             yield int(self._index[row]), torch.from_numpy(self._chosen[row, : self._end[row]].copy())
 
     def _take(self, row: int, numbered: Numbered) -> None:
-        """Gives the row to a request; its words lie at the end of their array, where ``place`` finds them."""
+        """Give the row to a request; its words lie at the end of their array, where ``place`` finds them."""
         pair: Pair = numbered.request
         self._words[row, -len(pair.tokens) :] = pair.tokens
         self._place[row], self._end[row], self._index[row] = -len(pair.tokens), pair.steps, numbered.number
@@ -93,12 +93,12 @@ class Slots:
 
 
 def dropping_batches(model: Model) -> Work:
-    """Whole batches in order of arrival; finished rows are dropped, and answered, as they end."""
+    """Return whole batches in order of arrival; finished rows are dropped, and answered, as they end."""
     return Batches(dropping(PackedModel(model), 1), InOrder(), NUM_ROWS)
 
 
 def slots(model: Model) -> Work:
-    """Rows that are taken anew as soon as they are free."""
+    """Return rows that are taken anew as soon as they are free."""
     return Slots(PackedModel(model))
 
 
@@ -109,5 +109,5 @@ LOOPS: dict[str, Callable[[Model], Work]] = {
 
 
 def make_loop(name: str, model: Model, threads: int) -> BareLoop:
-    """The bare loop of that name. Raises KeyError for another."""
+    """Return the bare loop of that name. Raise KeyError for another."""
     return BareLoop(LOOPS[name](model), threads)

@@ -1,4 +1,4 @@
-"""What an LSTM encoder-decoder is usually served with (BatchMaker 2.7.4): whole-request batching in torch.
+"""The usual servers of an LSTM encoder-decoder (BatchMaker 2.7.4): whole-request batching in torch.
 
 Every peer is a server: ``submit(pair)`` gives a future of the chosen tokens ``[steps]``.
 
@@ -52,36 +52,36 @@ class Model(nn.Module):
         self.projection = nn.Linear(hidden, num_words)
 
     def encode(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """The last h and c ``[batch, hidden]`` of each source."""
+        """Return the last h and c ``[batch, hidden]`` of each source."""
         rows = [self.source(torch.tensor(tokens)) for tokens in sources]
         h, c = self.encoder(pack_sequence(rows, enforce_sorted=False))[1]
         return h[0], c[0]
 
     def step(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next token ``[batch]``, h and c."""
+        """Return the next token ``[batch]``, h and c."""
         h, c = self.decoder(self.target(token), (h, c))
         return self.projection(h).argmax(dim=1), h, c
 
 
 class Decodes(Protocol):
-    """What encodes and decodes as ``Model`` does."""
+    """The interface of what encodes and decodes as ``Model`` does."""
 
     def encode(self, sources: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
-        """The last h and c ``[batch, hidden]`` of each source."""
+        """Return the last h and c ``[batch, hidden]`` of each source."""
 
     def step(self, token: Tensor, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The next token ``[batch]``, h and c."""
+        """Return the next token ``[batch]``, h and c."""
 
 
 def make_peer(name: str, model: Model, **options: Any) -> BatchServer:
-    """The server of that name; ``options`` go to ``BatchServer``. Raises KeyError for another name."""
+    """Return the server of that name; ``options`` go to ``BatchServer``. Raise KeyError for another name."""
     make_runner, max_batch, is_bucketed = PEERS[name]
     backlog: Backlog[Waiting] = Buckets(BUCKET_WIDTH, lambda pair: len(pair.tokens)) if is_bucketed else InOrder()
     return BatchServer(partial(make_runner, model), backlog=backlog, **{"max_batch": max_batch, **options})
 
 
 def to_the_last(model: Model, threads: int) -> Runner:
-    """Decodes every row until the longest has its length."""
+    """Decode every row until the longest has its length."""
 
     def run(pairs: Sequence[Pair]) -> Iterable[tuple[int, Tensor]]:
         h, c = model.encode([pair.tokens for pair in pairs])
@@ -97,7 +97,7 @@ def to_the_last(model: Model, threads: int) -> Runner:
 
 
 def dropping(model: Decodes, threads: int) -> Runner:
-    """Drops and answers rows as they end."""
+    """Drop and answer rows as they end."""
 
     def run(pairs: Sequence[Pair]) -> Iterable[tuple[int, Tensor]]:
         order = sorted(range(len(pairs)), key=lambda k: -pairs[k].steps)
@@ -121,5 +121,7 @@ PEERS: dict[str, tuple[Callable[[Model, int], Runner], int, bool]] = {
     "bucketed": (to_the_last, 256, True),
     "bucketed, dropped": (dropping, 256, True),
 }
-"""By name: what a worker runs its batches with, the largest batch (256, as the paper found best), and whether there are
-buckets."""
+"""The peers by name: what a worker runs its batches with, the largest batch, and whether there are buckets.
+
+A largest batch of 256 is what the paper found best.
+"""

@@ -44,11 +44,11 @@ CLIENTS, GOAL_CLIENTS = (1, 16, 64, 256), 64
 UNITS = {"rate": "requests/s", "p50": "ms", "p99": "ms", "mean rows of a task": "rows"}
 
 Figures = dict[tuple[str, int, str], float]
-"""Of one round: by server, clients and metric."""
+"""The figures of one round, by server, clients and metric."""
 
 
 def requests_of(longest: int) -> list[list[int]]:
-    """Tokens of requests with 5 to ``longest`` steps, or one if ``longest`` is 1."""
+    """Return tokens of requests with 5 to ``longest`` steps, or one if ``longest`` is 1."""
     random = np.random.default_rng(0)
     lengths = random.integers(min(5, longest), longest + 1, NUM_REQUESTS)
     return [random.integers(0, VOCABULARY, length).tolist() for length in lengths]
@@ -76,13 +76,13 @@ def _prepared(front_ends: int, model: str, port: int) -> Iterator[Command]:
 
 
 def _tasks_and_rows(address: str) -> tuple[int, int]:
-    """Of the LSTM so far, from the server's own statistics."""
+    """Return the tasks and rows of the LSTM so far, from the server's own statistics."""
     lstm = max(read(f"{address}/debug/statistics")["cells"].values(), key=lambda cell: cell["nodes"])
     return int(lstm["tasks"]), int(lstm["rows"])
 
 
 def in_process(requests: Sequence[Sequence[int]], clients: int, seconds: float) -> float:
-    """Requests/s of the engine itself, with so many in flight."""
+    """Return requests/s of the engine itself, with so many in flight."""
     with cellrt.Engine(1) as engine:
         engine.register(classify())
         end_s, count = time.perf_counter() + seconds, 0
@@ -100,7 +100,7 @@ def in_process(requests: Sequence[Sequence[int]], clients: int, seconds: float) 
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures and records."""
+    """Measure and record."""
     if shutil.which("wrk") is None:
         raise SystemExit("this benchmark sends with wrk; on Debian and Ubuntu: apt install wrk")
     if options.has("rate"):
@@ -118,7 +118,7 @@ def run(recorder: Recorder, options: Options) -> None:
 
 
 def _installed() -> dict[str, Server]:
-    """The peers that can run here; says why the others cannot."""
+    """Return the peers that can run here; say why the others cannot."""
     missing = {name: server.missing() for name, server in PEERS.items()}
     for name, why in missing.items():
         if why is not None:
@@ -129,7 +129,9 @@ def _installed() -> dict[str, Server]:
 def _rounds(
     servers: Mapping[str, Server], clients: Sequence[int], seconds: float, num_rounds: int
 ) -> Iterator[Figures]:
-    """Of each, every server in its turn, so that what else the machine does meets all of them."""
+    """Yield the figures of each round, with every server in its turn, so that other work on the machine meets all
+    alike.
+    """
     requests = requests_of(100)
     for _ in range(num_rounds):
         figures: Figures = {}
@@ -146,7 +148,7 @@ def _rounds(
 
 
 def check(name: str, server: Server, address: str, requests: Sequence[Sequence[int]]) -> None:
-    """Raises RuntimeError where a server, asked for all of these at once, answers something else than torch."""
+    """Raise RuntimeError where a server, asked for all of these at once, answers something else than torch."""
     with ThreadPoolExecutor(len(requests)) as threads:
         found = list(threads.map(partial(post, server, address), requests))
     expected = Classifier().classes(requests)

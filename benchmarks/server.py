@@ -36,11 +36,11 @@ class Waiting:
 
 
 class Holder(Protocol):
-    """What waits: a request, and whatever its server keeps with it."""
+    """A waiting request, and whatever its server keeps with it."""
 
     @property
     def request(self) -> Any:
-        """What is asked."""
+        """The request itself."""
 
 
 Held = TypeVar("Held", bound=Holder)
@@ -72,7 +72,7 @@ class InOrder(Generic[Held]):
         self._queue.append(waiting)
 
     def take(self, limit: int) -> list[Held]:
-        """The requests that wait longest."""
+        """Return the requests that wait longest."""
         return [self._queue.popleft() for _ in range(min(limit, len(self._queue)))]
 
 
@@ -99,7 +99,7 @@ class Buckets(Generic[Held]):
         self._num_waiting += 1
 
     def take(self, limit: int) -> list[Held]:
-        """A batch from the first bucket after the one served last that is not empty."""
+        """Return a batch from the first bucket after the one served last that is not empty."""
         if not self._queues:
             return []
         later = [bucket for bucket in self._queues if bucket > self._last_served]
@@ -136,7 +136,7 @@ class BatchServer:
 
         With ``processes``, each worker's batches run in a process of its own: for libraries that keep one
         graph a process, or that hold Python's lock most of the time. ``make_runner`` must then be something
-        that can be pickled. Raises ValueError for a number that is not positive.
+        that can be pickled. Raise ValueError for a number that is not positive.
         """
         threads = os.cpu_count() or 1 if threads is None else threads
         workers = threads if workers is None else workers
@@ -161,7 +161,7 @@ class BatchServer:
             thread.start()
 
     def submit(self, request: Any) -> Future[Any]:
-        """Queue a request; raises RuntimeError after ``close``."""
+        """Queue a request. Raise RuntimeError after ``close``."""
         waiting = Waiting(request)
         with self._changed:
             if self._is_closed:
@@ -173,7 +173,7 @@ class BatchServer:
     def close(self, timeout_s: float = 30.0) -> None:
         """Cancel what waits, let running batches finish and end the workers; may be called twice.
 
-        Raises TimeoutError where a worker has not ended after ``timeout_s``.
+        Raise TimeoutError where a worker has not ended after ``timeout_s``.
         """
         with self._changed:
             self._is_closed = True
@@ -218,16 +218,16 @@ class Child:
         other.close()
 
     def wait(self) -> None:
-        """Waits until the runner is made; raises what making it raised."""
+        """Wait until the runner is made. Raise what making it raised."""
         self._receive()
 
     def run(self, requests: Sequence[Any]) -> Iterable[tuple[int, Any]]:
-        """Runs a batch there: all answers come at its end. Raises what the batch raised."""
+        """Run a batch there: all answers come at its end. Raises what the batch raised."""
         self._connection.send(list(requests))
         return [(k, torch.from_numpy(array)) for k, array in self._receive()]
 
     def close(self, timeout_s: float) -> None:
-        """Ends the process; kills it where it does not end in time."""
+        """End the process; kill it where it does not end in time."""
         self._connection.close()
         self._process.join(timeout_s)
         if self._process.is_alive():
@@ -246,7 +246,7 @@ class Child:
 
 
 def _serve(connection: Connection, make_runner: RunnerMaker, threads: int) -> None:
-    """A child process: batches in, arrays or an exception out, until the other end is closed."""
+    """Run a child process: batches in, arrays or an exception out, until the other end is closed."""
     torch.set_num_threads(threads)
     with torch.inference_mode():
         try:

@@ -1,4 +1,4 @@
-"""What a request of one step costs that goes on from its session's state: 200 sessions, each with one at a time.
+"""The cost of a request of one step that goes on from its session's state: 200 sessions, each with one at a time.
 
 The cell does nothing, and the model's graph is known by its key. Every session's next request is submitted by itself
 and its result read; awaited by a task of one event loop for each session; or all sessions' next requests are handed in
@@ -22,7 +22,7 @@ SESSIONS = 200
 
 
 def nothing(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
-    """The cell."""
+    """Return the cell."""
     return {"h": h}
 
 
@@ -34,7 +34,7 @@ class ByHand:
         self._waiting: list[tuple[int, torch.Tensor, asyncio.Future[dict[str, torch.Tensor]]]] = []
 
     async def step(self, actor: int, x: torch.Tensor) -> dict[str, torch.Tensor]:
-        """An actor's next step."""
+        """Return an actor's next step."""
         loop = asyncio.get_running_loop()
         if not self._waiting:
             loop.call_soon(self._run)
@@ -53,7 +53,7 @@ class ByHand:
 
 
 def make_model() -> cellrt.Unfolder:
-    """A chain of a cell that does nothing, whose state stays in a session."""
+    """Return a chain of a cell that does nothing, whose state stays in a session."""
     cell = cellrt.cell(nothing, {"x": (1,), "h": (1,)})
 
     def unfold(graph: cellrt.Graph, x: torch.Tensor) -> dict[str, object]:
@@ -63,7 +63,7 @@ def make_model() -> cellrt.Unfolder:
 
 
 def run_sessions(recorder: Recorder, rounds: int) -> None:
-    """Steps a second of all sessions, in turns of the ways; medians over rounds."""
+    """Record steps a second of all sessions, by each way in turns; medians over rounds."""
     requests, steps = list(torch.zeros(SESSIONS, 1, 1).unbind()), 20
     with cellrt.Engine(1) as engine:
         engine.register(make_model())

@@ -1,4 +1,4 @@
-"""How long ``cellrt serve`` takes until it is ready, on a CPU and with what is compiled in the caches, and why.
+"""The time until ``cellrt serve`` is ready on a CPU, with compiled code in the caches, and the parts of it.
 
 A server is started some times, and imports of torch between, for the part of torch. Seconds of the clock say what an
 operator waits; seconds of processors, which other work on the machine changes less, who works meanwhile: the process
@@ -35,11 +35,11 @@ STEPS = (
     ("engine", "from cellrt.engine.engine import Engine; engine = Engine(1)"),
     ("registration", "engine.register(model)"),
 )
-"""What the processes do, one after the other in one process here."""
+"""The steps of the processes, done here one after the other in one process."""
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Starts servers, and measures the parts."""
+    """Start servers, and measure the parts."""
     count = 2 if options.quick else 7
     with _server():  # fills the caches
         pass
@@ -83,7 +83,7 @@ def measure_parts(recorder: Recorder, count: int) -> None:
 
 @contextmanager
 def _server() -> Iterator[tuple[float, dict[str, float]]]:
-    """A server that is ready: after how many seconds, and how many each of its processes had of a processor."""
+    """Yield a server that is ready: after how many seconds, and how many each of its processes had of a processor."""
     command = [sys.executable, "-m", "cellrt", "serve", "--port", "0", "--device", "cpu:1", MODEL]
     begin_s = time.perf_counter()
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
@@ -119,7 +119,7 @@ def _is_ready(url: str) -> bool:
 
 
 def _processor_s(keeper: int) -> dict[str, float]:
-    """By process of a server."""
+    """Return the processor seconds of each process of a server."""
     found = {"keeper": _ticks(keeper) / TICKS}
     for path in Path("/proc").glob("[0-9]*"):
         try:

@@ -1,4 +1,4 @@
-"""What a piece of a stream costs behind the server and in process: processor time of all its processes.
+"""The cost of a piece of a stream behind the server and in process: processor time of all its processes.
 
 Fifty streams of a small GRU, each a session that sends its next piece when the last is answered: over websockets, as
 raw rows and as JSON, and in process, as tasks of one event loop. Of the server the processes that serve are counted,
@@ -35,7 +35,7 @@ PIECE = np.linspace(-1, 1, STEPS * WIDTH, dtype=np.float32).reshape(STEPS, WIDTH
 
 
 def stream() -> cellrt.Unfolder:
-    """A GRU over pieces of sound, whose state stays in a session."""
+    """Return a GRU over pieces of sound, whose state stays in a session."""
     torch.manual_seed(0)
     gru = cellrt.cell(GRUCell(WIDTH, HIDDEN), inputs={"x": (WIDTH,), "h": (HIDDEN,)})
 
@@ -49,7 +49,7 @@ Piece = Callable[[], Awaitable[object]]
 
 
 async def pieces(streams: Sequence[Piece], count: int) -> None:
-    """Has each stream send so many pieces, one after the other."""
+    """Let each stream send so many pieces, one after the other."""
 
     async def go_on(ask: Piece) -> None:
         for _ in range(count):
@@ -59,7 +59,7 @@ async def pieces(streams: Sequence[Piece], count: int) -> None:
 
 
 def in_process(count: int) -> float:
-    """Seconds of processor time a piece."""
+    """Return seconds of processor time a piece."""
 
     async def run(engine: cellrt.Engine) -> float:
         piece = torch.from_numpy(PIECE)
@@ -76,7 +76,7 @@ def in_process(count: int) -> float:
 
 
 def behind_server(address: str, parent: int, message: str | bytes, count: int) -> tuple[float, float]:
-    """Seconds of processor time a piece of the server's processes, and rows a task."""
+    """Return seconds of processor time a piece of the server's processes, and rows a task."""
 
     async def run() -> tuple[float, float]:
         url = f"{address.replace('http', 'ws', 1)}/v1/models/stream/session"
@@ -101,13 +101,13 @@ def behind_server(address: str, parent: int, message: str | bytes, count: int) -
 
 
 def tasks_and_rows(address: str) -> tuple[int, int]:
-    """Of the cell so far; rows are nodes, of which a task has several steps."""
+    """Return the tasks and rows of the cell so far; rows are nodes, of which a task has several steps."""
     (cell,) = read(f"{address}/debug/statistics")["cells"].values()
     return int(cell["tasks"]), int(cell["rows"])
 
 
 def processor_s(parent: int) -> float:
-    """Processor time so far of the threads that a process and its children have."""
+    """Return the processor time so far of the threads that a process and its children have."""
     total_ns = 0
     for path in Path("/proc").glob("[0-9]*"):
         with suppress(FileNotFoundError, ProcessLookupError):
@@ -124,7 +124,7 @@ def _prepared(port: int) -> Iterator[Command]:
 
 
 def _parent_of(address: str) -> int:
-    """The process that keeps the server at an address."""
+    """Return the process that keeps the server at an address."""
     port = address.rpartition(":")[2]
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -137,7 +137,7 @@ def _parent_of(address: str) -> int:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Measures all ways in turn."""
+    """Measure all ways in turn."""
     count, rounds = (40, 3) if options.quick else (100, 5)
     body = {"request": PIECE.tolist(), "session": "first", "start": True, "end": True}
     server = Server("/v1/models/stream/infer", _prepared, lambda: None, lambda _: body, lambda _: 0)

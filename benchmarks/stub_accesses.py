@@ -1,4 +1,4 @@
-"""Which bytes an operation of torch reads and writes, as ``stub_cuda.py`` asks of each."""
+"""The bytes that an operation of torch reads and writes; ``stub_cuda.py`` asks for those of each operation."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ Ranges = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 def returns_of(function: Any) -> Any:
-    """The schemas of what an operation returns."""
+    """Return the schemas of what an operation returns."""
     return function._schema.returns
 
 
 def written_by(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[torch.Tensor]:
-    """The arguments that are written in place."""
+    """Return the arguments that are written in place."""
     found = []
     for number, argument in enumerate(function._schema.arguments):
         value = args[number] if number < len(args) else kwargs.get(argument.name)
@@ -30,7 +30,7 @@ def written_by(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> 
 def accesses_of(
     function: Any, args: tuple[Any, ...], kwargs: dict[str, Any], written: list[torch.Tensor], made: list[torch.Tensor]
 ) -> tuple[list[tuple[int, Ranges]], list[tuple[int, Ranges]]]:
-    """What an operation reads and writes; of rows that are named by number only these."""
+    """Return the bytes that an operation reads and writes; where rows are named by number, only those rows."""
     given = [v for v in torch.utils._pytree.tree_leaves((args, kwargs)) if isinstance(v, torch.Tensor)]
     aten = torch.ops.aten
     some: dict[int, torch.Tensor] = {}
@@ -49,7 +49,7 @@ def accesses_of(
 
 
 def _ranges(value: torch.Tensor, rows: torch.Tensor | None) -> Ranges:
-    """The bytes of a tensor, or of some of its rows."""
+    """Return the bytes of a tensor, or of some of its rows."""
     first, size = value.data_ptr(), value.element_size()
     if rows is not None and value.is_contiguous():
         row_bytes = size * value.stride(0)
@@ -60,5 +60,5 @@ def _ranges(value: torch.Tensor, rows: torch.Tensor | None) -> Ranges:
 
 
 def overlap(one: Ranges, other: Ranges) -> bool:
-    """Whether they have a byte in common."""
+    """Return whether they have a byte in common."""
     return bool((np.searchsorted(one[0], other[1]) > np.searchsorted(one[1], other[0], side="right")).any())

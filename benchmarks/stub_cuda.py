@@ -41,7 +41,10 @@ class Access(NamedTuple):
 
 
 class StubStream:
-    """See ``torch.cuda.Stream``. Torch before 2.13 leaves weak references to one behind, so nobody may make one."""
+    """A stand-in for ``torch.cuda.Stream``.
+
+    Torch before 2.13 leaves weak references to one behind, so nobody may make one.
+    """
 
     __slots__ = ("_stub", "clock", "cuda_stream", "device")
 
@@ -52,54 +55,54 @@ class StubStream:
         self.clock = stub.clocks.setdefault(self.cuda_stream, {})
 
     def wait_event(self, event: StubEvent) -> None:
-        """What follows on it comes after the event."""
+        """Order the stream's later work after the event."""
         _merge(self.clock, event.clock)
 
     def wait_stream(self, stream: StubStream) -> None:
-        """What follows on it comes after what the other has."""
+        """Order the stream's later work after the other stream's present work."""
         _merge(self.clock, stream.clock)
 
     def synchronize(self) -> None:
-        """What is queued from now on comes after it."""
+        """Order the host's later work after the stream's present work."""
         self._stub.host_waits(self.clock)
 
     def query(self) -> bool:
-        """Everything is done at once."""
+        """Return True: everything is done at once."""
         return True
 
 
 class StubEvent:
-    """See ``torch.cuda.Event``."""
+    """A stand-in for ``torch.cuda.Event``."""
 
     def __init__(self, stub: StubCuda, *_: object, **__: object) -> None:
         self._stub, self.clock = stub, Clock()
         self.cuda_event = 0
 
     def record(self, stream: StubStream | None = None) -> None:
-        """Puts it behind what a stream has."""
+        """Put it behind what a stream has."""
         self.clock = dict((stream or self._stub.current_stream()).clock)
         self.cuda_event = self.cuda_event or self._stub.handle_of(self)
 
     def wait(self, stream: StubStream | None = None) -> None:
-        """What follows on a stream comes after it."""
+        """Order a stream's later work after the event."""
         (stream or self._stub.current_stream()).wait_event(self)
 
     def query(self) -> bool:
-        """Everything is done at once."""
+        """Return True: everything is done at once."""
         self.synchronize()
         return True
 
     def synchronize(self) -> None:
-        """What is queued from now on comes after it."""
+        """Order the host's later work after the event."""
         self._stub.host_waits(self.clock)
 
     def elapsed_time(self, other: StubEvent) -> float:
-        """Milliseconds, of no meaning."""
+        """Return milliseconds, of no meaning."""
         return 1.0
 
 
 class StubGraph:
-    """See ``torch.cuda.CUDAGraph``."""
+    """A stand-in for ``torch.cuda.CUDAGraph``."""
 
     def __init__(self, stub: StubCuda) -> None:
         self._stub = stub
@@ -108,7 +111,7 @@ class StubGraph:
         self._pool: object = None
 
     def capture_begin(self, pool: object = None, capture_error_mode: str = "global") -> None:
-        """Raises RuntimeError where the pool is still recorded to."""
+        """Raise RuntimeError where the pool is still recorded to."""
         if pool in self._stub.recording:
             raise RuntimeError("beginAllocateToPool: already recording to mempool_id")
         self._stub.recording.add(pool)
@@ -116,7 +119,7 @@ class StubGraph:
         self._stub.local.capture = self
 
     def capture_end(self) -> None:
-        """Raises RuntimeError where something was refused."""
+        """Raise RuntimeError where something was refused."""
         self._stub.local.capture = None
         if self.has_failed:
             raise RuntimeError("CUDA error: operation failed due to a previous error during capture")
@@ -124,16 +127,16 @@ class StubGraph:
         self._stub.num_captured += 1
 
     def replay(self) -> None:
-        """Does again what was recorded."""
+        """Do again what was recorded."""
         for operation in self.operations:
             operation()
 
     def raw_cuda_graph_exec(self) -> int:
-        """The number that a driver launches it by."""
+        """Return the number that a driver launches it by."""
         return self._stub.handle_of(self)
 
     def reset(self) -> None:
-        """Forgets it."""
+        """Forget it."""
         self.operations.clear()
 
 
@@ -167,7 +170,7 @@ class StubCuda:
 
     @contextmanager
     def installed(self) -> Iterator[StubCuda]:
-        """Takes the place of ``torch.cuda``'s functions while it lasts."""
+        """Take the place of ``torch.cuda``'s functions while it lasts."""
         names: dict[str, Any] = {
             "Stream": lambda device=None, **_: StubStream(self, device),
             "Event": lambda *args, **options: StubEvent(self, *args, **options),
@@ -191,25 +194,25 @@ class StubCuda:
 
     @property
     def is_capturing(self) -> bool:
-        """Whether this thread captures."""
+        """True while this thread captures."""
         return getattr(self.local, "capture", None) is not None
 
     def next_stream(self) -> int:
-        """The handle of a stream of the pool, in turns."""
+        """Return the handle of a stream of the pool, in turns."""
         self._made += 1
         return 1 + (self._made - 1) % self._num_streams
 
     def stream_of(self, handle: int) -> StubStream:
-        """The stream of that handle."""
+        """Return the stream of that handle."""
         return StubStream(self, number=handle)
 
     def handle_of(self, made: object) -> int:
-        """A number by which a driver's function finds an event or a graph."""
+        """Return a number by which a driver's function finds an event or a graph."""
         self._handles[id(made)] = made
         return id(made)
 
     def of_handle(self, handle: int) -> Any:
-        """What has that number."""
+        """Return the object with this handle."""
         return self._handles[handle]
 
     def host_waits(self, clock: Clock) -> None:
@@ -218,7 +221,7 @@ class StubCuda:
 
     @contextmanager
     def device(self, device: object) -> Iterator[None]:
-        """See ``torch.cuda.device``. Inside, operations are noted."""
+        """Make a device current inside the context, as ``torch.cuda.device`` does, and note operations."""
         state = self._state()
         before, state[0] = state[0], self.index_of(device)
         mode = _Noting(self) if not getattr(self.local, "is_noting", False) else None
@@ -236,7 +239,7 @@ class StubCuda:
 
     @contextmanager
     def stream(self, stream: StubStream) -> Iterator[None]:
-        """See ``torch.cuda.stream``."""
+        """Make a stream current inside the context, as ``torch.cuda.stream`` does."""
         state = self._state()
         index = stream.device.index
         before = state[0], state[1].get(index)
@@ -251,7 +254,7 @@ class StubCuda:
                 state[1][index] = before[1]
 
     def current_stream(self, device: object = None) -> StubStream:
-        """See ``torch.cuda.current_stream``."""
+        """Return the current stream of a device, as ``torch.cuda.current_stream`` does."""
         index, streams = self._state()
         index = index if device is None else self.index_of(device)
         found: StubStream | None = streams.get(index)
@@ -259,12 +262,12 @@ class StubCuda:
 
     @staticmethod
     def index_of(device: object) -> int:
-        """The number of a device; the CPU plays the first."""
+        """Return the number of a device; the CPU plays the first."""
         index = torch.device(device).index if isinstance(device, str) else getattr(device, "index", device)
         return int(index) if isinstance(index, int) else 0
 
     def note(self, reads: list[tuple[int, Ranges]], writes: list[tuple[int, Ranges]], name: str) -> None:
-        """Notes what an operation does on the current stream, and finds what it races with."""
+        """Note what an operation does on the current stream, and find what it races with."""
         with self._lock:
             self._note(self.current_stream(), reads, writes, name)
 
@@ -289,12 +292,12 @@ class StubCuda:
                     kept[:] = [access for access in kept if not all(_is_after(c, access) for c in self.clocks.values())]
 
     def keep(self, memory: torch.UntypedStorage) -> None:
-        """Keeps memory from being used again for something else, which would look like a race."""
+        """Keep memory from being used again for something else, which would look like a race."""
         with self._lock:
             self._alive.setdefault(memory.data_ptr(), memory)
 
     def memory_at(self, address: int, num_bytes: int) -> tuple[int, Ranges]:
-        """Which memory these bytes are of, of that which was seen."""
+        """Return the memory, among all that was seen, to which these bytes belong."""
         with self._lock:
             known = list(self._alive.items())
         for first, memory in known:
@@ -303,7 +306,7 @@ class StubCuda:
         return address, (np.array([address]), np.array([address + num_bytes]))
 
     def _state(self) -> list[Any]:
-        """The thread's device, and its stream on each."""
+        """Return the thread's device, and its stream on each."""
         if not hasattr(self.local, "state"):
             self.local.state = [0, {}]
         state: list[Any] = self.local.state
@@ -328,7 +331,7 @@ class _Noting(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Lets compiled functions run."""
+        """Return True, so that compiled functions run."""
         return True
 
     def __torch_dispatch__(
@@ -371,7 +374,9 @@ class _Noting(TorchDispatchMode):
 
 
 def _share_memory(made: list[torch.Tensor], given: object) -> bool:
-    """Whether what was made lies in what was given: ``to`` and ``reshape`` say they may be views, and may copy."""
+    """Return whether what was made lies in what was given: ``to`` and ``reshape`` say they may be views, and may
+    copy.
+    """
     memory = [value for value in torch.utils._pytree.tree_leaves(given) if isinstance(value, torch.Tensor)]
     places = {value.untyped_storage().data_ptr() for value in memory}
     return all(value.untyped_storage().data_ptr() in places for value in made)

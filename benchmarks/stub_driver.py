@@ -1,4 +1,4 @@
-"""What ``stub_cuda.py`` has in place of the driver's functions and of the count of tasks that are done."""
+"""Stand-ins in ``stub_cuda.py`` for the driver's functions and for the count of completed tasks."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from cellrt.worker.device.driver import Driver
 
 ASKED_UNTIL_SHOWN = 3
-"""How often a counter is asked until it shows one more."""
+"""The number of times that a counter is asked until it shows one more."""
 
 
 class StubCounter:
@@ -23,14 +23,14 @@ class StubCounter:
         self._num_shown, self._num_asked = 0, 0
 
     def send(self) -> None:
-        """Counts, or is captured to count."""
+        """Add one to the counter, now or when a captured graph runs."""
         if self._stub.is_capturing:
             self._stub.local.capture.operations.append(self._count)
         else:
             self._count()
 
     def completed(self) -> int:
-        """One more every few times that it is asked."""
+        """Return the count, one more every few times that it is asked."""
         self._num_asked += 1
         if self._num_asked % ASKED_UNTIL_SHOWN == 0 and self._num_shown < len(self._reached):
             self._num_shown += 1
@@ -57,7 +57,7 @@ class StubDriver:
         )
 
     def _function(self, call: Callable[..., None], *kinds: Any) -> int:
-        """The address of a C function that returns 0, or 999 (unknown error) if the call raises."""
+        """Return the address of a C function that returns 0, or 999 (unknown error) if the call raises."""
 
         def checked(*arguments: int) -> int:
             try:

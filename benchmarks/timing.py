@@ -11,8 +11,8 @@ from collections.abc import Callable
 def medians_us(
     calls: dict[str, Callable[[], object]], seconds: float, clock: Callable[[], int] = time.perf_counter_ns
 ) -> dict[str, float]:
-    """Median times of calls that take turns, in an order drawn anew each time: what one leaves in the caches helps or
-    hinders all others alike.
+    """Return the median times of calls that take turns, in an order drawn anew each time: what one leaves in the caches
+    helps or hinders all others alike.
 
     The clock counts nanoseconds: ``time.thread_time_ns`` leaves out when others had the processor.
     """

@@ -94,16 +94,16 @@ class Cellrt:
         self.engine.register(model)
 
     def submit(self, tree: Tree) -> Future[Any]:
-        """Submits one tree; the future's result has the root's hidden state as "h"."""
+        """Submit one tree; the future's result has the root's hidden state as "h"."""
         return self.engine.submit("tree", tree)
 
     def close(self) -> None:
-        """Ends the engine."""
+        """End the engine."""
         self.engine.close()
 
 
 def leaf_module(weights: Weights, fold: bool) -> EmbeddingTreeLSTMLeaf:
-    """The leaf cell with these weights."""
+    """Return the leaf cell with these weights."""
     num_words, size = weights.embedding.shape
     leaf = EmbeddingTreeLSTMLeaf(num_words, size, weights.hidden, fold=fold)
     with torch.no_grad():
@@ -114,7 +114,7 @@ def leaf_module(weights: Weights, fold: bool) -> EmbeddingTreeLSTMLeaf:
 
 
 def inner_module(weights: Weights) -> BinaryTreeLSTMCell:
-    """The inner cell with these weights: its gates are input, output, candidate, left and right forget."""
+    """Return the inner cell with these weights: its gates are input, output, candidate, left and right forget."""
 
     def reorder(rows: torch.Tensor) -> torch.Tensor:
         i, o, left, right, u = rows.chunk(5)
@@ -128,12 +128,12 @@ def inner_module(weights: Weights) -> BinaryTreeLSTMCell:
 
 
 def bare_loop(weights: Weights, fold: bool, threads: int) -> BareLoop:
-    """The level-batched peer with packed weights and without a server."""
+    """Return the level-batched peer with packed weights and without a server."""
     return BareLoop(Batches(packed_levels(weights, fold), InOrder(), BARE_BATCH), threads)
 
 
 def servers(weights: Weights, trees: Sequence[Tree], names: Sequence[str]) -> Makers:
-    """Makers of the servers by name, but for peers whose package is absent, which are printed."""
+    """Return makers of the servers by name, but for peers whose package is absent, which are printed."""
     ours: dict[str, Callable[[], Server]] = {
         "cellrt": lambda: Cellrt(weights, fold=False),
         "cellrt, folded": lambda: Cellrt(weights, fold=True),
@@ -147,7 +147,7 @@ def servers(weights: Weights, trees: Sequence[Tree], names: Sequence[str]) -> Ma
 
 
 def check(weights: Weights, trees: Sequence[Tree], name: str, roots: Sequence[Any]) -> None:
-    """Raises AssertionError where a server's roots are not those of plain recursion."""
+    """Raise AssertionError where a server's roots are not those of plain recursion."""
     with torch.inference_mode():
         expected = dict(recursion(weights, 1)(trees[:NUM_CHECKED]))
     for k, answer in enumerate(roots):
@@ -156,7 +156,9 @@ def check(weights: Weights, trees: Sequence[Tree], name: str, roots: Sequence[An
 
 
 def our_ideal_batch(weights: Weights, tokens: np.ndarray) -> Callable[[], None]:
-    """As ``ideal_batch``, with cellrt's cells: left children in the first half of the rows, right ones in the other."""
+    """Return ``ideal_batch`` with cellrt's cells: left children in the first half of the rows, right ones in the
+    other.
+    """
     leaf, inner = leaf_module(weights, fold=False), inner_module(weights)
     flat = torch.from_numpy(tokens).flatten()
 
@@ -214,7 +216,7 @@ def _record_ratios(recorder: Recorder, case: str, rates: dict[str, list[float]],
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Runs the benchmark: identical trees against the ideal, then real trees closed and open loop."""
+    """Run the benchmark: identical trees against the ideal, then real trees closed and open loop."""
     torch.manual_seed(0)
     plan = QUICK if options.quick else FULL
     points = []

@@ -1,4 +1,4 @@
-"""What a binary TreeLSTM is usually served with (BatchMaker 2.7.5): batches of whole trees.
+"""The usual servers of a binary TreeLSTM (BatchMaker 2.7.5): batches of whole trees.
 
 Every peer is a server: ``submit(tree)`` gives a future of the root's hidden state ``[hidden]``.
 
@@ -56,7 +56,7 @@ class Weights(NamedTuple):
 
 
 def random_weights(num_words: int, size: int, hidden: int) -> Weights:
-    """Weights drawn like those of ``nn.Linear``, with torch's own generator."""
+    """Return weights drawn like those of ``nn.Linear``, with torch's own generator."""
     scale = hidden**-0.5
 
     def draw(*shape: int) -> Tensor:
@@ -67,13 +67,13 @@ def random_weights(num_words: int, size: int, hidden: int) -> Weights:
 
 
 def make_peer(name: str, weights: Weights, **options: Any) -> BatchServer:
-    """The server of that name; ``options`` go to ``BatchServer``. Raises KeyError for another name."""
+    """Return the server of that name; ``options`` go to ``BatchServer``. Raise KeyError for another name."""
     make_runner, max_batch, processes = PEERS[name]
     return BatchServer(partial(make_runner, weights), **{"max_batch": max_batch, "processes": processes, **options})
 
 
 def is_installed(name: str) -> bool:
-    """Whether the package of this peer is there."""
+    """Return whether the package of this peer is there."""
     package = PACKAGES.get(name)
     return package is None or importlib.util.find_spec(package) is not None
 
@@ -82,12 +82,12 @@ def is_installed(name: str) -> bool:
 
 
 def leaf_cell(weights: Weights, x: Tensor) -> tuple[Tensor, Tensor]:
-    """Leaves with inputs ``x [rows, size]``: h and c ``[rows, hidden]``."""
+    """Return the leaves with inputs ``x [rows, size]``: h and c ``[rows, hidden]``."""
     return leaf_gates(linear(x, weights.leaf, weights.leaf_bias))
 
 
 def leaf_gates(sums: Tensor) -> tuple[Tensor, Tensor]:
-    """h and c of leaves from their sums ``[rows, 3 * hidden]``."""
+    """Return h and c of leaves from their sums ``[rows, 3 * hidden]``."""
     hidden = sums.shape[1] // 3
     gates = torch.sigmoid(sums[:, : 2 * hidden])
     c = gates[:, :hidden] * torch.tanh(sums[:, 2 * hidden :])
@@ -95,12 +95,14 @@ def leaf_gates(sums: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def inner_cell(weights: Weights, h: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """Inner nodes with their children's ``h`` and ``c`` side by side ``[rows, 2 * hidden]``."""
+    """Return inner nodes with their children's ``h`` and ``c`` side by side ``[rows, 2 * hidden]``."""
     return inner_gates(linear(h, weights.inner, weights.inner_bias), c)
 
 
 def inner_gates(sums: Tensor, c: Tensor) -> tuple[Tensor, Tensor]:
-    """h and c of inner nodes from their sums ``[rows, 5 * hidden]`` and their children's c ``[rows, 2 * hidden]``."""
+    """Return h and c of inner nodes from their sums ``[rows, 5 * hidden]`` and their children's c ``[rows, 2 *
+    hidden]``.
+    """
     hidden = sums.shape[1] // 5
     i, o, left, right = torch.sigmoid(sums[:, : 4 * hidden]).chunk(4, dim=1)
     c = i * torch.tanh(sums[:, 4 * hidden :]) + left * c[:, :hidden] + right * c[:, hidden:]
@@ -144,7 +146,7 @@ class Levels(NamedTuple):
 
 
 def by_level(trees: Sequence[Tree]) -> Levels:
-    """Sorts the nodes of all trees by level."""
+    """Sort the nodes of all trees by level."""
     levels = np.concatenate([tree.levels for tree in trees])
     ends = np.cumsum([len(tree.levels) for tree in trees])
     starts = ends - [len(tree.levels) for tree in trees]
@@ -164,12 +166,12 @@ def by_level(trees: Sequence[Tree]) -> Levels:
 
 
 def level_batched(weights: Weights, threads: int) -> Runner:
-    """All nodes of one level and type of the whole batch at once."""
+    """Return all nodes of one level and type of the whole batch at once."""
     return _by_level(weights, lambda tokens: leaf_cell(weights, weights.embedding[tokens]))
 
 
 def level_batched_folded(weights: Weights, threads: int) -> Runner:
-    """The same, with the state of each word's leaf computed once and looked up."""
+    """Return the same, with the state of each word's leaf computed once and looked up."""
     h, c = leaf_cell(weights, weights.embedding)
     return _by_level(weights, lambda tokens: (h[tokens], c[tokens]))
 
@@ -180,7 +182,7 @@ def _by_level(weights: Weights, leaves: Leaves) -> Runner:
 
 
 def packed_levels(weights: Weights, fold: bool) -> Runner:
-    """As ``level_batched``, or folded, with packed weights."""
+    """Return ``level_batched``, or folded, with packed weights."""
     inner, hidden = PackedLinear(weights.inner, weights.inner_bias), weights.hidden
     if fold:
         h, c = leaf_cell(weights, weights.embedding)
@@ -198,7 +200,7 @@ def packed_levels(weights: Weights, fold: bool) -> Runner:
 def root_states(
     hidden: int, levels: Levels, leaves: Leaves, inner: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 ) -> Tensor:
-    """The roots' h ``[trees, hidden]``, on the device of ``levels``.
+    """Return the roots' h ``[trees, hidden]``, on the device of ``levels``.
 
     ``leaves`` gives the states of words, ``inner`` those of nodes, as ``inner_cell``.
     """
@@ -259,7 +261,7 @@ class DyNet:
         self._leaf_weight, self._leaf_bias, self._inner_weight, self._inner_bias = parameters
 
     def __call__(self, trees: Sequence[Tree]) -> Iterable[tuple[int, Tensor]]:
-        """Runs a batch: builds all graphs, then computes them together."""
+        """Run a batch: builds all graphs, then computes them together."""
         self._dynet.renew_cg()
         roots = [self._root(tree) for tree in trees]
         self._dynet.forward(roots)
@@ -303,14 +305,17 @@ PEERS: dict[str, tuple[Callable[[Weights, int], Runner], int, bool]] = {
     "DGL": (dgl_topological, 64, True),
     "DyNet": (DyNet, 64, True),
 }
-"""By name: what a worker runs its batches with, the most trees of a batch (the paper found 64 best for Fold and
-DyNet), and whether each worker has a process of its own."""
+"""The peers by name: their runner, the most trees of a batch, and whether each worker has a process of its own.
+
+The paper found batches of 64 best for Fold and DyNet.
+"""
 
 PACKAGES = {"DGL": "dgl", "DyNet": "dynet"}
 
 
 def ideal_batch(weights: Weights, tokens: Numbers) -> Callable[[], None]:
-    """The bare cells on complete trees with the words ``tokens [trees, leaves]``: a function that runs them once.
+    """Return the bare cells on complete trees with the words ``tokens [trees, leaves]``: a function that runs them
+    once.
 
     Siblings lie side by side, so nothing is gathered but the words' vectors, or decided (section 2.7.5).
     """

@@ -37,7 +37,7 @@ class Tree:
 
 
 def number_nodes(nested: Nested, number_of: Callable[[str], int]) -> Tree:
-    """The tree of a nested pair; ``number_of`` gives a word's number."""
+    """Return the tree of a nested pair; ``number_of`` gives a word's number."""
     tokens: list[int] = []
     parents: list[int] = []
     children: list[tuple[int, int]] = []
@@ -76,8 +76,9 @@ def complete_trees(count: int, num_words: int, seed: int, leaves: int = 16) -> l
 
 
 def read_trees(path: Path, limit: int | None = None) -> tuple[list[Tree], int]:
-    """The trees of a file with one in Penn brackets a line, as ``(3 (2 A) (4 (2 real) (2 tree)))``, and the number
-    of words. Labels are left out. Raises ValueError for a line that is no binary tree, OSError if there is no file.
+    """Return the trees of a file with one in Penn brackets a line, as ``(3 (2 A) (4 (2 real) (2 tree)))``, and the
+    number of words. Labels are left out. Raise ValueError for a line that is no binary tree, OSError if there is no
+    file.
     """
     numbers: dict[str, int] = {}
 
@@ -90,9 +91,9 @@ def read_trees(path: Path, limit: int | None = None) -> tuple[list[Tree], int]:
 
 
 def treebank_trees(path: Path | None, count: int | None = None) -> tuple[str, list[Tree], int]:
-    """What a benchmark's case is called, its trees (at most ``count``) and the number of words.
+    """Return the name of a benchmark's case, its trees (at most ``count``) and the number of words.
 
-    Those of a file; without one, ``DRAWN`` trees (or ``count``) that are like the treebank's.
+    The trees are those of a file; without one, ``DRAWN`` trees (or ``count``) that are like the treebank's.
     """
     if path is not None:
         return "treebank", *read_trees(path, count)
@@ -100,7 +101,7 @@ def treebank_trees(path: Path | None, count: int | None = None) -> tuple[str, li
 
 
 def parse_like_trees(count: int, num_words: int, seed: int) -> list[Tree]:
-    """Random binary trees about as long (mean 19 leaves, at most 52) and as deep as the Stanford treebank's."""
+    """Return random binary trees about as long (mean 19 leaves, at most 52) and as deep as the Stanford treebank's."""
     random = np.random.default_rng(seed)
 
     def build(size: int) -> Nested:
@@ -114,7 +115,7 @@ def parse_like_trees(count: int, num_words: int, seed: int) -> list[Tree]:
 
 
 def parse(line: str) -> Nested:
-    """A tree in Penn brackets; raises ValueError where it is not binary."""
+    """Return a tree in Penn brackets. Raise ValueError where it is not binary."""
     stack: list[list[Nested]] = [[]]
     pieces = iter(re.findall(r"[()]|[^\s()]+", line))
     try:

@@ -17,11 +17,11 @@ FUTEX_NUMBERS = {"x86_64": 202, "aarch64": 98}
 FUTEX_WAIT, FUTEX_WAKE = 0, 1
 BYTES = bytes(32)
 Ends = tuple[Callable[[], object], Callable[[], object]]
-"""What asks, and what answers, in another process."""
+"""A function that asks, and one that answers in another process."""
 
 
 def round_trips(count: int, pause_s: float) -> dict[str, float]:
-    """Median microseconds of a round trip by each way, with a pause before each."""
+    """Return the median microseconds of a round trip by each way, with a pause before each."""
     found = {}
     for name, make in (("packet of a Unix socket", _packets), ("eventfd", _eventfds), ("futex", _futexes)):
         with ExitStack() as stack:

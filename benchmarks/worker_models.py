@@ -1,4 +1,4 @@
-"""What the workers' benchmark serves, found by import path in every process: two eager cells and a compiled one."""
+"""The models of the workers' benchmark, found by import path in every process: two eager cells and a compiled one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Small(nn.Module):
         self.linear = nn.Linear(SMALL, SMALL)
 
     def forward(self, x: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """One step."""
+        """Run one step."""
         return {"h": torch.tanh(self.linear(x) + h)}
 
 
@@ -41,13 +41,15 @@ INPUTS, MEMORY = torch.randn(LONG, SMALL), torch.randn(SPAN, HIDDEN)
 
 @cellrt.unfold("small", example=INPUTS, key=len)
 def small(graph: cellrt.Graph, request: Tensor) -> dict[str, object]:
-    """A chain of an eager cell of a few operations; the last state is the result."""
+    """Return a chain of an eager cell of a few operations; the last state is the result."""
     return {"h": graph.chain(SMALL_CELL, x=request).last.h}
 
 
 @cellrt.unfold("decoder", example=MEMORY)
 def decoder(graph: cellrt.Graph, request: Tensor) -> dict[str, object]:
-    """A loop of an eager cell with two GRU cells, attention and an output layer; the last token is the result."""
+    """Return a loop of an eager cell with two GRU cells, attention and an output layer; the last token is the
+    result.
+    """
     loop = graph.loop(
         DECODER_CELL,
         until="stop",
@@ -62,7 +64,7 @@ def decoder(graph: cellrt.Graph, request: Tensor) -> dict[str, object]:
 
 @cellrt.unfold("compiled", example=INPUTS, key=len)
 def compiled(graph: cellrt.Graph, request: Tensor) -> dict[str, object]:
-    """A chain of an LSTM cell, which runs in its compiled form; the last state is the result."""
+    """Return a chain of an LSTM cell, which runs in its compiled form; the last state is the result."""
     return {"h": graph.chain(COMPILED_CELL, x=request).last.h}
 
 
@@ -75,7 +77,7 @@ class Served(NamedTuple):
 
     @property
     def path(self) -> str:
-        """Where another process finds it."""
+        """The import path of the model."""
         return f"{__name__}:{self.model.name}"
 
 

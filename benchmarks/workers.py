@@ -35,16 +35,16 @@ FORMS = {
     "threads, engine apart": (THREADS, True),
     "processes, engine apart": (PROCESSES, True),
 }
-"""What the workers are, and whether the engine has a process of its own."""
+"""The forms of workers: threads or processes, and whether the engine has a process of its own."""
 ROWS = 8
 GROUPS = 2
-"""Of requests in flight, a worker."""
+"""The numbers of requests in flight, for each worker."""
 WAIT_S = 120.0
 
 
 @contextmanager
 def engines(forms: list[str], workers: int, **options: Any) -> Iterator[dict[str, Any]]:
-    """An engine of each form with all models, which has answered once."""
+    """Yield an engine of each form with all models, which has answered once."""
     with ExitStack() as stack:
         found: dict[str, Any] = {}
         for form in forms:
@@ -59,7 +59,7 @@ def engines(forms: list[str], workers: int, **options: Any) -> Iterator[dict[str
 
 
 def check(found: dict[str, Any], served: Served, workers: int) -> None:
-    """Raises AssertionError where forms answer differently; afterwards all workers have met the model."""
+    """Raise AssertionError where forms answer differently; afterwards all workers have met the model."""
     requests = [served.request] * ROWS * GROUPS * workers
     answers = {
         form: [future.result(WAIT_S) for future in engine.submit_many(served.model.name, requests)]
@@ -73,7 +73,7 @@ def check(found: dict[str, Any], served: Served, workers: int) -> None:
 
 
 def step_us(engine: Any, served: Served, rounds: int) -> float:
-    """Median time of a step of one group at a time."""
+    """Return the median time of a step of one group at a time."""
     times = []
     for _ in range(rounds):
         start = time.perf_counter()
@@ -84,7 +84,7 @@ def step_us(engine: Any, served: Served, rounds: int) -> float:
 
 
 def load(engine: Any, served: Served, groups: int, seconds: float) -> tuple[float, list[float]]:
-    """So many groups in flight for a while: requests a second, and the time of each group in ms."""
+    """Keep so many groups in flight for a while; return requests a second, and the time of each group in ms."""
     times: list[float] = []
     flying: deque[tuple[float, list[Any]]] = deque()
     start = now = time.perf_counter()
@@ -104,7 +104,7 @@ def load(engine: Any, served: Served, groups: int, seconds: float) -> tuple[floa
 
 
 def run_task(recorder: Recorder, options: Options, workers: int, forms: list[str]) -> None:
-    """The host's time of a task, in medians over rounds."""
+    """Record the host's time of a task, in medians over rounds."""
     settings, rounds = SchedulerSettings(runs=False), 3 if options.quick else 5
     with engines(forms, workers, settings=settings) as found:
         for served, client in itertools.product(SERVED, ("idle", "busy")):
@@ -140,7 +140,7 @@ def run_load(recorder: Recorder, options: Options, workers: int, forms: list[str
 
 
 def markdown(recorder: Recorder) -> list[str]:
-    """The table of the page of decisions: a line a case, a column a form."""
+    """Return the table of the page of decisions: a line a case, a column a form."""
     cells: dict[tuple[object, ...], dict[str, list[str]]] = {}
     for row in recorder.rows:
         form, _, metric = str(row["metric"]).partition(": ")
@@ -156,7 +156,7 @@ def markdown(recorder: Recorder) -> list[str]:
 
 
 def run(recorder: Recorder, options: Options) -> None:
-    """Runs the parts for 1 and 2 workers."""
+    """Run the parts for 1 and 2 workers."""
     forms = [THREADS, PROCESSES] if options.quick else list(FORMS)
     before = torch.get_num_threads()
     torch.set_num_threads(1)

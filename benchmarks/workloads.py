@@ -1,4 +1,4 @@
-"""What arrives, and when: sentence lengths, arrival times, and the two ways of sending them.
+"""Workloads: sentence lengths, arrival times, and the two ways of sending requests.
 
 ``open_loop`` sends at given times whatever the server does, as users do; ``closed_loop`` keeps a fixed
 number of requests in flight, which finds the highest throughput.
@@ -44,7 +44,7 @@ BROWN_FILE = Path(__file__).parent / "data" / "brown_lengths.json"
 
 
 def europarl_lengths(count: int, seed: int, longest: int = EUROPARL_LONGEST) -> Lengths:
-    """Lengths ``[count]`` like those of the paper's Europarl sample: mean 24, 99% under 100, at most 330.
+    """Return lengths ``[count]`` like those of the paper's Europarl sample: mean 24, 99% under 100, at most 330.
 
     The corpus itself is not used: these are draws from a log-normal with the facts that the paper reports
     (BatchMaker 2.7.1 and figure 2.10), rounded, and clipped to 1 and ``longest``.
@@ -55,7 +55,7 @@ def europarl_lengths(count: int, seed: int, longest: int = EUROPARL_LONGEST) -> 
 
 
 def translation_lengths(count: int, seed: int) -> tuple[Lengths, Lengths]:
-    """Source and target lengths ``[count]`` of German sentences and their English translations.
+    """Return source and target lengths ``[count]`` of German sentences and their English translations.
 
     The sources are as in ``europarl_lengths``; a target has ``TARGET_RATIO`` times as many words, more or less.
     """
@@ -66,7 +66,7 @@ def translation_lengths(count: int, seed: int) -> tuple[Lengths, Lengths]:
 
 
 def brown_lengths(count: int, seed: int) -> Lengths:
-    """Lengths ``[count]`` drawn from the 57,340 sentences of the Brown corpus: mean 20.3, at most 180."""
+    """Return lengths ``[count]`` drawn from the 57,340 sentences of the Brown corpus: mean 20.3, at most 180."""
     table = json.loads(BROWN_FILE.read_text(encoding="utf-8"))["lengths"]
     lengths = np.array([int(length) for length in table], dtype=np.int64)
     weights = np.array(list(table.values()), dtype=np.float64)
@@ -74,12 +74,12 @@ def brown_lengths(count: int, seed: int) -> Lengths:
 
 
 def fixed_lengths(count: int) -> Lengths:
-    """The mean of Europarl's ``[count]`` times, as in the paper's artificial data set (figure 2.11)."""
+    """Return the mean of Europarl's ``[count]`` times, as in the paper's artificial data set (figure 2.11)."""
     return np.full(count, EUROPARL_MEAN, dtype=np.int64)
 
 
 def sentences(lengths: Lengths, input_size: int, seed: int) -> list[torch.Tensor]:
-    """One float32 tensor ``[length, input_size]`` for each length, normally distributed.
+    """Return one float32 tensor ``[length, input_size]`` for each length, normally distributed.
 
     They are views of one block, so that a large workload costs little memory: do not write to them.
     """
@@ -92,9 +92,9 @@ def sentences(lengths: Lengths, input_size: int, seed: int) -> list[torch.Tensor
 
 
 def poisson_arrivals(rate: float, count: int, seed: int) -> Seconds:
-    """Arrival times ``[count]`` in seconds from the start: a Poisson process of ``rate`` requests a second.
+    """Return arrival times ``[count]`` in seconds from the start: a Poisson process of ``rate`` requests a second.
 
-    Raises ValueError where the rate is not positive.
+    Raise ValueError where the rate is not positive.
     """
     if not rate > 0:
         raise ValueError(f"the rate is {rate} requests a second; it must be positive")
@@ -103,7 +103,7 @@ def poisson_arrivals(rate: float, count: int, seed: int) -> Seconds:
 
 @dataclass(frozen=True)
 class Load:
-    """What a driver saw.
+    """The measurements of a driver.
 
     ``latencies_s [count]`` are in the order of the requests, in seconds. ``duration_s`` runs from the start
     to the last completion. ``max_send_delay_s`` is how late the most delayed request was sent: where it is
@@ -126,7 +126,7 @@ def open_loop(submit: Submit, arrivals: Seconds, timeout_s: float = 60.0) -> Loa
 
     The calling thread sends; it sleeps until a request is due and never spins. A latency runs from the time
     the request was due, not from when it was sent, to the completion of its future.
-    Raises TimeoutError where requests are unfinished ``timeout_s`` after the last one was sent, and the
+    Raise TimeoutError where requests are unfinished ``timeout_s`` after the last one was sent, and the
     first error of a request that failed.
     """
     start = time.perf_counter()
@@ -148,7 +148,7 @@ def closed_loop(submit: Submit, count: int, concurrency: int, timeout_s: float =
 
     The calling thread sends the next request when one completes. A latency runs from just before ``submit``
     to the completion of its future.
-    Raises ValueError where the concurrency is not positive, TimeoutError where no request completes for
+    Raise ValueError where the concurrency is not positive, TimeoutError where no request completes for
     ``timeout_s``, and the first error of a request that failed.
     """
     if concurrency < 1:
@@ -166,7 +166,7 @@ def closed_loop(submit: Submit, count: int, concurrency: int, timeout_s: float =
 
 
 class _Completions:
-    """When each of a number of futures completed.
+    """The completion times of a number of futures.
 
     The driver calls everything but ``_complete``, which runs in whichever thread completes a future;
     between the two is a queue, whose order also makes ``times`` and ``errors`` visible.
@@ -199,7 +199,7 @@ class _Completions:
             self.wait_for_next(deadline - time.monotonic())
 
     def duration(self, start: float) -> float:
-        """Seconds from ``start`` to the last completion; a hair above zero where there was nothing to do."""
+        """Return seconds from ``start`` to the last completion; a hair above zero where there was nothing to do."""
         return max(float(self.times.max(initial=start)) - start, sys.float_info.epsilon)
 
     def _complete(self, index: int, future: Future[Any]) -> None:
@@ -211,10 +211,10 @@ class _Completions:
 
 
 def count_brown(folder: Path) -> dict[int, int]:
-    """How many sentences of each length an unpacked Brown corpus has: length -> count, by length.
+    """Return how many sentences of each length an unpacked Brown corpus has: length -> count, by length.
 
     A sentence is a line that is not empty; its length counts words and punctuation marks.
-    Raises FileNotFoundError where ``folder`` does not hold the 500 samples.
+    Raise FileNotFoundError where ``folder`` does not hold the 500 samples.
     """
     samples = [path for path in folder.iterdir() if re.fullmatch(r"c[a-r]\d\d", path.name)]
     if len(samples) != 500:

@@ -60,7 +60,7 @@ class EngineClosedError(CellrtError):
 
 
 class InternalError(CellrtError):
-    """A rule of the runtime is broken: a bug in cellrt. The message carries the story of the request."""
+    """A rule of the runtime is broken: a bug in cellrt. The message carries the event log of the request."""
 
 
 _HTTP_STATUS: Mapping[type[CellrtError], int] = MappingProxyType(
@@ -83,12 +83,14 @@ _HTTP_STATUS: Mapping[type[CellrtError], int] = MappingProxyType(
 
 
 def http_status(error: BaseException) -> int:
-    """The HTTP status for an error: that of its class or the nearest one above; 500 for errors that are not ours."""
+    """Return the HTTP status of an error, by its class or the nearest base class; 500 for errors that are not ours."""
     return next((_HTTP_STATUS[kind] for kind in type(error).__mro__ if kind in _HTTP_STATUS), 500)
 
 
 def interrupt_in(error: SystemError) -> BaseException | None:
-    """The exception of a signal's handler, such as KeyboardInterrupt, that a C function let pass and Python then made a
-    SystemError of ("... returned a result with an exception set"); None if it is no such error."""
+    """Return the exception of a signal's handler, such as KeyboardInterrupt, that a SystemError hides; None if none.
+
+    Python makes such an error ("... returned a result with an exception set") if a C function lets an exception pass.
+    """
     cause = error.__cause__
     return None if cause is None or isinstance(cause, Exception) else cause

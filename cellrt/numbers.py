@@ -9,7 +9,7 @@ BOOLS = ("bool", "torch.bool")
 
 
 def as_integer(given: object) -> int | None:
-    """An integer as an int; None of anything else, and of a bool, which was likely meant for something else."""
+    """Return an integer as an int; None of anything else, and of a bool, which was likely meant for something else."""
     if type(given) is int:
         return given
     if isinstance(given, bool) or str(getattr(given, "dtype", "")) in BOOLS:
@@ -20,7 +20,7 @@ def as_integer(given: object) -> int | None:
 
 
 def as_real(given: object) -> float | None:
-    """A number as a float; None of anything else, of texts, which Python would read, and of a bool."""
+    """Return a number as a float; None of anything else, of texts, which Python would read, and of a bool."""
     if isinstance(given, bool | str | bytes | bytearray) or str(getattr(given, "dtype", "")) in BOOLS:
         return None
     with suppress(Exception):

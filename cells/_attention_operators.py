@@ -16,7 +16,7 @@ def _pages_of(pages: Tensor, tables: Tensor, lengths: Tensor, layer: int) -> Pag
 
 
 def _mask_of(bias: Tensor, causal: int, window: int) -> Mask:
-    """A bias of integers is none."""
+    """Return the mask of an operator's arguments; an integer ``bias`` stands for none."""
     return Mask(bool(causal), window, bias if bias.is_floating_point() else None)
 
 

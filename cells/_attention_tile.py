@@ -125,7 +125,7 @@ def _turn(typing_context: Any, kind: Any, places: Any, offset: Any, size: Any, t
 
 
 def _turned(builder: Any, block: list[Any]) -> list[Any]:
-    """The columns of a square of vectors: halves are exchanged, then quarters, down to single numbers."""
+    """Return the columns of a square of vectors: halves are exchanged, then quarters, down to single numbers."""
     count, step = len(block), len(block) // 2
     number = ir.IntType(32)
     while step:
@@ -146,7 +146,7 @@ def _turned(builder: Any, block: list[Any]) -> list[Any]:
 
 @nogil_part
 def turn_rows(kind, places, offset, size, target):  # type: ignore[no-untyped-def]
-    """As ``_turn``, for any kind."""
+    """Turn rows as ``_turn`` does, for any kind."""
     if kind == 0:
         _turn(0, places, offset, size, target)
     elif kind == 1:
@@ -198,7 +198,7 @@ def soften(typing_context: Any, scores: Any, low: Any, high: Any, highest: Any, 
 
 @intrinsic
 def sum_lanes(typing_context: Any, address: Any) -> Any:
-    """The sum of the numbers of a vector, one after the other."""
+    """Return the sum of the numbers of a vector, one after the other."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         lanes = VectorBuilder(builder)

@@ -1,4 +1,4 @@
-"""What all decoders share: recurrent layers, the projection of the top one's state, and what a step returns."""
+"""The parts that all decoders share: recurrent layers, the projection of the top one's state, and a step's outputs."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Decoder(nn.Module):
         self.return_logits, self.return_logprobs = return_logits, return_logprobs
 
     def add_top(self, num_tokens: int, num_layers: int, bias: bool) -> None:
-        """Adds the layers above the first, and the projection: called at the end of the constructor."""
+        """Add the layers above the first, and the projection: called at the end of the constructor."""
         name, size = type(self).__name__, self.hidden_size
         if num_layers < 1:
             raise DefinitionError(f"{name}: expected num_layers of at least 1, got {num_layers}")
@@ -55,24 +55,26 @@ class Decoder(nn.Module):
 
     @property
     def returns_choice_alone(self) -> bool:
-        """Whether neither logits nor log-probabilities were asked for."""
+        """True if neither logits nor log-probabilities were asked for."""
         return not (self.return_logits or self.return_logprobs)
 
     def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for ``cellrt.cell``, in the type of the weights: ``token`` and the states."""
+        """Return the inputs for ``cellrt.cell``, in the type of the weights: ``token`` and the states."""
         state = RowSpec(self._state_shape, self.projection.weight.dtype)
         return {"token": rows(dtype=torch.int64), **dict.fromkeys(self.states, state)}
 
     def scores(self, token: Tensor, **inputs: Any) -> dict[str, Tensor]:
-        """A step without the choice: ``logits`` ``[rows, num_tokens]``, and the states after it by name.
+        """Return a step without the choice: ``logits`` ``[rows, num_tokens]``, and the states after it by name.
 
-        Raises ValueError if an input is missing.
+        Raise ValueError if an input is missing.
         """
         states, top = self._advance(token, inputs)
         return {LOGITS: self.projection.logits(top), **states}
 
     def asked_for(self, logits: Tensor, token: Tensor) -> dict[str, Tensor]:
-        """What a step returns of its logits: ``logits`` as they are, ``logprob`` ``[rows]`` of the tokens chosen."""
+        """Return the outputs that a step makes of its logits: ``logits`` as they are, ``logprob`` ``[rows]`` of its
+        tokens.
+        """
         made = {LOGITS: logits} if self.return_logits else {}
         if self.return_logprobs:
             wide = logits.to(torch.promote_types(logits.dtype, torch.float32))
@@ -80,18 +82,18 @@ class Decoder(nn.Module):
         return made
 
     def takes_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``advance_rows`` and ``choose_rows`` take a cell's rows, with the weights where they are."""
+        """Return whether ``advance_rows`` and ``choose_rows`` take a cell's rows, with the weights where they are."""
         return False
 
     def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
-        """A step but for the choice by fused kernels, rows of arenas to rows of arenas.
+        """Return a step but for the choice by fused kernels, rows of arenas to rows of arenas.
 
-        Returns the rows that are projected to logits.
+        Return the rows that are projected to logits.
         """
         raise NotImplementedError
 
     def _advance_others(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
-        """The layers above the first by fused kernels; returns the rows of the top one's ``h``."""
+        """Return the layers above the first by fused kernels; return the rows of the top one's ``h``."""
         cell: Any
         for layer, cell in enumerate(self.others, start=1):
             given = {name: of_layer(inputs[name], layer) for name in self.states}
@@ -100,20 +102,23 @@ class Decoder(nn.Module):
         return of_layer(outputs["h"], self.num_layers - 1)
 
     def choose_rows(self, top: StepRows, outputs: Mapping[str, StepRows]) -> None:
-        """The greedy choice, from such rows."""
+        """Choose greedily from rows of the top layer's state."""
         if not self.returns_choice_alone:
             self.score_rows(project_rows(self.projection.weight, self.projection.bias, top), outputs, self.end_token)
             return
         choose_rows(self.projection.weight, self.projection.bias, self.end_token, {"h": top}, outputs)
 
     def score_rows(self, logits: Tensor, outputs: Mapping[str, StepRows], end_token: int | None) -> None:
-        """What a step returns of its logits, in order, by a fused kernel: of the token that it has drawn or, with an
-        ``end_token``, of the greedy choice, which it makes."""
+        """Write the outputs that a step makes of its logits, which are in order, by a fused kernel.
+
+        With an ``end_token`` the kernel makes the greedy choice and scores that; else it scores the token already
+        drawn.
+        """
         if end_token is not None or not self.returns_choice_alone:
             score_rows(logits, outputs, end_token, self.return_logits, self.return_logprobs)
 
     def are_asked_for(self, outputs: Mapping[str, RowSpec]) -> tuple[bool, dict[str, RowSpec]]:
-        """Whether a cell's outputs have what ``asked_for`` gives; and the others."""
+        """Return whether a cell's outputs have what ``asked_for`` gives; and the others."""
         weight = self.projection.weight
         asked = {LOGITS: rows(len(weight), dtype=weight.dtype)} if self.return_logits else {}
         if self.return_logprobs:
@@ -122,11 +127,11 @@ class Decoder(nn.Module):
         return asked.items() <= outputs.items(), others
 
     def _advance(self, token: Tensor, inputs: Mapping[str, Any]) -> tuple[dict[str, Tensor], Tensor]:
-        """The states after a step, and the row that is projected to logits."""
+        """Return the states after a step, and the row that is projected to logits."""
         raise NotImplementedError
 
     def _step(self, token: Tensor, inputs: Mapping[str, Any]) -> dict[str, Tensor]:
-        """One greedy step in plain torch (or kernel by kernel)."""
+        """Run one greedy step in plain torch (or kernel by kernel)."""
         states, top = self._advance(token, inputs)
         if self.returns_choice_alone:
             choice = self.projection.choose(top)
@@ -138,7 +143,7 @@ class Decoder(nn.Module):
     def _layers(
         self, first: Callable[..., tuple[Tensor, ...]], x: Tensor, inputs: Mapping[str, Any]
     ) -> tuple[dict[str, Tensor], Tensor]:
-        """The states after ``x`` has gone through all layers, and the ``h`` of the top one."""
+        """Return the states after ``x`` has gone through all layers, and the ``h`` of the top one."""
         states = self._states_in(inputs, x)
         if self.num_layers == 1:
             states = tuple(first(x, *states))
@@ -150,7 +155,10 @@ class Decoder(nn.Module):
         return dict(zip(self.states, stacked, strict=True)), made[-1][0]
 
     def _states_in(self, inputs: Mapping[str, Any], x: Tensor) -> tuple[Tensor, ...]:
-        """The states among the inputs. Raises ValueError if one is missing, or of other shape or type (than ``x``)."""
+        """Return the states among the inputs.
+
+        Raise ValueError if one is missing, or of other shape or type (than ``x``).
+        """
         found: list[Tensor] = []
         for name in self.states:
             if name not in inputs:
@@ -173,9 +181,9 @@ class Decoder(nn.Module):
 def check_parts(
     kind: type[Decoder], table: nn.Embedding, module: Any, projection: nn.Linear, *others: nn.Module
 ) -> int:
-    """The number of layers of a decoder with the weights of torch modules.
+    """Return the number of layers of a decoder with the weights of torch modules.
 
-    Raises DefinitionError, naming the decoder, unless they fit each other and have one dtype. ``others`` are further
+    Raise DefinitionError, naming the decoder, unless they fit each other and have one dtype. ``others`` are further
     modules whose dtype counts.
     """
     name = kind.__name__

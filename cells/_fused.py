@@ -1,10 +1,10 @@
-"""How the ready-made cells run on a GPU: ``run_rows`` (``cellrt/definition/fused.py``) by fused kernels, and
-``run_chain_rows`` by the chain kernel.
+"""The ready-made cells on a GPU: ``run_rows`` (``cellrt/definition/fused.py``) by fused kernels, and ``run_chain_rows``
+by the chain kernel.
 
 A kernel has its own layout of the weights. It is made when a cell first runs on a device and kept beside the
-parameters, which the plain form still needs: twice the memory. float32 is multiplied as torch does it there: in TF32
-if ``torch.backends.cuda.matmul`` allows that, else in full. Kernels are imported by the functions that call them: only
-a GPU needs them, and their code is no part of what a cell is.
+parameters, which the plain form still needs: twice the memory. float32 is multiplied as torch does it there: in TF32 if
+``torch.backends.cuda.matmul`` allows that, else in full. Functions import the kernels that they call: only a GPU needs
+them, and their code is no part of a cell's identity.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 MAX_GATES_BYTES = 512 << 20
 """Most memory that a run's products of inputs may take."""
 LEAST_CAPABILITY = (8, 0)
-"""Of a CUDA device: the first that multiplies bfloat16 and TF32."""
+"""The first CUDA capability that multiplies bfloat16 and TF32."""
 
 
 class FusedStep:
@@ -49,7 +49,7 @@ class FusedStep:
         self._packed = Derived(pack)
 
     def packed(self, module: nn.Module) -> PackedWeights:
-        """The weights of ``module`` as the kernel reads them."""
+        """Return the weights of ``module`` as the kernel reads them."""
         return self._packed.of(*(module._parameters.get(name) for name in self._names))
 
     def run(
@@ -76,8 +76,8 @@ class FusedLSTM(FusedStep):
         outputs: Mapping[str, StepRows],
         precision: Precision | None = None,
     ) -> bool:
-        """A run as ``run_chain_rows`` takes it; its input is ``x``, which is multiplied for all steps at once, or
-        ``gates``.
+        """Return a run as ``run_chain_rows`` takes it; its input is ``x``, which is multiplied for all steps at once,
+        or ``gates``.
 
         False where the kernel does not take the weights, or the gates of so many positions would take too much memory.
         """
@@ -107,7 +107,7 @@ class FusedLSTM(FusedStep):
 
 
 def fused_lstm(is_recurrent: bool = False) -> FusedLSTM:
-    """The step of an LSTM with the parameters of torch's; without ``weight_ih`` its input is ``gates``.
+    """Return the step of an LSTM with the parameters of torch's; without ``weight_ih`` its input is ``gates``.
 
     With ``is_recurrent`` that is so even where the module has ``weight_ih``.
     """
@@ -116,7 +116,7 @@ def fused_lstm(is_recurrent: bool = False) -> FusedLSTM:
 
 
 def _multiply(x: StepRows | ArenaRows, weight: Tensor) -> ArenaRows:
-    """The products of rows of ``x`` with a weight, in order; the bias is not in them."""
+    """Return the products of rows of ``x`` with a weight, in order; the bias is not in them."""
     products = linear(x.values.index_select(0, x.rows), weight)
     return ArenaRows(products, torch.arange(len(products), device=products.device))
 
@@ -134,7 +134,7 @@ def _pack_lstm(*parameters: Tensor) -> PackedWeights:
 
 
 def fused_gru(is_recurrent: bool = False) -> FusedStep:
-    """The step of a GRU with the parameters of torch's; as ``fused_lstm``."""
+    """Return the step of a GRU with the parameters of torch's; as ``fused_lstm``."""
     names = ("weight_hh", "bias_hh") if is_recurrent else ("weight_hh", "bias_hh", "weight_ih", "bias_ih")
     return FusedStep(_step_gru, _pack_gru, *names)
 
@@ -152,8 +152,9 @@ def _pack_gru(*parameters: Tensor) -> PackedWeights:
 
 
 def fed_step(states: tuple[str, ...], embedding_size: int) -> FusedStep:
-    """The step of an LSTM or GRU, by its states, whose input begins with an embedding: that is given as ``gates``, and
-    what is behind it, if anything is, as ``x``."""
+    """Return the step of an LSTM or GRU, by its states, whose input begins with an embedding: that is given as
+    ``gates``, and what is behind it, if anything is, as ``x``.
+    """
     step, pack = (_step_lstm, _pack_lstm) if "c" in states else (_step_gru, _pack_gru)
     return FusedStep(step, partial(_pack_fed, pack, embedding_size), "weight_hh", "bias_hh", "weight_ih")
 
@@ -165,7 +166,7 @@ def _pack_fed(
 
 
 def fused_tree_lstm() -> FusedStep:
-    """The step of a node with two children; its parameters are as ``tree_lstm.py`` says."""
+    """Return the step of a node with two children; its parameters are as ``tree_lstm.py`` says."""
     return FusedStep(_step_tree_lstm, _pack_tree_lstm, "weight_hh", "bias", "weight_ih")
 
 
@@ -176,7 +177,7 @@ def _step_tree_lstm(weights: PackedWeights, **arguments: Any) -> None:
 
 
 def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -> PackedWeights:
-    """From gates i, o, u, f_left, f_right (over the input: i, o, u, f) to the kernel's i, f_left, f_right, o, u."""
+    """Reorder gates i, o, u, f_left, f_right (over the input: i, o, u, f) to the kernel's i, f_left, f_right, o, u."""
     from cellrt.kernels.tree_lstm_step import pack_weights
 
     order, input_order = (0, 3, 4, 1, 2), (0, 3, 3, 1, 2)
@@ -188,25 +189,29 @@ def _pack_tree_lstm(weight_hh: Tensor, bias: Tensor, weight_ih: Tensor | None) -
 
 
 def gates_of_tokens(table: Tensor, token: StepRows) -> ArenaRows:
-    """The rows of a table of gates that tokens name: its last, which ``fold_with_end`` made, for those outside."""
+    """Return the rows of a table of gates that tokens name: its last, which ``fold_with_end`` made, for those
+    outside.
+    """
     from cellrt.kernels.table_rows import table_rows
 
     return ArenaRows(table, table_rows(ArenaRows(*token), len(table) - 1), *token[2:])
 
 
 def of_layer(given: StepRows, layer: int) -> StepRows:
-    """One layer of rows ``[layers, size]``; rows ``[size]`` are those of the only one."""
+    """Return one layer of rows ``[layers, size]``; rows ``[size]`` are those of the only one."""
     return given if given.values.dim() == 2 else given._replace(values=given.values[:, layer])
 
 
 def to_read(made: StepRows) -> StepRows:
-    """Rows that were written, and where none was, one that may be read."""
+    """Return rows that were written, and where none was, one that may be read."""
     return made._replace(rows=made.rows.clamp(min=0))
 
 
 def fold_with_end(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The gates that each row of an embedding gives, and a row of NaN for tokens that have none: a kernel cannot raise
-    an error for one row, nor read where there is nothing."""
+    """Return the gates that each row of an embedding gives, and a row of NaN for tokens that have none.
+
+    A kernel cannot raise an error for one row, nor read where there is nothing.
+    """
     return torch.cat([linear(embedding, weight, bias), embedding.new_full((1, len(weight)), torch.nan)])
 
 
@@ -234,8 +239,10 @@ def sample_rows(
     outputs: Mapping[str, StepRows],
     logits: Tensor | None = None,
 ) -> None:
-    """Sampling: rows ``logits``, ``seed`` and ``step`` of arenas to rows ``token`` and ``stop`` of arenas, and ``step``
-    if that is an output. ``logits`` are in order if they are given apart."""
+    """Sample tokens: read rows ``logits``, ``seed`` and ``step`` of arenas, and write rows ``token`` and ``stop``.
+
+    Write ``step`` too if it is an output. ``logits``, if given apart, are in order and not in an arena.
+    """
     from cellrt.kernels.sample import Sampling, sample
 
     given, made = ({name: ArenaRows(*rows) for name, rows in named.items()} for named in (inputs, outputs))
@@ -251,7 +258,7 @@ def sample_rows(
 
 
 def project_rows(weight: Tensor, bias: Tensor | None, h: StepRows) -> Tensor:
-    """The logits of rows of an arena, in order: ``[rows that there may be, num_tokens]``."""
+    """Return the logits of rows of an arena, in order: ``[rows that there may be, num_tokens]``."""
     from cellrt.kernels.project_logits import Projection, project_logits
 
     rows = ArenaRows(*h)
@@ -263,8 +270,10 @@ def project_rows(weight: Tensor, bias: Tensor | None, h: StepRows) -> Tensor:
 def score_rows(
     logits: Tensor, outputs: Mapping[str, StepRows], end_token: int | None, has_logits: bool, has_logprob: bool
 ) -> None:
-    """What a decoder tells of logits, in order: rows ``logits`` and ``logprob`` of arenas, if it has these. With an
-    ``end_token`` the greedy choice first, to rows ``token`` and ``stop``."""
+    """Write rows ``logits`` and ``logprob`` of arenas, as far as a decoder has them; the given logits are in order.
+
+    With an ``end_token`` make the greedy choice first, and write it to rows ``token`` and ``stop``.
+    """
     from cellrt.kernels.score_tokens import score_tokens
 
     told = {"logits": has_logits, "logprob": has_logprob}
@@ -275,7 +284,10 @@ def score_rows(
 
 
 def can_sample(inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-    """Whether there is a device for it, and it takes these rows. A cell without weights is on no device of its own."""
+    """Return whether a GPU kernel samples from these rows, and a device is there.
+
+    A cell without weights is on no device of its own.
+    """
     from cellrt.kernels.sample import MOST_TOKENS
 
     logits, number = inputs.get("logits"), rows(dtype=torch.int64)
@@ -287,7 +299,7 @@ def can_sample(inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) ->
 
 
 def can_draw(weight: Tensor) -> bool:
-    """Whether the sampling kernels take as many tokens as a projection's weight has."""
+    """Return whether the sampling kernels take as many tokens as a projection's weight has."""
     from cellrt.kernels.sample import MOST_TOKENS
 
     return len(weight) <= MOST_TOKENS
@@ -300,7 +312,7 @@ def can_fuse(
     expected_inputs: Mapping[str, RowSpec],
     expected_outputs: Mapping[str, RowSpec],
 ) -> bool:
-    """Whether a kernel runs where the weights of ``module`` are, and takes them and a cell's inputs and outputs.
+    """Return whether a kernel takes the weights of ``module``, where they are, and a cell's inputs and outputs.
 
     What is expected is written for float32; it must have the type of the weights.
     """
@@ -319,12 +331,12 @@ def can_fuse(
 
 
 def vectors(**sizes: int) -> dict[str, RowSpec]:
-    """Rows of so many numbers, by name."""
+    """Return rows of so many numbers, by name."""
     return {name: rows(size) for name, size in sizes.items()}
 
 
 def chosen_precision() -> Precision:
-    """How float32 is multiplied."""
+    """Return the precision in which float32 is multiplied."""
     # allow_tf32 says the same, but raises where somebody has set this one.
     return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "ieee"
 

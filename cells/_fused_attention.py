@@ -1,5 +1,7 @@
-"""What decoders with attention run on a GPU behind their layers: what is read of the encoder, and its combination with
-the state, with weights as the kernels read them."""
+"""The attention of decoders on a GPU, behind their layers, with weights as the kernels read them.
+
+It reads the encoder's rows and combines the result with the state.
+"""
 
 from __future__ import annotations
 
@@ -26,13 +28,13 @@ class FusedReading:
         self._table, self._halves, self._turned = Derived(_fold_part), Derived(_split), Derived(_turn)
 
     def table(self, embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """The part of the first layer's gates that each token's embedding gives: see ``fold_with_end``."""
+        """Return the part of the first layer's gates that each token's embedding gives: see ``fold_with_end``."""
         return self._table.of(embedding, weight, bias)
 
     def read(
         self, attention: DotAttention | AdditiveAttention, h: StepRows, memory: RaggedRows, keys: RaggedRows | None
     ) -> Tensor:
-        """The context of each row of ``h``, in order."""
+        """Return the context of each row of ``h``, in order."""
         from cellrt.kernels.ragged_attention import Memory, ragged_attention
 
         span = ArenaRows(*h).span
@@ -46,7 +48,7 @@ class FusedReading:
         return ragged_attention(project_rows(self._turned.of(attention.weight), None, h), rows, span)
 
     def combine(self, combine: Linear, context: Tensor, h: StepRows, out: StepRows, is_read: bool) -> StepRows:
-        """The attended rows, of an arena; where these may be none (``is_read`` is false), others in order."""
+        """Return the attended rows, of an arena; where these may be none (``is_read`` is false), others in order."""
         from cellrt.kernels.combine_rows import Combination, combine_rows
 
         halves = Combination(*self._halves.of(combine.weight), combine.bias, chosen_precision())
@@ -59,7 +61,7 @@ class FusedReading:
 
 
 def fits(attention: object, memory_size: int) -> bool:
-    """Whether the kernel takes such an attention: one of these kinds, of rows that are not too wide."""
+    """Return whether the kernel takes such an attention: one of these kinds, of rows that are not too wide."""
     from cellrt.kernels.ragged_attention import MOST_NUMBERS
 
     if type(attention) is AdditiveAttention:
@@ -72,7 +74,9 @@ def _fold_part(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor
 
 
 def _split(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """The part that multiplies the context, and that which multiplies a state of as many numbers as there are rows."""
+    """Return the part that multiplies the context, and that which multiplies a state of as many numbers as there are
+    rows.
+    """
     width = weight.shape[1] - len(weight)
     return weight[:, :width].contiguous(), weight[:, width:].contiguous()
 

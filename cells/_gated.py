@@ -1,6 +1,6 @@
-"""What the LSTM and GRU cells share: parameters in torch's layout, and one step and whole runs on every path.
+"""The parts that LSTM and GRU cells share: parameters in torch's layout, and one step and whole runs on every path.
 
-A family (``lstm.py``, ``gru.py``) says in class attributes what tells it from the other; ``_gated_cells.py`` has the
+A family (``lstm.py``, ``gru.py``) says in class attributes how it differs from the other. ``_gated_cells.py`` has the
 four kinds of cells that each of them has.
 """
 
@@ -35,7 +35,7 @@ States = tuple[Tensor, ...]
 
 
 class TaskFunctions(NamedTuple):
-    """What runs whole tasks of a family, by what comes beside the states: ``_host.py``."""
+    """The functions that run whole tasks of a family, by the inputs beside the states: ``_host.py``."""
 
     of_inputs: TaskFunction
     of_gates: TaskFunction
@@ -89,11 +89,11 @@ class GatedModule(nn.Module):
         self._packed_hh = Derived(pack_recurrent(self.gates))
 
     def packed_ih(self) -> tuple[PackedWeight, Tensor]:
-        """The packed input half and its bias."""
+        """Return the packed input half and its bias."""
         return self._packed_ih.of(own_parameter(self, "weight_ih"), own_parameter(self, "bias_ih"))
 
     def packed_hh(self) -> tuple[PackedWeight, Tensor]:
-        """The packed recurrent half and its bias."""
+        """Return the packed recurrent half and its bias."""
         return self._packed_hh.of(own_parameter(self, "weight_hh"), own_parameter(self, "bias_hh"))
 
     def input_gates(self, x: Tensor) -> Tensor:
@@ -113,7 +113,7 @@ class GatedModule(nn.Module):
             setattr(self, name, nn.Parameter(value))
 
     def extra_repr(self) -> str:
-        """The sizes, for ``repr``."""
+        """Return the sizes, for ``repr``."""
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
     def _state_rows(self) -> dict[str, RowSpec]:
@@ -122,7 +122,7 @@ class GatedModule(nn.Module):
     def _can_fuse(
         self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], given: Mapping[str, RowSpec]
     ) -> bool:
-        """Whether a step kernel takes these rows: those ``given``, and the states."""
+        """Return whether a step kernel takes these rows: those ``given``, and the states."""
         return can_fuse(self, inputs, outputs, {**given, **self._state_rows()}, self._state_rows())
 
     def _plain_step(self, gates: Tensor, *states: Tensor) -> States:
@@ -143,7 +143,7 @@ class GatedModule(nn.Module):
             check_shape(name, state, expected)
 
     def _run_gates(self, sizes: NDArray[np.int64], gates: Tensor, token: Tensor | None, states: States) -> States:
-        """The compiled run over ``gates`` (packed, or a table whose rows ``token`` names)."""
+        """Return the compiled run over ``gates`` (packed, or a table whose rows ``token`` names)."""
         rows = gates.shape[0] if token is None else token.shape[0]
         self._check(sizes, rows, states)
         check_float32_on_cpu("the table of gates", gates)
@@ -164,7 +164,7 @@ class GatedModule(nn.Module):
         return tuple(made)
 
     def _run_inputs(self, sizes: NDArray[np.int64], x: Tensor, states: States) -> States:
-        """The compiled run over inputs ``x``, packed."""
+        """Return the compiled run over inputs ``x``, packed."""
         self._check(sizes, x.shape[0], states)
         x_weight, x_bias = self.packed_ih()
         check_shape("x", x, (x.shape[0], x_weight.depth))
@@ -186,7 +186,7 @@ class GatedModule(nn.Module):
         return tuple(made)
 
     def _form(self, function: TaskFunction, given: dict[str, RowSpec], words: list[int], keeps: object) -> CompiledForm:
-        """A form with the packed recurrent half behind ``words``."""
+        """Return a form with the packed recurrent half behind ``words``."""
         weight, bias = self.packed_hh()
         state = self._state_rows()
         words = [*words, weight.address, bias.data_ptr(), self.hidden_size]
@@ -196,8 +196,9 @@ class GatedModule(nn.Module):
 
 
 def check_batch_sizes(batch_sizes: Sequence[int]) -> NDArray[np.int64]:
-    """The rows of each step as an array; ValueError unless there is a step and they are positive and never
-    increase."""
+    """Return the rows of each step as an array; ValueError unless there is a step and they are positive and never
+    increase.
+    """
     sizes = np.array(batch_sizes, np.int64)
     if sizes.size == 0 or sizes[-1] < 1 or (sizes.size > 1 and bool((sizes[1:] > sizes[:-1]).any())):
         raise ValueError(f"batch_sizes must be positive and must not increase: {list(batch_sizes)}")
@@ -217,7 +218,8 @@ def unroll(
     inputs: Tensor | None,
     states: Sequence[Tensor],
 ) -> tuple[Tensor, ...]:
-    """The steps-first form by calling ``step(inputs?, *states)`` once a step; returns what the steps return, packed.
+    """Return the steps-first form by calling ``step(inputs?, *states)`` once a step; return what the steps return,
+    packed.
 
     The first results of a step are the states of the next.
     """

@@ -49,14 +49,14 @@ class WholeCell(GatedModule):
     @classmethod
     @making_apart
     def from_torch(cls, module: nn.Module, *, layer: int | None = None, reverse: bool = False) -> Self:
-        """A cell with copies of the weights of a torch cell, or of a layer of torch's layers.
+        """Return a cell with copies of the weights of a torch cell, or of a layer of torch's layers.
 
         Args:
             module: of this family, in any floating dtype.
             layer: which one, from 0; None: the only one.
             reverse: the direction of it that runs backwards.
 
-        Raises DefinitionError for any other module, and for a layer or direction that it does not have.
+        Raise DefinitionError for any other module, and for a layer or direction that it does not have.
         """
         source = find_layer(cls, module, layer, reverse)
         made = cls(source.input_size, source.hidden_size, source.bias)
@@ -95,7 +95,7 @@ class InputHalf(GatedModule):
     @classmethod
     @making_apart
     def from_torch(cls, module: nn.Module, *, layer: int | None = None, reverse: bool = False) -> Self:
-        """The input half of a torch module; see ``LSTMCell.from_torch``."""
+        """Return the input half of a torch module; see ``LSTMCell.from_torch``."""
         source = find_layer(cls, module, layer, reverse)
         made = cls(source.input_size, source.hidden_size, source.bias)
         made.take_weights(module, source.suffix)
@@ -116,7 +116,7 @@ class RecurrentHalf(GatedModule):
     @classmethod
     @making_apart
     def from_torch(cls, module: nn.Module, *, layer: int | None = None, reverse: bool = False) -> Self:
-        """The recurrent half of a torch module; see ``LSTMCell.from_torch``."""
+        """Return the recurrent half of a torch module; see ``LSTMCell.from_torch``."""
         source = find_layer(cls, module, layer, reverse)
         made = cls(source.hidden_size, source.bias)
         made.take_weights(module, source.suffix)
@@ -165,7 +165,9 @@ class TokenCell(GatedModule):
         layer: int | None = None,
         reverse: bool = False,
     ) -> Self:
-        """A cell with copies of the weights of a torch embedding and of a torch module; see ``LSTMCell.from_torch``."""
+        """Return a cell with copies of the weights of a torch embedding and of a torch module; see
+        ``LSTMCell.from_torch``.
+        """
         source = find_layer(cls, module, layer, reverse)
         check_one_dtype(cls.__name__, module, table)
         if source.input_size != table.embedding_dim:
@@ -178,26 +180,26 @@ class TokenCell(GatedModule):
         return made
 
     def is_fusable_with(self, token: Tensor, *states: Tensor) -> bool:
-        """Whether the compiled kernels can take these tokens and states."""
+        """Return whether the compiled kernels can take these tokens and states."""
         return is_token(token) and is_fusable(*states)
 
     def folded(self) -> Tensor:
-        """The gates of every token ``[num_embeddings, gates * hidden_size]``."""
+        """Return the gates of every token ``[num_embeddings, gates * hidden_size]``."""
         names = "weight_ih", "bias_ih"
         return self._table.of(own_parameter(self.embedding, "weight"), *(own_parameter(self, name) for name in names))
 
     def with_gates(self, inputs: Mapping[str, StepRows]) -> dict[str, StepRows | ArenaRows]:
-        """The inputs of a fused step, with rows of the table of gates in place of the token's."""
+        """Return the inputs of a fused step, with rows of the table of gates in place of the token's."""
         table = self._ended_table.of(self.embedding.weight, self.weight_ih, self.bias_ih)
         states = {name: inputs[name] for name in self.states}
         return {"gates": gates_of_tokens(table, inputs["token"]), **states}
 
     def _takes_tokens(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether a step kernel takes these rows: only with ``fold``."""
+        """Return whether a step kernel takes these rows: only with ``fold``."""
         return self.fold and self._can_fuse(inputs, outputs, {"token": TOKEN})
 
     def _token_gates(self, token: Tensor) -> Tensor:
-        """The input half of the gates in plain torch."""
+        """Return the input half of the gates in plain torch."""
         if self.fold and is_eager(token, self.embedding.weight):
             return embedding(token, self.folded())
         return linear(embedding(token, self.embedding.weight), self.weight_ih, self.bias_ih)
@@ -215,7 +217,7 @@ class TokenCell(GatedModule):
         return self._plain_steps(batch_sizes, self._token_gates(token), states)
 
     def _run_tokens(self, sizes: NDArray[np.int64], token: Tensor, states: States) -> States:
-        """The compiled run over packed tokens."""
+        """Return the compiled run over packed tokens."""
         if self.fold:
             return self._run_gates(sizes, self.folded(), check_tokens(token, self.embedding), states)
         return self._run_inputs(sizes, embedding(token, self.embedding.weight), states)

@@ -81,7 +81,7 @@ def lstm_inputs(constants, task):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _embed(table, width, token, rows):  # type: ignore[no-untyped-def]
-    """The rows of a table, ``width`` floats each, that tokens name; a new array."""
+    """Return the rows of a table, ``width`` floats each, that tokens name; a new array."""
     found = np.empty(rows * width, np.float32)
     for row in range(rows):
         copy(start_of(found) + row * width * FLOAT_BYTES, table + read_word(token, row) * width * FLOAT_BYTES, width)
@@ -90,7 +90,7 @@ def _embed(table, width, token, rows):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _hold(array):  # type: ignore[no-untyped-def]
-    """Keeps an array of which only the address is used before."""
+    """Keep an array of which only the address is used before."""
     return array.size
 
 

@@ -54,7 +54,7 @@ def _embed(constants, task):  # type: ignore[no-untyped-def]
 
 
 def embedding_form(embedding: nn.Embedding, inputs: Rows, outputs: Rows) -> CompiledForm | None:
-    """That of an embedding alone."""
+    """Return the compiled form of an embedding alone, or None."""
     table = embedding.weight
     if type(embedding) is not nn.Embedding or embedding.max_norm is not None or _is_listened_to(embedding):
         return None
@@ -84,7 +84,7 @@ def _run_layer(constants, task):  # type: ignore[no-untyped-def]
 
 
 def layer_form(layers: LlamaLayers, sizes: LlamaSizes, inputs: Rows, outputs: Rows) -> SpanForm | None:
-    """That of one layer."""
+    """Return the compiled form of one layer, or None."""
     heads, stored, first = sizes.attention, inputs["kv"].stored, layers[0]
     if type(layers) is not LlamaLayers or _is_listened_to(layers) or not are_float32_on_cpu(*layers.parameters()):
         return None
@@ -115,7 +115,7 @@ def _choose(constants, task):  # type: ignore[no-untyped-def]
 
 
 def head_form(norm: RMSNorm, head: Linear, ends: Sequence[int], inputs: Rows, outputs: Rows) -> CompiledForm | None:
-    """That of the last norm and the head."""
+    """Return the compiled form of the last norm and the head, or None."""
     if type(norm) is not RMSNorm or type(head) is not Linear or _is_listened_to(norm) or _is_listened_to(head):
         return None
     if norm.eps is None or not are_float32_on_cpu(norm.weight, head.weight, head.bias):
@@ -129,7 +129,7 @@ def head_form(norm: RMSNorm, head: Linear, ends: Sequence[int], inputs: Rows, ou
 
 
 def bits_of(number: float) -> int:
-    """Those of a float64, as an integer."""
+    """Return the bits of a float64 as an integer."""
     return int(np.float64(number).view(np.int64))
 
 

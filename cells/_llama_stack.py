@@ -76,7 +76,7 @@ def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task
 
 @nogil
 def _run_layers_alone(layers, sizes, epsilon, x, rows, positions, turns, settings, task, places):  # type: ignore[no-untyped-def]
-    """``run_layers``, for Python."""
+    """Call ``run_layers`` from Python."""
     return run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task, places)
 
 
@@ -92,7 +92,7 @@ class LayerWeights:
         return type(self), ()
 
     def of(self, layers: nn.ModuleList) -> tuple[NDArray[np.int64], list[Any]]:
-        """The words of each layer, and what they point to."""
+        """Return the words of each layer, and what they point to."""
         if self._last is None or not is_settled(layers):  # to look at hundreds of weights takes a while
             self._slots = self._slots or [slot for layer in layers for slot in _slots_of(layer)]
             self._last = self._packed.of(*[own[name] for own, name in self._slots])
@@ -118,7 +118,7 @@ class LayerWeights:
 
 
 def _slots_of(layer: nn.Module) -> list[tuple[dict[str, Any], str]]:
-    """Where the layer's parameters are, in the order of its words."""
+    """Return the places of the layer's parameters, in the order of its words: a dict of parameters and a name in it."""
     slots: list[tuple[dict[str, Any], str]] = []
     for name in LINEARS:
         own = layer.get_submodule(name)._parameters
@@ -131,7 +131,9 @@ def _slots_of(layer: nn.Module) -> list[tuple[dict[str, Any], str]]:
 
 
 def has_one_call(x: Tensor, spans: Spans, pages: Sequence[Pages]) -> bool:
-    """Whether the layers can be one compiled call: float32 for inference on a CPU, with one table of pages for all."""
+    """Return whether the layers can be one compiled call: float32 for inference on a CPU, with one table of pages for
+    all.
+    """
     first = pages[0]
     if not is_fusable(x, first.keys, first.values) or not len(x) or spans.positions.dtype is not torch.int32:
         return False
@@ -143,7 +145,7 @@ def has_one_call(x: Tensor, spans: Spans, pages: Sequence[Pages]) -> bool:
 
 
 class LayerSizes(NamedTuple):
-    """What the layers have in common."""
+    """The sizes that all layers share."""
 
     heads: Heads
     inner: int
@@ -154,7 +156,7 @@ class LayerSizes(NamedTuple):
 def run_all(
     words: NDArray[np.int64], sizes: LayerSizes, turns: Tensor, x: Tensor, spans: Spans, pages: Sequence[Pages]
 ) -> Tensor:
-    """The rows ``[rows, hidden]`` behind the last layer; ``x``, which it changes, are those before the first.
+    """Return the rows ``[rows, hidden]`` behind the last layer; ``x``, which it changes, are those before the first.
 
     ``words`` are those of ``LayerWeights``, ``turns`` the cosines and sines of all positions that the rows have.
     """

@@ -49,8 +49,9 @@ NUM_TENSORS = 11
 
 @nogil_part
 def choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, tokens, logprobs):  # type: ignore[no-untyped-def]
-    """The last norm, the head and the choice: the likeliest token, int64, of each row ``x`` ``[rows, hidden]``, and its
-    log-probability."""
+    """Return the last norm, the head and the choice: the likeliest token, int64, of each row ``x`` ``[rows, hidden]``,
+    and its log-probability.
+    """
     normed, logits = np.empty(rows * hidden, np.float32), np.empty(rows * vocabulary, np.float32)
     norm_rows(x, norm, rows, hidden, epsilon, start_of(normed))
     project(start_of(normed), rows, hidden, head, bias, vocabulary, start_of(logits))
@@ -60,7 +61,7 @@ def choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, tokens
 
 @nogil_part
 def rows_read(x, rows, hidden, is_read):  # type: ignore[no-untyped-def]
-    """Those of the rows ``x`` ``[rows, hidden]`` that are read, and their places."""
+    """Return the rows of ``x`` ``[rows, hidden]`` that are read, and their places."""
     wanted, count = array_at(is_read, rows, np.uint8), 0
     for row in range(rows):
         count += wanted[row]
@@ -131,7 +132,7 @@ def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[
 
 @nogil_part
 def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-untyped-def]
-    """As ``run_stack``, and then the likeliest tokens."""
+    """Run the layers as ``run_stack`` does, and choose the likeliest tokens."""
     rows, is_read, model = step[1], step[2], step[5]
     x = np.empty(rows * sizes[1], np.float32)
     if not run_stack(step, task, layers, sizes, settings, epsilon, x):
@@ -142,7 +143,7 @@ def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-
 
 @nogil_part
 def has_turns(positions, rows, num_turns):  # type: ignore[no-untyped-def]
-    """Whether a table of so many positions' turns has those of all rows."""
+    """Return whether a table of so many positions' turns has those of all rows."""
     highest = 0
     for position in array_at(positions, rows, np.int32):
         highest = max(highest, position)
@@ -151,7 +152,9 @@ def has_turns(positions, rows, num_turns):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def task_words(tensors, page_size, page_stride):  # type: ignore[no-untyped-def]
-    """What ``run_layers`` takes as its ``task``, of the tensors of one: rows, those of ``kv``, offsets and so on."""
+    """Return the ``task`` of ``run_layers`` from a task's tensors: addresses and sizes of rows, ``kv``, offsets and so
+    on.
+    """
     own = np.zeros(15, np.int64)
     own[0], own[1], own[2] = tensors[2, SIZES], tensors[5, AT], tensors[4, AT]
     own[9], own[10], own[11] = page_size, page_stride, tensors[2, AT]
@@ -185,7 +188,7 @@ def takes(function: TaskFunction, constants: Sequence[int], tensors: Sequence[Te
 
 
 class _Words(NamedTuple):
-    """What stays the same from step to step.
+    """The arguments of a step that stay the same from step to step.
 
     Attributes:
         model: ``embedding, vocabulary, norm, head, bias, ends, num_ends, layer_bytes, value_bytes``: addresses and
@@ -225,8 +228,10 @@ class LlamaStep:
         return type(self), (self.ends.tolist(),)
 
     def run(self, model: Llama, token: Tensor, kv: PagedRows) -> tuple[Tensor, Tensor, Tensor] | None:
-        """Next tokens int64, their log-probabilities float32, and whether they end the text, ``[rows]`` each; or None
-        for what only the modules take or refuse. Of rows that are not read, tokens and log-probabilities are 0."""
+        """Return next tokens int64, their log-probabilities float32, and whether they end the text, ``[rows]``
+        each; or None for what only the modules take or refuse. Of rows that are not read, tokens and
+        log-probabilities are 0.
+        """
         given, rows = self.given_for(model, token, kv), token.shape[0]
         if given is None:
             return None
@@ -236,7 +241,7 @@ class LlamaStep:
         return made if is_done else None
 
     def given_for(self, model: Llama, token: Tensor, kv: PagedRows) -> tuple[list[int], object] | None:
-        """``constants_of`` for one step, whatever its positions are; None where it cannot be one call."""
+        """Return ``constants_of`` for one step, whatever its positions are; None where it cannot be one call."""
         if type(model) is not Llama or not is_token(token) or kv.page_dim != 2 or not is_fusable(kv.pages):
             return None
         words = self._words_of(model, kv.pages)
@@ -245,7 +250,7 @@ class LlamaStep:
         return words.constants(kv.tables.shape[1] * words.page[2], model.sizes.epsilon)
 
     def form(self, model: Llama, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> CompiledForm | None:
-        """The compiled form of a step, which what ``run`` leaves to the modules has none of."""
+        """Return the compiled form of a step, which what ``run`` leaves to the modules has none of."""
         given = self.constants_of(model, inputs["kv"])
         if given is None:
             return None
@@ -253,7 +258,7 @@ class LlamaStep:
         return made._replace(is_batch_invariant=True)
 
     def constants_of(self, model: Llama, kv: RowSpec) -> tuple[list[int], object] | None:
-        """What a form is given, and what that points to; None where a step cannot be one call."""
+        """Return the constants of a form, and what they point to; None where a step cannot be one call."""
         stored = kv.stored
         if stored.dtype is not torch.float32:
             return None
@@ -263,7 +268,7 @@ class LlamaStep:
         return words.constants(MOST_POSITIONS, model.sizes.epsilon)
 
     def _words_of(self, model: Llama, pages: Tensor) -> _Words | None:
-        """None where a step cannot be one call."""
+        """Return the words of a model, made once for these pages; None where a step cannot be one call."""
         last = self._last
         if last is not None and last.page == pages.shape[1:] and is_settled(model):
             return last
@@ -290,7 +295,7 @@ class LlamaStep:
 
 
 def _is_plain(model: Any) -> bool:
-    """Whether its modules are the family's own, with weights that the call can read, and nobody listens to them."""
+    """Return whether a model's modules are the family's own, without hooks, and have weights that the call can read."""
     parts = model.embedding, model.layers, model.norm, model.head
     if tuple(map(type, parts)) != (nn.Embedding, LlamaLayers, RMSNorm, Linear):
         return False
@@ -302,7 +307,7 @@ def _is_plain(model: Any) -> bool:
 
 
 def _fits(token: Tensor, kv: PagedRows) -> bool:
-    """Whether the rows that a step is given go together; a module says what is wrong."""
+    """Return whether the rows that a step is given go together; a module says what is wrong."""
     pages, tables, lengths, offsets, _, positions, is_read, _ = kv
     (rows,), (nodes, _) = token.shape, tables.shape
     if not pages.is_contiguous() or not rows or lengths.shape != (nodes,) or offsets.shape != (nodes + 1,):

@@ -27,11 +27,11 @@ DRAWS = frozenset(
         *(nn.init.kaiming_uniform_, nn.init.kaiming_normal_, nn.init.orthogonal_),
     )
 )
-"""What modules call for their first weights."""
+"""The functions that modules call for their first weights."""
 
 
 class _DrawingApart(TorchFunctionMode):
-    """While it lasts, this thread draws from a generator of its own."""
+    """A mode in which this thread draws from a generator of its own."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -52,7 +52,7 @@ class _DrawingApart(TorchFunctionMode):
 
 @contextmanager
 def made_apart() -> Iterator[None]:
-    """Modules that are made inside lie on the CPU and draw nothing from torch's generator."""
+    """Make modules inside the context on the CPU, and draw nothing from torch's generator."""
     with torch.device("cpu"), _DrawingApart():
         yield
 

@@ -6,9 +6,10 @@ first-level cache; nothing of them is copied elsewhere, and the pages may lie an
 one row, takes its values from the pages where it can. The query heads that share a head of the keys are rows of one
 tile.
 
-Blocks begin at multiples of ``BLOCK_KEYS`` of the position, whoever asks, and a row's own operations are the same in
-every tile. So a row's bits depend on its query, its position and the keys that it sees alone: not on its company in the
-batch, nor on how a prompt was cut in chunks, nor on the pages. They do depend on the width of the machine's registers.
+Blocks begin at multiples of ``BLOCK_KEYS`` of the position, whatever the query, and a row's own operations are the same
+in every tile. So a row's bits depend on its query, its position and the keys that it sees alone: not on other rows of
+the batch, nor on how a prompt was cut in chunks, nor on the pages. They do depend on the width of the machine's
+registers.
 """
 
 from __future__ import annotations
@@ -72,7 +73,8 @@ def attend(constants, task):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _new_room(queries, head_dim):  # type: ignore[no-untyped-def]
-    """Scratch memory of so many queries; one for all tiles, as most are small, and memory is soon what takes time.
+    """Return scratch memory of so many queries; one for all tiles, as most are small, and memory is soon what takes
+    time.
 
     What lies behind ``head_dim`` in ``lined`` stays zero.
     """
@@ -163,7 +165,7 @@ def _attend_heads(constants, task, node, first, last, first_head, num_heads, roo
 
 @nogil_part
 def _find_limits(positions, group, length, causal, window, limits):  # type: ignore[no-untyped-def]
-    """Writes the first key that each query of a tile sees, and the one behind its last: ``[queries, 2]``."""
+    """Write the first key that each query of a tile sees, and the one behind its last: ``[queries, 2]``."""
     for row in range(positions.size):
         low, high = 0, length
         if causal:
@@ -176,7 +178,7 @@ def _find_limits(positions, group, length, causal, window, limits):  # type: ign
 
 @nogil_part
 def _is_seen(limits, block):  # type: ignore[no-untyped-def]
-    """Whether any of these queries sees a key of a block."""
+    """Return whether any query of a tile sees a key of a block."""
     for row in range(limits.shape[0]):
         if limits[row, 0] < block + BLOCK_KEYS and limits[row, 1] > max(block, limits[row, 0]):
             return True
@@ -185,7 +187,9 @@ def _is_seen(limits, block):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _find_places(constants, task, node, first, count, places):  # type: ignore[no-untyped-def]
-    """Where the heads of ``count`` keys and values lie; the rest of ``places`` ``[2, keys]`` is the last one again."""
+    """Write to ``places`` ``[2, keys]`` where the heads of ``count`` keys and values lie; repeat the last in the
+    rest.
+    """
     _, kv_heads, head_dim, kind = read_words(constants, 4)
     nodes, _, _, _, _, _, _, keys, values, page_size, page_stride, tables, table_width, _, starts = read_words(task, 15)
     table = array_at(tables + 4 * node * table_width, table_width, np.int32)
@@ -229,14 +233,14 @@ def _touch_block(places, keys, offset, size):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _turn_keys(kind, head_dim, keys, places, offset, turned):  # type: ignore[no-untyped-def]
-    """A head of a block's keys, in float32, as columns; ``offset`` is where it begins."""
+    """Write a head of a block's keys, in float32, as columns; ``offset`` is where the head begins."""
     for key in range(0, keys, LANES):
         turn_rows(kind, start_of(places[0, key:]), offset, head_dim, start_of(turned[0, key:]))
 
 
 @nogil_part
 def _line_up_values(kind, head_dim, keys, places, offset, lined):  # type: ignore[no-untyped-def]
-    """A head of a block's values, in float32, as rows."""
+    """Write a head of a block's values, in float32, as rows."""
     for key in range(keys):
         read_row(kind, places[1, key] + offset, start_of(lined[key:]), head_dim, np.float32(1))
 

@@ -1,7 +1,7 @@
-"""What an LSTM and a GRU do to the sums of their gates: the pointwise half of the fused CPU kernels.
+"""The pointwise half of the fused CPU kernels of LSTM and GRU: what follows the sums of their gates.
 
 One call works on ``LANES`` units of one row, as whole vector registers (``vectors.py``). The readable form of each
-function is the plain-torch one in ``lstm.py`` and ``gru.py``, which the tests compare with this one.
+function is the plain-torch one in ``lstm.py`` and ``gru.py``. The tests compare both.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def add_units(typing_context: Any, left: Any, right: Any, out: Any) -> Any:
 
 @intrinsic
 def lstm_units(typing_context: Any, sums: Any, c: Any, h_out: Any, c_out: Any) -> Any:
-    """From the sums of the gates i, f, g, o ``[4, LANES]`` and the state ``c`` ``[LANES]``, write the next ``h`` and
-    ``c``."""
+    """Write the next ``h`` and ``c`` from the sums of the gates i, f, g, o ``[4, LANES]`` and the state ``c``
+    ``[LANES]``.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, c, h_out, c_out = arguments
@@ -46,8 +47,10 @@ def lstm_units(typing_context: Any, sums: Any, c: Any, h_out: Any, c_out: Any) -
 
 @intrinsic
 def gru_units(typing_context: Any, sums: Any, given: Any, h: Any, h_out: Any) -> Any:
-    """From the sums r, z (complete) and n (hidden half) ``[3, LANES]``, the input half ``given`` of n and the
-    state ``h`` ``[LANES]``, write the next ``h``."""
+    """Write the next ``h`` from the sums r, z (complete) and n (hidden half) ``[3, LANES]``.
+
+    Also given are the input half ``given`` of n and the state ``h`` ``[LANES]``.
+    """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         sums, given, h, h_out = arguments

@@ -39,7 +39,7 @@ _TILE_FLOATS = (CHUNK_ROWS + 2) * 4 * LANES
 
 @nogil
 def all_below(address, size, limit):  # type: ignore[no-untyped-def]
-    """Whether each of ``size`` int64 at ``address`` is in ``[0, limit)``."""
+    """Return whether each of ``size`` int64 at ``address`` is in ``[0, limit)``."""
     for index in range(size):
         value = read_word(address, index)
         if value < 0 or value >= limit:
@@ -49,7 +49,7 @@ def all_below(address, size, limit):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _source_row(rows_of, row):  # type: ignore[no-untyped-def]
-    """The row of the input halves that belongs to ``row``."""
+    """Return the row of the input halves that belongs to ``row``."""
     return read_word(rows_of, row) if rows_of != 0 else row
 
 
@@ -101,7 +101,7 @@ def _lstm_step(rows, gates, rows_of, weight, bias, h, c, h_out, c_out, units, ti
 
 @nogil
 def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, units):  # type: ignore[no-untyped-def]
-    """Run an LSTM over input halves that are already computed; writes the state after every step, packed."""
+    """Run an LSTM over input halves that are already computed; write the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
     start = 0
     for rows in batch_sizes:
@@ -115,7 +115,7 @@ def lstm_run(batch_sizes, gates, rows_of, weight, bias, h, c, h_out, c_out, unit
 
 @nogil_part
 def _steps_together(batch_sizes, step):  # type: ignore[no-untyped-def]
-    """From ``step`` on: the step behind the last one to project with it, and their rows."""
+    """Return the step behind the last one to project together with ``step``, and the number of their rows."""
     last, rows = step, 0
     while last < batch_sizes.size and (rows == 0 or rows + batch_sizes[last] <= _PROJECT_ROWS):
         rows += batch_sizes[last]
@@ -171,7 +171,7 @@ def _gru_step(rows, gates, rows_of, weight, bias, h, h_out, units, tile):  # typ
 
 @nogil
 def gru_run(batch_sizes, gates, rows_of, weight, bias, h, h_out, units):  # type: ignore[no-untyped-def]
-    """Run a GRU over input halves that are already computed; writes the state after every step, packed."""
+    """Run a GRU over input halves that are already computed; write the state after every step, packed."""
     scratch = np.zeros(_TILE_FLOATS, np.float32)  # Its address is taken where it is used, which keeps it alive.
     start = 0
     for rows in batch_sizes:

@@ -1,8 +1,9 @@
-"""What a Transformer does to each row beside its products, on a CPU: norms, gates, rotary positions, the next token.
+"""CPU kernels for the operations of a Transformer on each row: norms, gates, rotary positions, the next token.
 
-Every function goes over one row after the other, and over the numbers of a row in an order that its width alone
-decides. So a row's bits do not depend on its company, which torch's own do not promise: they cut a batch into vectors
-wherever these fall. All take addresses of contiguous memory, float32 where nothing else is said.
+Every function works on one row after the other, and on the numbers of a row in an order that its width alone decides.
+So a row's bits do not depend on the other rows of its batch. Torch's own functions do not promise this: they cut a
+batch into vectors wherever these fall. All functions take addresses of contiguous memory, float32 unless stated
+otherwise.
 """
 
 from __future__ import annotations
@@ -183,7 +184,7 @@ def turn_rows(x, positions, rows, heads, half, turns, out):  # type: ignore[no-u
 
 @nogil_part
 def best_column(numbers, count):  # type: ignore[no-untyped-def]
-    """The place of the first of the highest of ``count`` numbers; 0 if none is above minus infinity."""
+    """Return the place of the first of the highest of ``count`` numbers; 0 if none is above minus infinity."""
     own, highest = array_at(numbers, count, np.float32), np.empty(LANES, np.float32)
     top, best = np.float32(-np.inf), 0
     for start in range(0, count, _SEARCHED):
@@ -203,7 +204,7 @@ def best_column(numbers, count):  # type: ignore[no-untyped-def]
 
 @nogil
 def choose_likeliest(logits, rows, width, tokens, logprobs):  # type: ignore[no-untyped-def]
-    """The first of the highest logits of each row ``[rows, width]``, int64, and its log-probability."""
+    """Write the first of the highest logits of each row ``[rows, width]``, int64, and its log-probability."""
     token, logprob = array_at(tokens, rows, np.int64), array_at(logprobs, rows, np.float32)
     whole = width // LANES * LANES
     for row in range(rows):

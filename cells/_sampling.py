@@ -45,21 +45,23 @@ def _mix(bits):  # type: ignore[no-untyped-def]
 
 @nogil
 def uniform_number(seed, step):  # type: ignore[no-untyped-def]
-    """A number of (0, 1) for a seed and a step: 48 random bits, as ``uniform`` of ``output.py``."""
+    """Return a number of (0, 1) for a seed and a step: 48 random bits, as ``uniform`` of ``output.py``."""
     bits = _mix(_mix(np.uint64(seed)) + np.uint64(step) * _GOLDEN)
     return (np.float64(bits >> np.uint64(16)) + 0.5) / 2.0**48
 
 
 @nogil_part
 def whole(number, most):  # type: ignore[no-untyped-def]
-    """A setting as an integer from 0 to ``most``."""
+    """Return a setting as an integer from 0 to ``most``."""
     return int(number) if 0 <= number < most else most if number >= most else 0
 
 
 @nogil_part
 def steps_made(step, prompt):  # type: ignore[no-untyped-def]
-    """How many tokens of the answer there are before a request's row ``step``. ``prompt``: how many rows are none of
-    it; less than 0 where the answer began before the request."""
+    """Return how many tokens of the answer precede a request's row ``step``.
+
+    ``prompt`` is the number of rows before the answer; negative if the answer began before the request.
+    """
     return max(0, step + 1 - int(min(max(prompt, -(2.0**31)), 2.0**31)))
 
 
@@ -89,7 +91,7 @@ def sample_rows(logits, count, width, rows, task):  # type: ignore[no-untyped-de
 
 @nogil
 def sample_rows_alone(logits, count, width, rows, task):  # type: ignore[no-untyped-def]
-    """``sample_rows``, for Python."""
+    """Call ``sample_rows`` from Python."""
     sample_rows(logits, count, width, rows, task)
 
 
@@ -125,7 +127,7 @@ def _setting_of(row, task):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def read_step(row, task):  # type: ignore[no-untyped-def]
-    """Which row of its request's chain or loop a row is."""
+    """Return the step of a row in its request's chain or loop."""
     return np.int64(array_at(task[STEPS] + 4 * row, 1, np.int32)[0])
 
 
@@ -136,7 +138,7 @@ def _position_of(row, task):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _stops_of(row, setting, task):  # type: ignore[no-untyped-def]
-    """The stop tokens of a row, and the end tokens."""
+    """Return the stop tokens of a row, and the end tokens."""
     stops = array_at(task[STOPS] + 4 * task[MOST_STOPS] * row, task[MOST_STOPS], np.int32)
     return stops[: whole(setting[NUM_STOPS], task[MOST_STOPS])], array_at(task[ENDS], task[NUM_ENDS], np.int64)
 
@@ -155,7 +157,7 @@ def _mark_stop(token, setting, row, task):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _change(own, row, step, setting, task, changes):  # type: ignore[no-untyped-def]
-    """Change logits as a row's request asks; returns how many changes there are to be taken back."""
+    """Change logits as a row's request asks; return how many changes there are to be taken back."""
     _, where, before = changes
     count, most = 0, task[MOST_BIASES]
     biases = array_at(task[BIASES] + 8 * most * row, (most, 2), np.float32)
@@ -193,7 +195,7 @@ def _mask_of(own, row, task):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _likeliest_allowed(own, row, task):  # type: ignore[no-untyped-def]
-    """The likeliest of the tokens that the row's mask allows; the first of all if it allows none."""
+    """Return the likeliest of the tokens that the row's mask allows; the first of all if it allows none."""
     mask, found = _mask_of(own, row, task), -1
     for token in range(own.size):
         if mask[token >> 5] >> np.uint32(token & 31) & np.uint32(1) and (found < 0 or own[token] > own[found]):
@@ -234,7 +236,7 @@ def _penalise(own, count, row, step, setting, task, changes):  # type: ignore[no
 
 @nogil_part
 def _draw(logits, own, setting, number, best, room):  # type: ignore[no-untyped-def]
-    """The token where the running sum of weights passes ``number`` of their sum; ``best`` if nothing is left."""
+    """Return the token where the running sum of weights passes ``number`` of their sum; ``best`` if nothing is left."""
     likeliest = best_column(logits, own.size)
     highest = own[likeliest]
     if not highest > -np.inf:

@@ -37,7 +37,9 @@ NUM_TENSORS = 23
 
 @nogil_part
 def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[no-untyped-def]
-    """The last norm and the head of those rows ``x`` ``[rows, hidden]`` that are read, and ``sample_rows`` of them."""
+    """Return the last norm and the head of those rows ``x`` ``[rows, hidden]`` that are read, and ``sample_rows`` of
+    them.
+    """
     hidden = sizes[1]
     _, vocabulary, norm, head, bias = read_words(model, 5)
     read, places = rows_read(x, rows, hidden, is_read)
@@ -51,8 +53,10 @@ def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[
 
 @nogil_part
 def _run_step(step, task, layers, sizes, settings, epsilon, sampling):  # type: ignore[no-untyped-def]
-    """As ``run_stack``; then appends the tokens to their texts and samples. ``sampling`` is as ``sample_rows`` takes
-    it."""
+    """Run the layers as ``run_stack`` does, append the tokens to their texts, and sample.
+
+    ``sampling`` is as ``sample_rows`` takes it.
+    """
     tokens, rows, is_read, model = step[0], step[1], step[2], step[5]
     x = np.empty(rows * sizes[1], np.float32)
     if not run_stack(step, task, layers, sizes, settings, epsilon, x):
@@ -64,7 +68,7 @@ def _run_step(step, task, layers, sizes, settings, epsilon, sampling):  # type: 
 
 @nogil_part
 def clear_outputs(rows, task):  # type: ignore[no-untyped-def]
-    """Write what rows have that nobody reads."""
+    """Write the outputs of rows that are not read: zeros, and no likeliest tokens."""
     array_at(task[words_at.TOKEN], rows, np.int64)[:] = 0
     array_at(task[words_at.LOGPROB], rows, np.float32)[:] = 0
     array_at(task[words_at.STOP], rows, np.uint8)[:] = 0
@@ -120,7 +124,7 @@ class SamplingStep(LlamaStep):
         asked: Asked,
         limits: SamplingLimits,
     ) -> SampledToken | None:
-        """The next tokens; None for what only the modules take or refuse."""
+        """Return the next tokens; None for what only the modules take or refuse."""
         given = self.given_for(model, token, kv)
         if given is None or not are_plain(asked, history, spans):
             return None
@@ -132,7 +136,7 @@ class SamplingStep(LlamaStep):
         return made if is_done else None
 
     def form(self, model: Llama, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> CompiledForm | None:
-        """The compiled form of a step with sampling."""
+        """Return the compiled form of a step with sampling."""
         given = self.constants_of(model, inputs["kv"])
         if given is None:
             return None

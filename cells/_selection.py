@@ -26,7 +26,7 @@ STRIDE = 256
 """Numbers of which every ``LANES``th are looked at together for their highest."""
 DIGITS = 1 << 11
 HALVINGS, FEW = 12, 256
-"""How often two bounds come nearer each other, unless there are few numbers."""
+"""The number of times that two bounds are brought nearer, unless there are few numbers."""
 
 
 def _add_up(builder: Any, count: Any, sums: Any, number_at: Callable[[VectorBuilder, Any], Any]) -> None:
@@ -104,7 +104,7 @@ def _drop(typing_context: Any, values: Any, bound: Any, weights: Any, least: Any
 
 @intrinsic
 def _has_between(typing_context: Any, x: Any, least: Any, most: Any) -> Any:
-    """Whether any of ``LANES`` numbers is at least the one, and below the other or not less than infinity."""
+    """Return whether any of ``LANES`` numbers is at least ``least``, and below ``most`` unless that is NaN."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         x, least, most = arguments
@@ -120,8 +120,8 @@ def _has_between(typing_context: Any, x: Any, least: Any, most: Any) -> Any:
 
 @nogil_part
 def new_room(width):  # type: ignore[no-untyped-def]
-    """Scratch memory for rows of so many numbers: values, their weights and places, keys and what those weigh, sums,
-    and some of the values and their weights.
+    """Return scratch memory for rows of so many numbers: values, their weights and places, keys and what those weigh,
+    sums, and some of the values and their weights.
 
     Of values and weights there may be ``LANES`` more than there are, which are of no meaning.
     """
@@ -132,7 +132,9 @@ def new_room(width):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def weigh(values, count, highest, temperature, room):  # type: ignore[no-untyped-def]
-    """The weights ``exp((value - highest) / temperature)``; writes the sum of each block, and returns that of all."""
+    """Return the sum of the weights ``exp((value - highest) / temperature)``; write each weight, and each block's
+    sum.
+    """
     weights, sums = room[1], room[5]
     factor, total = np.float32(LOG2_E / temperature), 0.0
     tail, lanes = np.full((2, LANES), -np.inf, np.float32), np.empty(LANES, np.float32)
@@ -164,7 +166,7 @@ def _sum_of(lanes):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def keep(by, bound, count, values, places, room):  # type: ignore[no-untyped-def]
-    """Keep of ``count`` numbers those of which ``by`` is as high as ``bound``; returns how many these are.
+    """Keep of ``count`` numbers those of which ``by`` is as high as ``bound``; return how many these are.
 
     Of each, ``values``, its weight and its place (``places``, or where it lies if these are empty) go to the room.
     """
@@ -184,8 +186,9 @@ def keep(by, bound, count, values, places, room):  # type: ignore[no-untyped-def
 
 @nogil_part
 def highest_with(values, weights, count, enough, room):  # type: ignore[no-untyped-def]
-    """The highest bound that numbers reach which weigh enough together (``weights`` empty: one each); minus infinity if
-    all together do not."""
+    """Return the highest bound that numbers reach which weigh enough together (``weights`` empty: one each); minus
+    infinity if all together do not.
+    """
     masses, keys, sums = room[2], room[4], room[5]
     bits = array_at(start_of(values), count, np.int32)
     for place in range(count):
@@ -231,8 +234,10 @@ def keep_best(values, count, wanted, room):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def place_of(weights, count, target, room):  # type: ignore[no-untyped-def]
-    """Where the running sum of weights passes a number: the last place that weighs anything if nowhere. ``sums`` of the
-    room are those of the blocks."""
+    """Return where the running sum of weights passes a number; the last place with any weight if it never does.
+
+    The room's ``sums`` are those of the blocks.
+    """
     sums = room[5]
     before, start = 0.0, 0
     while start + BLOCK < count and not before + sums[start // BLOCK] > target:
@@ -252,7 +257,7 @@ def place_of(weights, count, target, room):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _weight_of(weights, bound, count):  # type: ignore[no-untyped-def]
-    """What those weigh together that weigh at least ``bound``."""
+    """Return the sum of the weights that are at least ``bound``."""
     lanes, total = np.empty(LANES, np.float32), 0.0
     for start in range(0, count, 4 * BLOCK):
         size = min(4 * BLOCK, count - start)
@@ -266,8 +271,9 @@ def _weight_of(weights, bound, count):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def heaviest_with(values, count, least, enough, room):  # type: ignore[no-untyped-def]
-    """The highest bound that values reach which weigh enough together, and of which each weighs more than ``least``;
-    minus infinity if all together do not."""
+    """Return the highest bound that values reach which weigh enough together, and of which each weighs more than
+    ``least``; minus infinity if all together do not.
+    """
     weights, some, their = room[1], room[6], room[7]
     bits, number = np.empty(1, np.int32), np.empty(1, np.float32)
     number[0] = min(least, 1.0)

@@ -1,4 +1,4 @@
-"""Where the weights of a layer are in a torch module."""
+"""Finds the weights of a layer in a torch module."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class TorchLayer(NamedTuple):
 
 
 def check_layers(name: str, kind: type[GatedModule], module: Any) -> tuple[int, int]:
-    """The numbers of layers and of directions of a torch module.
+    """Return the numbers of layers and of directions of a torch module.
 
-    Raises DefinitionError, naming what is made of it, for one that is not of this kind or cannot be taken.
+    Raise DefinitionError, naming what is made of it, for one that is not of this kind or cannot be taken.
     """
     if isinstance(module, kind.torch_layers):
         if module.proj_size != 0:
@@ -37,7 +37,7 @@ def check_layers(name: str, kind: type[GatedModule], module: Any) -> tuple[int, 
 
 
 def find_layer(kind: type[GatedModule], module: Any, layer: int | None = None, reverse: bool = False) -> TorchLayer:
-    """Where a layer's weights are in a torch module. Raises DefinitionError if it cannot be taken."""
+    """Return the weights of a layer in a torch module. Raise DefinitionError if it cannot be taken."""
     layers, directions = check_layers(kind.__name__, kind, module)
     if layer is None and (layers, directions) != (1, 1):
         raise DefinitionError(

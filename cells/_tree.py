@@ -95,7 +95,7 @@ def _add(target, source, size):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _padded(units):  # type: ignore[no-untyped-def]
-    """Units of a gate in scratch: whole vector registers."""
+    """Return the number of a gate's units in scratch: whole vector registers."""
     return (units + LANES - 1) // LANES * LANES
 
 
@@ -138,7 +138,7 @@ def _end(sums, units, c, spare, h_out, c_out):  # type: ignore[no-untyped-def]
 
 @nogil
 def leaf_step(rows, x, depth, weight, bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
-    """The states of leaves from inputs ``x`` ``[rows, depth]``; gates i, o, u."""
+    """Write the states of leaves from inputs ``x`` ``[rows, depth]``; gates i, o, u."""
     padded = _padded(units)
     row_bytes, sums_bytes = units * FLOAT_BYTES, 3 * padded * FLOAT_BYTES
     scratch = np.empty(min(rows, CHUNK_ROWS) * 3 * padded, np.float32)
@@ -167,7 +167,7 @@ def _add_inputs(count, x, depth, weight, bias, given, padded, groups, sums):  # 
 
 @nogil
 def nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_out, units):  # type: ignore[no-untyped-def]
-    """The states of nodes with the same number of children, all in order; gates i, o, u and f of each child.
+    """Write the states of nodes with the same number of children, all in order; gates i, o, u and f of each child.
 
     ``states`` are the addresses of h of each child, then of c of each; ``x`` is 0 if nodes have no input.
     """
@@ -202,7 +202,7 @@ def nary_step(rows, states, weight, bias, x, depth, x_weight, x_bias, h_out, c_o
 
 @nogil
 def are_offsets(offsets, others, rows, total):  # type: ignore[no-untyped-def]
-    """Whether two ``[rows + 1]`` int64 are equal, start at 0, never decrease and end at ``total``."""
+    """Return whether two ``[rows + 1]`` int64 are equal, start at 0, never decrease and end at ``total``."""
     before = 0
     for row in range(rows + 1):
         value = read_word(offsets, row)
@@ -236,7 +236,7 @@ def _add_children(first, count, offsets, h, c, weight, sums, states, units, forg
 def child_sum_step(  # type: ignore[no-untyped-def]
     rows, x, depth, x_weight, x_bias, table, token, offsets, h, c, weight, f_weight, zeros, h_out, c_out, units
 ):
-    """The states of nodes with any number of children each: of row r, ``offsets[r]`` to ``offsets[r + 1]`` of h and c.
+    """Write the states of nodes with any number of children: row r has ``offsets[r]`` to ``offsets[r + 1]`` of h and c.
 
     The input half of the gates i, o, u, f is the product of ``x``, or if ``token`` is not 0 the row of ``table``
     (padded) that it names. ``weight`` are of i, o, u; ``f_weight`` of f; ``zeros`` has ``3 * padded`` of them.

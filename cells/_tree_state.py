@@ -1,4 +1,4 @@
-"""What the Tree-LSTM cells share: the state of a node, and how their weights begin and are packed."""
+"""The parts that Tree-LSTM cells share: a node's state, initial weights, and their packing."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ def state_rows(units: int) -> dict[str, RowSpec]:
 
 
 def new_parameter(hidden_size: int, *shape: int) -> nn.Parameter:
-    """Uniform in +-1/sqrt(hidden_size), as torch begins its recurrent cells."""
+    """Return initial weights, uniform in +-1/sqrt(hidden_size), as in torch's recurrent cells."""
     bound = 1 / math.sqrt(hidden_size)
     return nn.Parameter(torch.empty(*shape).uniform_(-bound, bound))
 
 
 def pack(weight: Tensor, bias: Tensor | None, units: int) -> tuple[PackedWeight, Tensor]:
-    """A weight and its bias (None: zeros) for the steps of ``_tree.py``."""
+    """Return a weight and its bias (None: zeros) for the steps of ``_tree.py``."""
     check_float32_on_cpu("the weight", weight)
     if bias is None:
         bias = weight.new_zeros(weight.shape[0])
@@ -41,6 +41,8 @@ def pack(weight: Tensor, bias: Tensor | None, units: int) -> tuple[PackedWeight,
 
 
 def finish(i: Tensor, o: Tensor, u: Tensor, kept: Tensor | float) -> TreeState:
-    """The pointwise half in plain torch, from the sums of gates and what the forget gates ``kept`` of the children."""
+    """Return the pointwise half in plain torch, from the sums of gates and what the forget gates ``kept`` of the
+    children.
+    """
     c = torch.sigmoid(i) * torch.tanh(u) + kept
     return TreeState(torch.sigmoid(o) * torch.tanh(c), c)

@@ -1,4 +1,4 @@
-"""What cells make of their weights (packed and folded copies), and when the compiled CPU kernels may be used."""
+"""Packed and folded copies of weights, and the conditions for using the compiled CPU kernels."""
 
 from __future__ import annotations
 
@@ -24,15 +24,14 @@ _PLAIN_TYPES = (Tensor, nn.Parameter)
 
 
 def _is_inference() -> bool:
-    """Whether torch only computes values here: no gradients, tracing or export, and nobody who looks at operations, as
-    who captures them does: what is compiled here is none."""
+    """Return whether torch only computes values here: no gradients, tracing, export or dispatch modes."""
     if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
     return not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
 
 def is_eager(*tensors: Tensor) -> bool:
-    """Whether these are plain tensors with values, used for inference (no gradient, tracing or export)."""
+    """Return whether all are plain tensors with values, used for inference (no gradient, tracing or export)."""
     if not _is_inference():
         return False
     return all(type(tensor) in _PLAIN_TYPES and not tensor.is_meta for tensor in tensors)
@@ -45,7 +44,7 @@ def own_parameter(module: nn.Module, name: str) -> Tensor | None:
 
 
 def is_fusable(*tensors: Tensor) -> bool:
-    """Whether the fused CPU kernels can take these inputs and states: for inference, plain float32 on a CPU.
+    """Return whether the fused CPU kernels can take these inputs and states: for inference, plain float32 on a CPU.
 
     The weights are checked when they are packed.
     """
@@ -58,7 +57,7 @@ def is_fusable(*tensors: Tensor) -> bool:
 
 
 def is_token(token: Tensor) -> bool:
-    """Whether the compiled kernels can take these tokens: plain int64 on a CPU."""
+    """Return whether the compiled kernels can take these tokens: plain int64 on a CPU."""
     return type(token) is Tensor and token.dtype is torch.int64 and token.is_cpu
 
 
@@ -87,7 +86,7 @@ class Derived(Generic[Value]):
         self._entry: tuple[list[Any], tuple[Tensor | None, ...], Value] | None = None
 
     def of(self, *parameters: Tensor | None) -> Value:
-        """The value for these parameters (None where there is no bias)."""
+        """Return the value for these parameters (None where there is no bias)."""
         # What changes when the values of a parameter do: where they lie, and how often they were written.
         key = [
             None if tensor is None else (tensor.data_ptr(), 0 if tensor.is_inference() else tensor._version)
@@ -108,7 +107,7 @@ class Derived(Generic[Value]):
 
 
 def pack_with_bias(weight: Tensor, bias: Tensor | None, room: Tensor | None = None) -> tuple[PackedWeight, Tensor]:
-    """A plain linear layer for ``project``; ``room`` is as for ``pack_linear``.
+    """Return a plain linear layer for ``project``; ``room`` is as for ``pack_linear``.
 
     Where there is no bias, an empty tensor: its address is 0, and no zeros are read, which are in no cache.
     """
@@ -119,7 +118,7 @@ def pack_with_bias(weight: Tensor, bias: Tensor | None, room: Tensor | None = No
 
 
 def pack_recurrent(gates: int) -> Callable[[Tensor, Tensor | None], tuple[PackedWeight, Tensor]]:
-    """What packs the recurrent half of a cell with so many gates, and its bias."""
+    """Return a function that packs the recurrent half of a cell with so many gates, and its bias."""
     return partial(_pack_recurrent, gates)
 
 
@@ -131,7 +130,7 @@ def _pack_recurrent(gates: int, weight: Tensor, bias: Tensor | None) -> tuple[Pa
 
 
 def fold_table(embedding: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """The gates that each row of an embedding gives: ``embedding @ weight.T + bias``."""
+    """Return the gates that each row of an embedding gives: ``embedding @ weight.T + bias``."""
     return linear(embedding, weight, bias).contiguous()
 
 
@@ -142,7 +141,7 @@ def check_float32_on_cpu(name: str, tensor: Tensor) -> None:
 
 
 def are_float32_on_cpu(*weights: Tensor | None) -> bool:
-    """Whether the compiled kernels can take these weights."""
+    """Return whether the compiled kernels can take these weights."""
     return all(weight is None or (weight.dtype is torch.float32 and weight.is_cpu) for weight in weights)
 
 
@@ -155,7 +154,7 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
 
 
 def compiled_linear(given: str, output: str, weight: PackedWeight, bias: Tensor) -> CompiledForm:
-    """The compiled form of ``packed_linear``, with the names of its input and output."""
+    """Return the compiled form of ``packed_linear``, with the names of its input and output."""
     words = np.array([weight.depth, weight.address, bias.data_ptr(), weight.units])
     return CompiledForm(
         project_rows,
@@ -168,14 +167,14 @@ def compiled_linear(given: str, output: str, weight: PackedWeight, bias: Tensor)
 
 
 def copy_embedding(table: nn.Embedding) -> nn.Parameter:
-    """A copy of its weights; DefinitionError for an embedding that changes its rows as it reads them."""
+    """Return a copy of its weights; DefinitionError for an embedding that changes its rows as it reads them."""
     if table.max_norm is not None:
         raise DefinitionError(f"an embedding that rescales the rows it reads (max_norm) is not supported: {table}")
     return nn.Parameter(table.weight.detach().clone())
 
 
 def check_one_dtype(name: str, *modules: nn.Module) -> None:
-    """Raises DefinitionError, naming what is made of them, unless the weights of these modules have one dtype."""
+    """Raise DefinitionError, naming what is made of them, unless the weights of these modules have one dtype."""
     dtypes = {weight.dtype: type(module).__name__ for module in modules for weight in module.parameters()}
     if len(dtypes) > 1:
         described = ", ".join(f"{module} has {dtype}" for dtype, module in dtypes.items())

@@ -38,33 +38,33 @@ from cellrt.cells._weights import Derived, is_fusable, pack_with_bias, packed_li
 
 
 class Context(NamedTuple):
-    """What attention read: ``context`` ``[rows, memory_size]``."""
+    """The result of attention: ``context`` ``[rows, memory_size]``."""
 
     context: Tensor
 
 
 class Key(NamedTuple):
-    """What a memory row is found by: ``key`` ``[rows, key_size]``."""
+    """The key of each memory row, which queries are compared with: ``key`` ``[rows, key_size]``."""
 
     key: Tensor
 
 
 def _nodes_of(memory: RaggedRows) -> Tensor:
-    """The node of each memory row: int64 ``[total]``."""
+    """Return the node of each memory row: int64 ``[total]``."""
     offsets, total = memory.offsets, memory.values.shape[0]
     nodes = torch.arange(offsets.shape[0] - 1, device=offsets.device)
     return torch.repeat_interleave(nodes, offsets.diff(), output_size=total)
 
 
 def _queries_of(query: Tensor, memory: RaggedRows, nodes: Tensor) -> Tensor:
-    """The queries that each memory row meets, as wide as the softmax is computed: ``[total, beams, size]``."""
+    """Return the queries that each memory row meets, as wide as the softmax is computed: ``[total, beams, size]``."""
     wide = query.to(torch.promote_types(query.dtype, torch.float32))
     beams: Tensor = wide.unflatten(0, (memory.offsets.shape[0] - 1, -1))
     return beams.index_select(0, nodes)
 
 
 def _read(scores: Tensor, memory: RaggedRows, nodes: Tensor) -> Tensor:
-    """The context ``[nodes * beams, memory_size]`` under ``scores`` ``[total, beams]``."""
+    """Return the context ``[nodes * beams, memory_size]`` under ``scores`` ``[total, beams]``."""
     values, offsets = memory.values, memory.offsets
     highest = torch.segment_reduce(scores, "max", offsets=offsets, unsafe=True)
     exps = (scores - highest.index_select(0, nodes)).exp()
@@ -103,7 +103,7 @@ class DotAttention(nn.Module):
     @classmethod
     @making_apart
     def from_torch(cls, module: nn.Linear) -> Self:
-        """The general form with the weight of a torch layer that was applied to the memory's rows.
+        """Return the general form with the weight of a torch layer that was applied to the memory's rows.
 
         A bias of it would add the same to every score of a query, so it is left out.
         """
@@ -112,7 +112,7 @@ class DotAttention(nn.Module):
         return made
 
     def forward(self, h: Tensor, memory: RaggedRows) -> Context:
-        """The context of each query."""
+        """Return the context of each query."""
         query = h if self.weight is None else h @ self.weight
         nodes = _nodes_of(memory)
         scores = _queries_of(query, memory, nodes).mul_(memory.values[:, None]).sum(-1)
@@ -135,10 +135,10 @@ class AdditiveAttention(nn.Module):
     @classmethod
     @making_apart
     def from_torch(cls, query: nn.Linear, key: nn.Linear, score: nn.Linear) -> Self:
-        """With the weights of the torch layers W (of the query), U (of the memory) and v (to one number).
+        """Return attention with the weights of torch layers: W of the query, U of the memory, v to one number.
 
         W and U may have biases, whose sum the query gets; one of v would add the same to every score: it is left out.
-        Raises DefinitionError if they do not fit each other.
+        Raise DefinitionError if they do not fit each other.
         """
         key_size = query.out_features
         if key.out_features != key_size or score.weight.shape != (1, key_size):
@@ -156,7 +156,7 @@ class AdditiveAttention(nn.Module):
         return made
 
     def forward(self, h: Tensor, memory: RaggedRows, keys: RaggedRows | None = None) -> Context:
-        """The context of each query."""
+        """Return the context of each query."""
         nodes = _nodes_of(memory)
         key = self.key(memory.values) if keys is None else keys.values
         sums = _queries_of(self.query(h), memory, nodes).add_(key[:, None])
@@ -178,7 +178,7 @@ class AttentionKeys(nn.Module):
         self.project.weight = nn.Parameter(attention.key.weight.detach().clone())
 
     def forward(self, h: Tensor) -> Key:
-        """The key of each row."""
+        """Return the key of each row."""
         return Key(self.project(h))
 
 

@@ -39,7 +39,7 @@ Attention = DotAttention | AdditiveAttention
 
 
 class _AttentionDecoder(Decoder):
-    """What the decoders share: all of a step but the kind of the layers.
+    """The base of the decoders with attention: all of a step but the kind of the layers.
 
     Args:
         num_tokens, embedding_size, hidden_size, end_token, num_layers: as of ``EmbeddingLSTMDecoder``.
@@ -91,7 +91,7 @@ class _AttentionDecoder(Decoder):
         return_logits: bool = False,
         return_logprobs: bool = False,
     ) -> Self:
-        """A decoder with copies of the weights of torch modules, of any one floating dtype.
+        """Return a decoder with copies of the weights of torch modules, of any one floating dtype.
 
         Args:
             table: the embedding of the tokens.
@@ -102,7 +102,7 @@ class _AttentionDecoder(Decoder):
             attention: such as ``AdditiveAttention.from_torch(...)``; default ``DotAttention()``.
             end_token, return_logits, return_logprobs: as of the class.
 
-        Raises DefinitionError for other modules, and for those that do not fit each other.
+        Raise DefinitionError for other modules, and for those that do not fit each other.
         """
         num_layers = check_parts(cls, table, module, projection, combine, *([] if attention is None else [attention]))
         width, size = table.embedding_dim, module.hidden_size
@@ -135,7 +135,8 @@ class _AttentionDecoder(Decoder):
         return made
 
     def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for ``cellrt.cell``: ``token``, the states, ``memory``, and ``keys`` for additive attention.
+        """Return the inputs for ``cellrt.cell``: ``token``, the states, ``memory``, and ``keys`` for additive
+        attention.
 
         If the keys shall not be computed apart, leave ``keys`` out.
         """
@@ -165,7 +166,7 @@ class _AttentionDecoder(Decoder):
         return {**states, "attended": attended}, attended
 
     def takes_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """See ``Decoder.takes_rows``."""
+        """Return whether ``run_rows`` takes these rows, as ``Decoder.takes_rows`` says."""
         state, size = RowSpec(self._state_shape), self.hidden_size
         made = {"token": TOKEN, "stop": STOP, **dict.fromkeys(self.states, state), "attended": rows(size)}
         given = {name: spec for name, spec in self.input_specs().items() if name != "keys" or name in inputs}
@@ -181,7 +182,9 @@ class _AttentionDecoder(Decoder):
         )
 
     def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
-        """See ``Decoder.advance_rows``: a kernel a layer, one for what is read, one to combine it with the state."""
+        """Advance the rows by a step, with a kernel a layer, one to read the encoder, and one to combine it with the
+        state.
+        """
         given, made = ({name: of_layer(each[name], 0) for name in self.states} for each in (inputs, outputs))
         first, reading, others = self.recurrent, self._fused_reading, cast(Any, inputs)
         table = reading.table(self.embedding.weight, first.weight_ih, first.bias_ih)
@@ -193,7 +196,7 @@ class _AttentionDecoder(Decoder):
 
 
 def _check_attention(decoder: str, attention: object, hidden_size: int, memory_size: int) -> None:
-    """Raises DefinitionError unless the attention takes these queries and rows."""
+    """Raise DefinitionError unless the attention takes these queries and rows."""
     if isinstance(attention, AdditiveAttention):
         sizes = [attention.query.in_features, attention.key.in_features]
     elif isinstance(attention, DotAttention):
@@ -222,11 +225,11 @@ class AttentionGRUDecoder(_AttentionDecoder):
         keys: RaggedRows | None = None,
         attended: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """One step; of equal logits the lowest token wins on the fused path."""
+        """Run one step; of equal logits the lowest token wins on the fused path."""
         return self._step(token, {"h": h, "memory": memory, "keys": keys, "attended": attended})
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return self.takes_rows(inputs, outputs)
 
     @reads_spans
@@ -251,11 +254,11 @@ class AttentionLSTMDecoder(_AttentionDecoder):
         keys: RaggedRows | None = None,
         attended: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """One step; of equal logits the lowest token wins on the fused path."""
+        """Run one step; of equal logits the lowest token wins on the fused path."""
         return self._step(token, {"h": h, "c": c, "memory": memory, "keys": keys, "attended": attended})
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return self.takes_rows(inputs, outputs)
 
     @reads_spans

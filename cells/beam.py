@@ -7,7 +7,7 @@
 Hypotheses are compared by the sum of the log-probabilities of their tokens, the end token included, divided by
 ((5 + tokens) / 6) ** length_penalty (Wu et al. 2016, equation 14, without the coverage term). Of equal ones, that of
 the better hypothesis before wins, then that with the better logit, then that with the lower token; so the outcome
-depends neither on the device nor on the company.
+depends neither on the device nor on other rows of the batch.
 
 The tokens so far travel with the beam and are reordered at each step, as its states are. The alternative, to put
 out parents and tokens at each step and to follow them back at the end, would save that copy (8 bytes a token, where the
@@ -49,7 +49,7 @@ class BeamStart(nn.Module):
         self.states, self.beams = tuple(states), beams
 
     def forward(self, *states: Tensor) -> dict[str, Tensor]:
-        """The states in the order of their names."""
+        """Return the states in the order of their names."""
         return {
             name: state[:, None].expand(-1, self.beams, *state.shape[1:]).contiguous()
             for name, state in zip(self.states, states, strict=True)
@@ -117,7 +117,7 @@ class BeamStep(nn.Module):
         self.best, self.length_penalty = best, length_penalty
 
     def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for ``cellrt.cell``."""
+        """Return the inputs for ``cellrt.cell``."""
         specs = {
             "token": rows(self.beams, dtype=torch.int64),
             "score": rows(self.beams),
@@ -129,17 +129,17 @@ class BeamStep(nn.Module):
         return specs
 
     def start_token(self, token: int) -> Tensor:
-        """The ``token`` row of the first step: ``[beams]``."""
+        """Return the ``token`` row of the first step: ``[beams]``."""
         return torch.full((self.beams,), token, dtype=torch.int64, device="cpu")
 
     def start_score(self) -> Tensor:
-        """The ``score`` row of the first step, when there is one hypothesis only: ``[beams]``."""
+        """Return the ``score`` row of the first step, when there is one hypothesis only: ``[beams]``."""
         return torch.tensor([0.0] + [-torch.inf] * (self.beams - 1), dtype=torch.float32, device="cpu")
 
     def forward(
         self, token: Tensor, score: Tensor, length: Tensor, tokens: Tensor, *others: Tensor | RaggedRows | PagedRows
     ) -> dict[str, Tensor]:
-        """One step; ``others`` are the scorer's inputs in the order of ``input_specs``."""
+        """Run one step; ``others`` are the scorer's inputs in the order of ``input_specs``."""
         given = {name: self._flat(name, value) for name, value in zip(self.others, others, strict=True)}
         scored = _score(self.scorer, token.flatten(), given)
         has_ended = (token == self.end_token) & (length > 0)
@@ -164,13 +164,15 @@ class BeamStep(nn.Module):
         return {"token": token, "score": score, "length": length, "tokens": tokens, "stop": stop, **states}
 
     def _flat(self, name: str, value: Tensor | RaggedRows | PagedRows) -> Tensor | RaggedRows | PagedRows:
-        """A scorer's input with a row for each hypothesis."""
+        """Return a scorer's input with a row for each hypothesis."""
         if isinstance(value, RaggedRows | PagedRows):
             return value
         return value.flatten(0, 1) if name in self.states else value.repeat_interleave(self.beams, 0)
 
     def _extend(self, logits: Tensor, has_ended: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probabilities and tokens of each hypothesis's ``beams`` best continuations: ``[rows, beams, beams]``."""
+        """Return log-probabilities and tokens of each hypothesis's ``beams`` best continuations: ``[rows, beams,
+        beams]``.
+        """
         logits = logits.to(torch.promote_types(logits.dtype, torch.float32))
         highest, choices = best_of(logits, self.beams)
         chances = (highest - highest[:, :1] + likeliest(logits)[1][:, None]).float().unflatten(0, (-1, self.beams))
@@ -180,7 +182,9 @@ class BeamStep(nn.Module):
         return torch.where(has_ended[..., None], only, chances), choices
 
     def _is_over(self, token: Tensor, score: Tensor, length: Tensor) -> Tensor:
-        """Whether the wanted sequences are certain: they have ended, and none that goes on can come to outrank them."""
+        """Return whether the wanted sequences are certain: they have ended, and none that goes on can come to outrank
+        them.
+        """
         has_ended = (token == self.end_token) | (score == -torch.inf)
         last = (score / self._penalty(length))[:, self.best - 1, None]
         reach = score / self._penalty(torch.full_like(length, self.max_steps))
@@ -200,7 +204,7 @@ class BeamEnd(nn.Module):
         self.best, self.end_token, self.length_penalty = best, end_token, length_penalty
 
     def forward(self, tokens: Tensor, score: Tensor, length: Tensor) -> BestSequences:
-        """Cuts the beams off and fills their tokens up."""
+        """Cut the beams off and fill their tokens up."""
         tokens, score, length = tokens[:, : self.best], score[:, : self.best], length[:, : self.best]
         is_past = torch.arange(tokens.shape[2], device=tokens.device) >= length[..., None]
         is_missing = score == -torch.inf
@@ -212,7 +216,8 @@ class BeamEnd(nn.Module):
 
 
 def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """The ``count`` highest of each row ``[rows, n]`` in order and their indices; of equal ones the first comes first.
+    """Return the ``count`` highest of each row ``[rows, n]`` in order and their indices; of equal ones the first comes
+    first.
 
     With fewer than ``count`` columns above minus infinity, the rest is minus infinity. ``torch.topk`` does not say
     which of equal values it takes, so on a CPU its choice is used only where all are different.
@@ -231,9 +236,9 @@ def best_of(values: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 def _penalty(length: Tensor, most: int, exponent: float) -> Tensor:
-    """What a score of so many tokens, at most ``most``, is divided by.
+    """Return the divisor of a score of ``length`` tokens, at most ``most``.
 
-    From a table: the bits of torch's powers depend on where in a batch they stand.
+    It comes from a table: the bits of torch's powers depend on where in a batch they stand.
     """
     return torch.tensor(_penalties(most, exponent), dtype=torch.float32, device=length.device)[length]
 
@@ -244,7 +249,7 @@ def _penalties(most: int, exponent: float) -> list[float]:
 
 
 def _score(scorer: Any, token: Tensor, given: Mapping[str, Tensor | RaggedRows | PagedRows]) -> Mapping[str, Tensor]:
-    """The logits and states of a scorer: from its ``scores``, or from calling it."""
+    """Return the logits and states of a scorer: from its ``scores``, or from calling it."""
     scored: Mapping[str, Tensor] = getattr(scorer, "scores", scorer)(token=token, **given)
     if "logits" not in scored:
         raise ValueError(f"BeamStep: expected 'logits' among what the scorer returns, got {list(scored)}")

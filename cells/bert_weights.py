@@ -25,9 +25,9 @@ LAYER_NAMES = {
 
 @making_apart
 def encoder_from_bert(state: Mapping[str, Tensor], heads: int, epsilon: float = 1e-12) -> TransformerStack:
-    """An encoder with a copy of the weights in the state of a ``BertModel``; all tokens are of its first type.
+    """Return an encoder with a copy of the weights in the state of a ``BertModel``; all tokens are of its first type.
 
-    Raises DefinitionError if a weight is missing.
+    Raise DefinitionError if a weight is missing.
     """
 
     def weight(name: str) -> Tensor:

@@ -1,4 +1,4 @@
-"""From the last states of an encoder to the first states of a decoder.
+"""A bridge: a cell that makes the first states of a decoder from the last states of an encoder.
 
 An encoder's last states have the names that torch gives the weights of its layers and directions: ``h_l0`` of the
 lowest layer, ``h_l0_reverse`` of the direction that runs backwards, ``c_l1`` of the second layer, and so on. A cell
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from cellrt import DefinitionError
 
 Sources = Mapping[str, Sequence[str] | Sequence[Sequence[str]]]
-"""For each state of a decoder the states of the encoder that it is made of; of several layers, for each of them."""
+"""The states of the encoder that each state of a decoder is made of; of several layers, for each of them."""
 
 
 class Bridge(nn.Module):
@@ -58,7 +58,7 @@ class Bridge(nn.Module):
         self.activation = activation
 
     def forward(self, *states: Tensor) -> dict[str, Tensor]:
-        """The decoder's states."""
+        """Return the decoder's states."""
         given = dict(zip(self.names, states, strict=True))
         made: dict[str, Tensor] = {}
         for state, layers in self.sources.items():
@@ -72,7 +72,7 @@ class Bridge(nn.Module):
 
 
 def _by_layer(state: str, names: Sequence[str] | Sequence[Sequence[str]]) -> list[list[str]]:
-    """The sources of a state as a list for each layer."""
+    """Return the sources of a state as a list for each layer."""
     layers: list[list[str]] = []
     if not isinstance(names, str) and names and all(isinstance(name, str) for name in names):
         layers = [[str(name) for name in names]]
@@ -87,7 +87,7 @@ def _by_layer(state: str, names: Sequence[str] | Sequence[Sequence[str]]) -> lis
 
 
 def _layers_of(state: str, given: nn.Linear | Sequence[nn.Linear], count: int) -> list[nn.Module]:
-    """The linear layers of a state, one for each of its layers; a single one serves all."""
+    """Return the linear layers of a state, one for each of its layers; a single one serves all."""
     layers: list[nn.Module] = [given] * count if isinstance(given, nn.Linear) else list(given)
     if len(layers) != count or not all(isinstance(layer, nn.Linear) for layer in layers):
         raise DefinitionError(f"Bridge: expected for {state!r} an nn.Linear, or {count} of them, got {given!r}")

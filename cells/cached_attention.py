@@ -3,7 +3,7 @@
     query, key, value = self.qkv(x).view(len(x), 3, heads, size).unbind(1)
     read = cached_attention(query, key, value, kv)            # with an input kv: key_values(heads, size)
 
-The module says what its queries, keys and values are; prompts, pieces of them and single steps of many requests are
+The module says what its queries, keys and values are. Prompts, chunks of them and single steps of many requests are
 rows of one call, and nothing is padded (ORCA section 3.2, selective batching). Heads are grouped where the queries have
 more than the keys (Ainslie et al. 2023).
 """
@@ -40,7 +40,7 @@ def key_values(
     page_size: int = 16,
     only_read: bool = False,
 ) -> RowSpec:
-    """The input of a cell for keys and values: a state that grows by those of each row.
+    """Return the input of a cell for keys and values: a state that grows by those of each row.
 
     Args:
         kv_heads, head_dim: of keys and values.
@@ -63,7 +63,7 @@ def cached_attention(
     window: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """Appends the rows' keys and values to a state, then reads: each row what its node has up to itself.
+    """Append the rows' keys and values to a state, then reads: each row what its node has up to itself.
 
     Positions, for rotary embeddings say, are ``state.positions``.
 
@@ -75,7 +75,7 @@ def cached_attention(
         window: how many rows back, the row's own included; 0: to the beginning.
         scale: of the scores; None: ``1 / sqrt(head_dim)``.
 
-    Returns ``[rows, heads, head_dim]``. Raises ValueError for shapes and types that do not fit.
+    Return ``[rows, heads, head_dim]``. Raise ValueError for shapes and types that do not fit.
     """
     if isinstance(state, TracedPages):
         return state.append_and_attend(query, key, value, layer, window, scale)
@@ -84,14 +84,16 @@ def cached_attention(
 
 
 def append_key_values(key: Tensor, value: Tensor, state: PagedRows, *, layer: int | None = None) -> None:
-    """Appends the rows' keys and values to a state, for another cell's ``cross_attention``; as ``cached_attention``."""
+    """Append the rows' keys and values to a state, for another cell's ``cross_attention``; as ``cached_attention``."""
     if isinstance(state, TracedPages):
         return state.append_rows(key, value, layer)
     append_pages(_pages_of(state, layer), Spans(state.offsets, state.positions), key, value)
 
 
 def cross_attention(query: Tensor, state: PagedRows, *, layer: int | None = None, scale: float | None = None) -> Tensor:
-    """Each row reads all that its node has in a state, such as what an encoder appended; as ``cached_attention``."""
+    """Return each row's attention to all that its node has in a state, such as what an encoder appended; as
+    ``cached_attention``.
+    """
     if isinstance(state, TracedPages):
         return state.attend(query, layer, False, 0, None, scale)
     spans = Spans(state.offsets, state.positions)
@@ -108,7 +110,8 @@ def span_attention(
     window: int = 0,
     scale: float | None = None,
 ) -> Tensor:
-    """Each row reads the rows of its own node in this batch, of an input ``cellrt.span(whole=True)``: an encoder.
+    """Return each row's attention to its own node's rows in this batch, with ``cellrt.span(whole=True)``: an
+    encoder.
 
     ``causal``: only those up to itself; the rest is as of ``cached_attention``.
     """
@@ -117,7 +120,7 @@ def span_attention(
 
 
 def _pages_of(state: PagedRows, layer: int | None) -> Pages:
-    """The keys and values of a layer. Raises ValueError for another state than ``key_values`` makes."""
+    """Return the keys and values of a layer. Raise ValueError for another state than ``key_values`` makes."""
     pages, has_layers = state.pages, state.page_dim == 2
     if state.page_dim not in (1, 2) or pages.ndim != 4 + state.page_dim or pages.shape[state.page_dim] != 2:
         shape = list(state.by_row.shape[2:])

@@ -60,7 +60,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         self._packed_hh = Derived(partial(_pack_child_sum, units=hidden_size))
 
     def forward(self, x: Tensor, h: RaggedRows, c: RaggedRows) -> TreeState:
-        """One step; raises ValueError for a wrong shape, or offsets that differ."""
+        """Run one step. Raise ValueError for a wrong shape, or offsets that differ."""
         return self._state_of(x, h, c)
 
     def _state_of(self, x: Tensor, h: RaggedRows, c: RaggedRows) -> TreeState:
@@ -73,7 +73,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         return self._run_fused(x.shape[0], inputs, h, c)
 
     def _run_fused(self, rows: int, inputs: tuple[int, ...], h: RaggedRows, c: RaggedRows) -> TreeState:
-        """The fused step; ``inputs`` say where the input half comes from, as in ``child_sum_step``."""
+        """Return the fused step; ``inputs`` say where the input half comes from, as in ``child_sum_step``."""
         units, total = self.hidden_size, h.values.shape[0]
         check_shape("h.values", h.values, (total, units))
         check_shape("c.values", c.values, (total, units))
@@ -101,7 +101,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         return TreeState(h_out, c_out)
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form, for float32."""
+        """Return the compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self._packed_ih.of(self.weight_ih, self.bias)
@@ -109,7 +109,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         return self._form({"x": rows(weight.depth)}, inputs, (weight, bias))
 
     def _form(self, given: dict[str, RowSpec], inputs: Sequence[int], keeps: object) -> CompiledForm:
-        """A form; ``inputs`` say where the input half comes from, as in ``_host.tree_child_sum``."""
+        """Return a form; ``inputs`` say where the input half comes from, as in ``_host.tree_child_sum``."""
         weight, f_weight, zeros = self._packed_hh.of(self.weight_hh)
         words = np.array([*inputs, weight.address, f_weight.address, zeros.data_ptr(), self.hidden_size])
         given = given | {"h": ragged(self.hidden_size), "c": ragged(self.hidden_size)}
@@ -117,7 +117,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         return CompiledForm(tree_child_sum, given, state_rows(self.hidden_size), words, keeps, is_batch_invariant=True)
 
     def _plain(self, gates: Tensor, h: RaggedRows, c: RaggedRows) -> TreeState:
-        """The step in plain torch from the input half of the gates; children are summed in at least float32."""
+        """Return the step in plain torch from the input half of the gates; children are summed in at least float32."""
         counts = h.offsets.diff()
         rows = torch.arange(counts.shape[0], device=counts.device)
         parent = torch.repeat_interleave(rows, counts, output_size=h.values.shape[0])
@@ -133,7 +133,7 @@ class ChildSumTreeLSTMCell(nn.Module):
         return finish(i, o, u, kept.to(gates.dtype))
 
     def extra_repr(self) -> str:
-        """The sizes, for ``repr``."""
+        """Return the sizes, for ``repr``."""
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
@@ -151,7 +151,7 @@ class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
         self._table = Derived(partial(_fold_padded, units=hidden_size))
 
     def forward(self, token: Tensor, h: RaggedRows, c: RaggedRows) -> TreeState:
-        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
+        """Run one step. Raise ValueError for a wrong shape, IndexError for a token outside the embedding."""
         if not (self.fold and token.shape[0] and is_token(token) and is_fusable(h.values, c.values)):
             return self._state_of(embedding(token, self.embedding.weight), h, c)
         token = check_tokens(token, self.embedding)
@@ -159,7 +159,7 @@ class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
         return self._run_fused(token.shape[0], (0, 0, 0, 0, table.data_ptr(), token.data_ptr()), h, c)
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form, for float32."""
+        """Return the compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         if self.fold:
@@ -174,12 +174,14 @@ class EmbeddingChildSumTreeLSTMCell(ChildSumTreeLSTMCell):
 
 
 def _fold_padded(table: Tensor, weight: Tensor, bias: Tensor, units: int) -> Tensor:
-    """The input half of the gates that each row of an embedding gives, padded: ``[num_embeddings, 4 * padded]``."""
+    """Return the input half of the gates that each row of an embedding gives, padded: ``[num_embeddings, 4 *
+    padded]``.
+    """
     check_float32_on_cpu("the embedding", table)
     return linear(table, pad_gates(weight, units), pad_gates(bias, units)).contiguous()
 
 
 def _pack_child_sum(weight: Tensor, units: int) -> tuple[PackedWeight, PackedWeight, Tensor]:
-    """The recurrent weights of i, o, u and of f, and zeros, for ``child_sum_step``."""
+    """Return the recurrent weights of i, o, u and of f, and zeros, for ``child_sum_step``."""
     packed, zeros = pack(weight[: 3 * units], None, units)
     return packed, pack_padded(weight[3 * units :], units), zeros

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class _EmbeddingDecoder(Decoder):
-    """What the decoders without attention share.
+    """The base of the decoders without attention.
 
     Attributes:
         first_cell: the kind of the lowest layer.
@@ -82,7 +82,7 @@ class _EmbeddingDecoder(Decoder):
         return_logits: bool = False,
         return_logprobs: bool = False,
     ) -> Self:
-        """A decoder with copies of the weights of torch modules, of any one floating dtype.
+        """Return a decoder with copies of the weights of torch modules, of any one floating dtype.
 
         Args:
             table: the embedding of the tokens.
@@ -90,7 +90,7 @@ class _EmbeddingDecoder(Decoder):
             projection: from the top layer's state to as many tokens as ``table`` has.
             end_token, fold, return_logits, return_logprobs: as of the class.
 
-        Raises DefinitionError for other modules, and for those that do not fit each other.
+        Raise DefinitionError for other modules, and for those that do not fit each other.
         """
         num_layers = check_parts(cls, table, module, projection)
         if module.input_size != table.embedding_dim:
@@ -108,13 +108,13 @@ class _EmbeddingDecoder(Decoder):
         return self._layers(self.first, token, inputs)
 
     def _one_step(self, token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One step, in one compiled call if that can be."""
+        """Run one step, in one compiled call if that can be."""
         if token.shape[0] and self._is_fused(token, states):
             return self._run(np.array([token.shape[0]]), token, states)
         return self._step(token, states)
 
     def _all_steps(self, batch_sizes: Sequence[int], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """Steps from the states of ``batch_sizes[0]`` rows; the outputs of all of them, packed."""
+        """Return the outputs of all steps from the states of ``batch_sizes[0]`` rows, packed."""
         sizes = check_batch_sizes(batch_sizes)
         check_shape("token", token, (int(sizes[0]),))
         if self._is_fused(token, states):
@@ -132,7 +132,7 @@ class _EmbeddingDecoder(Decoder):
         return self._has_kernel and self.first.is_fusable_with(token, *states.values())
 
     def _run(self, sizes: NDArray[np.int64], token: Tensor, states: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """All steps in one compiled call."""
+        """Run all steps in one compiled call."""
         first, units = self.first, self.hidden_size
         first.check_states(int(sizes[0]), tuple(states.values()))
         token, table = check_tokens(token, first.embedding), first.folded()
@@ -158,14 +158,14 @@ class _EmbeddingDecoder(Decoder):
         return {"token": token_out, "stop": token_out == self.end_token, **dict(zip(states, made, strict=True))}
 
     def takes_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """See ``Decoder.takes_rows``: only with ``fold``."""
+        """Return whether ``run_rows`` takes these rows, as ``Decoder.takes_rows`` says: only with ``fold``."""
         states = dict.fromkeys(self.states, rows(*self._state_shape))
         given, made = {"token": TOKEN, **states}, {"token": TOKEN, "stop": STOP, **states}
         has_asked, others = self.are_asked_for(outputs)
         return self.first.fold and has_asked and can_fuse(self, inputs, others, given, made)
 
     def advance_rows(self, inputs: Mapping[str, StepRows], outputs: Mapping[str, StepRows]) -> StepRows:
-        """See ``Decoder.advance_rows``: a kernel a layer."""
+        """Advance the rows by a step, with a kernel a layer."""
         given, made = ({name: of_layer(each[name], 0) for name in self.states} for each in (inputs, outputs))
         self.first._fused.run(self.first, self.first.with_gates({"token": inputs["token"], **given}), made)
         return self._advance_others(inputs, outputs)
@@ -203,7 +203,7 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
     decode, task_function = staticmethod(lstm_decode), lstm_decoder
 
     def forward(self, token: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
-        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
+        """Run one step. Raise ValueError for a wrong shape, IndexError for a token outside the embedding."""
         return self._one_step(token, {"h": h, "c": c})
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
@@ -211,11 +211,13 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
         return self._all_steps(batch_sizes, token, {"h": h, "c": c})
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``steps``: for float32, one layer, a folded table, and neither logits nor logprobs."""
+        """Return the compiled form of ``steps``: for float32, one layer, a folded table, and neither logits nor
+        logprobs.
+        """
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return self.takes_rows(inputs, outputs)
 
     @reads_spans
@@ -226,13 +228,15 @@ class EmbeddingLSTMDecoder(_EmbeddingDecoder):
 
 
 class EmbeddingGRUDecoder(_EmbeddingDecoder):
-    """As ``EmbeddingLSTMDecoder``, with a GRU: ``token`` int64 ``[rows]``, ``h`` -> ``token``, ``stop``, ``h``."""
+    """A decoder like ``EmbeddingLSTMDecoder``, with a GRU: ``token`` int64 ``[rows]``, ``h`` -> ``token``, ``stop``,
+    ``h``.
+    """
 
     recurrent_cell, first_cell, states = GRUCell, EmbeddingGRUCell, GRUCell.states
     decode, task_function = staticmethod(gru_decode), gru_decoder
 
     def forward(self, token: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
+        """Run one step. Raise ValueError for a wrong shape, IndexError for a token outside the embedding."""
         return self._one_step(token, {"h": h})
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor) -> dict[str, Tensor]:
@@ -240,11 +244,13 @@ class EmbeddingGRUDecoder(_EmbeddingDecoder):
         return self._all_steps(batch_sizes, token, {"h": h})
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``steps``: for float32, one layer, a folded table, and neither logits nor logprobs."""
+        """Return the compiled form of ``steps``: for float32, one layer, a folded table, and neither logits nor
+        logprobs.
+        """
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return self.takes_rows(inputs, outputs)
 
     @reads_spans
@@ -273,12 +279,14 @@ class SamplingDecoder(nn.Module):
         self.states = decoder.states
 
     def input_specs(self) -> dict[str, RowSpec]:
-        """The inputs for ``cellrt.cell``: those of the decoder, ``seed`` and ``step``."""
+        """Return the inputs for ``cellrt.cell``: those of the decoder, ``seed`` and ``step``."""
         number = rows(dtype=torch.int64)
         return {**self.decoder.input_specs(), "seed": number, "step": number}
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows: where the decoder's does, for a vocabulary that is not too large."""
+        """Return whether ``run_rows`` takes these rows: where the decoder's does, for a vocabulary that is not too
+        large.
+        """
         given = {name: spec for name, spec in inputs.items() if name not in ("seed", "step")}
         made = {name: spec for name, spec in outputs.items() if name != "step"}
         own = inputs.get("seed"), inputs.get("step"), outputs.get("step")
@@ -307,7 +315,7 @@ class SamplingDecoder(nn.Module):
         keys: RaggedRows | None = None,
         attended: Tensor | None = None,
     ) -> dict[str, Tensor]:
-        """One step, with those of the inputs that the decoder has."""
+        """Run one step, with those of the inputs that the decoder has."""
         given = {"h": h, "c": c, "memory": memory, "keys": keys, "attended": attended}
         states = self.decoder.scores(token, **{name: value for name, value in given.items() if value is not None})
         logits = states.pop("logits")

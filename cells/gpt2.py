@@ -21,7 +21,7 @@ gelu_new = partial(gelu, approximate="tanh")
 
 @dataclass(frozen=True)
 class GPT2Sizes:
-    """What a model is made of; ``positions`` is the longest text, ``epsilon`` of the norms."""
+    """The sizes of a model; ``positions`` is the longest text, ``epsilon`` of the norms."""
 
     vocabulary: int
     positions: int
@@ -33,7 +33,7 @@ class GPT2Sizes:
 
     @property
     def attention(self) -> Heads:
-        """Those of a layer's attention."""
+        """The sizes of a layer's attention."""
         return Heads(self.hidden, self.heads, bias=True, out_bias=True)
 
 
@@ -49,7 +49,7 @@ class GPT2Layer(nn.Module):
         self.mlp = MLP(sizes.hidden, sizes.inner, gelu_new)
 
     def forward(self, x: Tensor, spans: Spans, pages: Pages | TracedLayer) -> Tensor:
-        """The rows' keys and values are written to ``pages``."""
+        """Return the rows behind the layer; append their keys and values to ``pages``."""
         parts = self.qkv(self.attention_norm(x)).unflatten(1, (3, self.heads, -1))
         query, key, value = (part.contiguous() for part in parts.unbind(1))
         append_pages(pages, spans, key, value)
@@ -73,7 +73,7 @@ class GPT2(nn.Module):
         self.head.weight = self.embedding.weight
 
     def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages | TracedLayer]) -> Tensor:
-        """``pages`` has those of each layer. Raises IndexError for a position that has no vector."""
+        """``pages`` has those of each layer. Raise IndexError for a position that has no vector."""
         x: Tensor = self.embedding(tokens) + self.positions(spans.positions)
         for layer, own in zip(self.layers, pages, strict=True):
             x = layer(x, spans, own)

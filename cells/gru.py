@@ -46,7 +46,9 @@ class GRUGates(NamedTuple):
 
 
 def update_state(gates: Tensor, hidden: Tensor, h: Tensor) -> GRUState:
-    """The pointwise half of a step in plain torch, from the sums over input and state, ``[rows, 3 * hidden_size]``."""
+    """Return the pointwise half of a step in plain torch, from the sums over input and state, ``[rows, 3 *
+    hidden_size]``.
+    """
     input_r, input_z, input_n = gates.chunk(3, dim=-1)
     hidden_r, hidden_z, hidden_n = hidden.chunk(3, dim=-1)
     r, z = torch.sigmoid(input_r + hidden_r), torch.sigmoid(input_z + hidden_z)
@@ -55,7 +57,7 @@ def update_state(gates: Tensor, hidden: Tensor, h: Tensor) -> GRUState:
 
 
 class _GRU(GatedModule):
-    """What makes it a GRU."""
+    """The attributes that make a gated cell a GRU."""
 
     gates, states = 3, ("h",)
     torch_cell, torch_layers = nn.GRUCell, nn.GRU
@@ -74,7 +76,7 @@ class GRUCell(_GRU, WholeCell):
         self._fused = fused_gru()
 
     def forward(self, x: Tensor, h: Tensor) -> GRUState:
-        """One step; raises ValueError for a wrong shape."""
+        """Run one step. Raise ValueError for a wrong shape."""
         return GRUState(*self._step(x, (h,)))
 
     def steps(self, batch_sizes: Sequence[int], *, x: Tensor, h: Tensor) -> GRUState:
@@ -82,11 +84,11 @@ class GRUCell(_GRU, WholeCell):
         return GRUState(*self._steps(batch_sizes, x, (h,)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``steps``, for float32."""
+        """Return the compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
     @reads_spans
@@ -99,11 +101,11 @@ class GRUInput(_GRU, InputHalf):
     """The input half of a GRU: ``x`` ``[rows, input_size]`` -> ``GRUGates``; feeds ``GRURecurrent``."""
 
     def forward(self, x: Tensor) -> GRUGates:
-        """The gates' sums over the input, its bias included."""
+        """Return the gates' sums over the input, its bias included."""
         return GRUGates(self.input_gates(x))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``forward``, for float32."""
+        """Return the compiled form of ``forward``, for float32."""
         return self._compiled()
 
 
@@ -115,7 +117,7 @@ class GRURecurrent(_GRU, RecurrentHalf):
         self._fused = fused_gru()
 
     def forward(self, gates: Tensor, h: Tensor) -> GRUState:
-        """One step; raises ValueError for a wrong shape."""
+        """Run one step. Raise ValueError for a wrong shape."""
         return GRUState(*self._step(gates, (h,)))
 
     def steps(self, batch_sizes: Sequence[int], *, gates: Tensor, h: Tensor) -> GRUState:
@@ -123,11 +125,11 @@ class GRURecurrent(_GRU, RecurrentHalf):
         return GRUState(*self._steps(batch_sizes, gates, (h,)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``steps``, for float32."""
+        """Return the compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
     @reads_spans
@@ -150,7 +152,7 @@ class EmbeddingGRUCell(_GRU, TokenCell):
         self._fused = fused_gru(is_recurrent=True)
 
     def forward(self, token: Tensor, h: Tensor) -> GRUState:
-        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
+        """Run one step. Raise ValueError for a wrong shape, IndexError for a token outside the embedding."""
         return GRUState(*self._step(token, (h,)))
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor) -> GRUState:
@@ -158,11 +160,11 @@ class EmbeddingGRUCell(_GRU, TokenCell):
         return GRUState(*self._steps(batch_sizes, token, (h,)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``steps``, for float32."""
+        """Return the compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are: only with ``fold``."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are: only with ``fold``."""
         return self._takes_tokens(inputs, outputs)
 
     @reads_spans

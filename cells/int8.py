@@ -4,7 +4,7 @@
 
 A product reads a quarter of the memory. On a CPU its weights are widened in the cache, panel by panel, and then go
 through the same inner loop as packed ones of float32 (``packed.py``). So a row has the bits that it would have with the
-widened weights, in any company.
+widened weights, in any batch.
 """
 
 from __future__ import annotations
@@ -62,7 +62,9 @@ def project_int8(x, rows, depth, values, scales, bias, columns, out):  # type: i
 
 
 class Int8Linear(nn.Module):
-    """As ``nn.Linear``; its weights are ``values`` int8 ``[panels, in_features, WIDTH]`` and ``scales`` float32."""
+    """A linear layer like ``nn.Linear`` with weights ``values`` int8 ``[panels, in_features, WIDTH]`` and float32
+    ``scales``.
+    """
 
     values: Tensor
     scales: Tensor
@@ -80,7 +82,7 @@ class Int8Linear(nn.Module):
     def of(cls, module: nn.Linear) -> Self:
         """Return one with the rounded weights of a layer, and its bias itself.
 
-        Raises DefinitionError for weights that are not float32 or not finite.
+        Raise DefinitionError for weights that are not float32 or not finite.
         """
         weight = module.weight.detach()
         made = cls(module.in_features, module.out_features, bias=False)

@@ -44,7 +44,7 @@ from cellrt.definition.compiled_form import CompiledForm, TracedPages, is_traced
 
 
 class NextToken(NamedTuple):
-    """What a step of a language model gives, ``[rows]`` each.
+    """The outputs of a language model's step, ``[rows]`` each.
 
     Attributes:
         token: int64, the likeliest next token.
@@ -87,7 +87,7 @@ class GreedyLanguageModel(nn.Module):
         return NextToken(best, logprob, _is_one_of(best, self.ends))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The step without Python; None where only the modules can take it."""
+        """Return the step without Python; None where only the modules can take it."""
         if self._page_size is None or type(self.model) is not Llama:
             return None
         made = {"token": TOKEN, "logprob": LOGPROB, "stop": STOP}
@@ -142,7 +142,7 @@ class SamplingLanguageModel(nn.Module):
         return sample(self.model.logits(x), chosen, asked, history, spans, self.ends, self.limits)
 
     def compiled_form(self) -> CompiledForm | None:
-        """The step without Python; None where only the modules can take it."""
+        """Return the step without Python; None where only the modules can take it."""
         if self._page_size is None or type(self.model) is not Llama:
             return None
         inputs = {"token": TOKEN, "kv": _kv_of(self.model, self._page_size)}
@@ -161,20 +161,20 @@ TOKEN, LOGPROB, STOP = rows(dtype=torch.int64), rows(dtype=torch.float32), rows(
 
 
 def _kv_of(model: Llama, page_size: int) -> RowSpec:
-    """The keys and values of all layers as one growing state."""
+    """Return the keys and values of all layers as one growing state."""
     sizes, heads = model.sizes, model.sizes.attention
     shape = sizes.layers, 2, heads.num_kv_heads, heads.size
     return grows(*shape, dtype=model.embedding.weight.dtype, page_size=page_size, page_dim=2)
 
 
 def _kv_of_layer(sizes: LlamaSizes, page_size: int, dtype: torch.dtype = torch.float32) -> RowSpec:
-    """Those of one layer."""
+    """Return the spec of the keys and values of one layer."""
     heads = sizes.attention
     return grows(2, heads.num_kv_heads, heads.size, dtype=dtype, page_size=page_size, page_dim=1)
 
 
 def pages_of_layers(kv: PagedRows) -> LayerPages | TracedLayers:
-    """The pages of each layer's keys and values, in place: what one layer has of a page lies together."""
+    """Return the pages of each layer's keys and values, in place: what one layer has of a page lies together."""
     if isinstance(kv, TracedPages):
         return TracedLayers(kv)
     return LayerPages(kv.pages, kv.tables, kv.lengths)
@@ -190,7 +190,7 @@ def language_model(
     max_batch_rows: int = 256,
     sampling: bool | SamplingLimits = False,
 ) -> Cell:
-    """A cell that reads tokens and says the next: inputs ``token`` and ``kv``, outputs as ``NextToken``.
+    """Return a cell that reads tokens and says the next: inputs ``token`` and ``kv``, outputs as ``NextToken``.
 
     Args:
         model: its weights are copied.
@@ -213,7 +213,7 @@ def language_model(
 
 
 def limits_of(sampling: bool | SamplingLimits) -> SamplingLimits | None:
-    """Those of a model that samples; None of one that does not."""
+    """Return the limits of a model that samples; None for one that does not."""
     return sampling if isinstance(sampling, SamplingLimits) else SamplingLimits() if sampling else None
 
 
@@ -252,7 +252,7 @@ class Embedding(nn.Module):
         return Hidden(self.embedding(token))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The same without Python."""
+        """Return the compiled form of the embedding, if it can have one."""
         return embedding_form(self.embedding, {"token": TOKEN}, {"x": rows(self.embedding.embedding_dim)})
 
 
@@ -270,7 +270,7 @@ class Layer(nn.Module):
         return Hidden(self.layers(x.clone(), Spans(kv.offsets, kv.positions), [pages]))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The same without Python."""
+        """Return the compiled form of the layer, if it can have one."""
         x, sizes = rows(self._sizes.hidden), self._sizes
         return layer_form(self.layers, sizes, {"x": x, "kv": _kv_of_layer(sizes, self._page_size)}, {"x": x})
 
@@ -288,7 +288,7 @@ class Head(nn.Module):
         return NextToken(*made, _is_one_of(made[0], self.ends))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The same without Python."""
+        """Return the compiled form of the head, if it can have one."""
         made = {"token": TOKEN, "logprob": LOGPROB, "stop": STOP}
         return head_form(self.norm, self.head, self.ends, {"x": rows(self.head.in_features)}, made)
 
@@ -338,7 +338,9 @@ def layered_language_model(
     max_batch_rows: int = 256,
     sampling: bool | SamplingLimits = False,
 ) -> LayeredModel:
-    """The same model as ``language_model``, bit for bit, with a cell for each layer; the arguments are the same."""
+    """Return the same model as ``language_model``, bit for bit, with a cell for each layer; the arguments are the
+    same.
+    """
     dtype = model.embedding.weight.dtype
     hidden, state = rows(model.sizes.hidden, dtype=dtype), _kv_of_layer(model.sizes, page_size, dtype)
     spanning = partial(cell, max_batch=max_batch, max_batch_rows=max_batch_rows)

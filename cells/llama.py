@@ -23,7 +23,7 @@ from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, Transformer
 
 @dataclass(frozen=True)
 class LlamaSizes:
-    """What a model is made of.
+    """The sizes of a model.
 
     Attributes:
         vocabulary, hidden, inner, layers, heads, kv_heads, head_dim: sizes; head_dim None: hidden / heads.
@@ -52,7 +52,7 @@ class LlamaSizes:
 
     @property
     def attention(self) -> Heads:
-        """Those of a layer's attention."""
+        """The sizes of a layer's attention."""
         return Heads(self.hidden, self.heads, self.kv_heads, self.head_dim, bias=self.has_bias)
 
 
@@ -81,7 +81,7 @@ class Llama(nn.Module):
     """The whole stack: tokens int ``[rows]`` -> the last layer's normed rows ``[rows, hidden]``; ``logits`` makes
     logits of those of them that are needed.
 
-    ``layers`` holds the same as single layers, for whoever runs one at a time.
+    ``layers`` holds the same as single layers, for a model that runs one at a time.
     """
 
     def __init__(self, sizes: LlamaSizes) -> None:
@@ -106,7 +106,7 @@ class Llama(nn.Module):
     def forward(self, tokens: Tensor, spans: Spans, pages: Sequence[Pages] | TracedLayers) -> Tensor:
         """``pages`` has those of each layer, which may share one table; the rows are written there.
 
-        Raises DefinitionError for another number of them.
+        Raise DefinitionError for another number of them.
         """
         if len(pages) != len(self.layers):
             raise DefinitionError(f"Llama: expected pages of {len(self.layers)} layers, got {len(pages)}")
@@ -119,7 +119,7 @@ class Llama(nn.Module):
         return logits
 
     def new_pages(self, count: int, page_size: int) -> list[tuple[Tensor, Tensor]]:
-        """Zeros for keys and values of each layer: ``[count, page_size, kv_heads, head_dim]``."""
+        """Return zeros for keys and values of each layer: ``[count, page_size, kv_heads, head_dim]``."""
         heads, like = self.sizes.attention, self.embedding.weight
         shape = count, page_size, heads.num_kv_heads, heads.size
         return [(like.new_zeros(shape), like.new_zeros(shape)) for _ in self.layers]

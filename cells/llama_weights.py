@@ -37,18 +37,19 @@ TRANSFORMERS, GGUF = 0, 1
 
 
 def llama_from_transformers(state: Mapping[str, Tensor], sizes: LlamaSizes) -> Llama:
-    """A model with a copy of the weights in the state of ``LlamaForCausalLM``, or of a Mistral or Qwen of that form.
+    """Return a model with a copy of the weights in the state of ``LlamaForCausalLM``, or of a Mistral or Qwen of that
+    form.
 
-    Raises DefinitionError if a weight is missing.
+    Raise DefinitionError if a weight is missing.
     """
     return _load(state, sizes, TRANSFORMERS)
 
 
 def llama_from_gguf(path: str | os.PathLike[str]) -> Llama:
-    """The model in a GGUF file of the architecture "llama", as float32 whatever the file has; needs the package
+    """Return the model in a GGUF file of the architecture "llama", as float32 whatever the file has; needs the package
     ``gguf``.
 
-    Raises DefinitionError for another architecture, for scaled rotary positions and if a weight is missing.
+    Raise DefinitionError for another architecture, for scaled rotary positions and if a weight is missing.
     """
     import gguf
 
@@ -62,8 +63,9 @@ def llama_from_gguf(path: str | os.PathLike[str]) -> Llama:
 
 
 def neighbours_to_halves(weight: Tensor, head_dim: int) -> Tensor:
-    """The rows of a query's or key's projection, in which neighbours make a rotary pair, in the order of
-    ``RotaryPositions``."""
+    """Return the rows of a query's or key's projection, in which neighbours make a rotary pair, in the order of
+    ``RotaryPositions``.
+    """
     halves: Tensor = weight.unflatten(0, (-1, head_dim // 2, 2)).transpose(1, 2).flatten(0, 2)
     return halves
 

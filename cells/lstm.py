@@ -54,14 +54,16 @@ class LSTMGates(NamedTuple):
 
 
 def update_state(gates: Tensor, hidden: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-    """The pointwise half of a step in plain torch, from the sums over input and state, ``[rows, 4 * hidden_size]``."""
+    """Return the pointwise half of a step in plain torch, from the sums over input and state, ``[rows, 4 *
+    hidden_size]``.
+    """
     i, f, g, o = (gates + hidden).chunk(4, dim=-1)
     c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
     return LSTMState(torch.sigmoid(o) * torch.tanh(c), c)
 
 
 class _LSTM(GatedModule):
-    """What makes it an LSTM."""
+    """The attributes that make a gated cell an LSTM."""
 
     gates, states = 4, ("h", "c")
     torch_cell, torch_layers = nn.LSTMCell, nn.LSTM
@@ -80,7 +82,7 @@ class LSTMCell(_LSTM, WholeCell):
         self._fused = fused_lstm()
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-        """One step; raises ValueError for a wrong shape."""
+        """Run one step. Raise ValueError for a wrong shape."""
         return LSTMState(*self._step(x, (h, c)))
 
     def steps(self, batch_sizes: Sequence[int], *, x: Tensor, h: Tensor, c: Tensor) -> LSTMState:
@@ -88,11 +90,11 @@ class LSTMCell(_LSTM, WholeCell):
         return LSTMState(*self._steps(batch_sizes, x, (h, c)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``steps``, for float32."""
+        """Return the compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
     @reads_spans
@@ -104,7 +106,7 @@ class LSTMCell(_LSTM, WholeCell):
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
-        """A run by the chain kernel, if it takes these weights."""
+        """Return a run by the chain kernel, if it takes these weights."""
         return self._fused.run_chain(self, sizes, inputs, outputs)
 
 
@@ -112,11 +114,11 @@ class LSTMInput(_LSTM, InputHalf):
     """The input half of an LSTM: ``x`` ``[rows, input_size]`` -> ``LSTMGates``; feeds ``LSTMRecurrent``."""
 
     def forward(self, x: Tensor) -> LSTMGates:
-        """The gates' sums over the input, its bias included."""
+        """Return the gates' sums over the input, its bias included."""
         return LSTMGates(self.input_gates(x))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``forward``, for float32."""
+        """Return the compiled form of ``forward``, for float32."""
         return self._compiled()
 
 
@@ -128,7 +130,7 @@ class LSTMRecurrent(_LSTM, RecurrentHalf):
         self._fused = fused_lstm()
 
     def forward(self, gates: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-        """One step; raises ValueError for a wrong shape."""
+        """Run one step. Raise ValueError for a wrong shape."""
         return LSTMState(*self._step(gates, (h, c)))
 
     def steps(self, batch_sizes: Sequence[int], *, gates: Tensor, h: Tensor, c: Tensor) -> LSTMState:
@@ -136,11 +138,11 @@ class LSTMRecurrent(_LSTM, RecurrentHalf):
         return LSTMState(*self._steps(batch_sizes, gates, (h, c)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``steps``, for float32."""
+        """Return the compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return self._takes(inputs, outputs)
 
     @reads_spans
@@ -152,7 +154,7 @@ class LSTMRecurrent(_LSTM, RecurrentHalf):
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
-        """A run by the chain kernel, if it takes these weights."""
+        """Return a run by the chain kernel, if it takes these weights."""
         return self._fused.run_chain(self, sizes, inputs, outputs)
 
 
@@ -170,7 +172,7 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
         self._fused = fused_lstm(is_recurrent=True)
 
     def forward(self, token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
-        """One step; raises ValueError for a wrong shape and IndexError for a token outside the embedding."""
+        """Run one step. Raise ValueError for a wrong shape, IndexError for a token outside the embedding."""
         return LSTMState(*self._step(token, (h, c)))
 
     def steps(self, batch_sizes: Sequence[int], *, token: Tensor, h: Tensor, c: Tensor) -> LSTMState:
@@ -178,11 +180,11 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
         return LSTMState(*self._steps(batch_sizes, token, (h, c)))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form of ``steps``, for float32."""
+        """Return the compiled form of ``steps``, for float32."""
         return self._compiled()
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are: only with ``fold``."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are: only with ``fold``."""
         return self._takes_tokens(inputs, outputs)
 
     @reads_spans
@@ -194,5 +196,5 @@ class EmbeddingLSTMCell(_LSTM, TokenCell):
     def run_chain_rows(
         self, sizes: RunSizes, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> bool:
-        """A run by the chain kernel, if it takes these weights; NaN as in ``run_rows``."""
+        """Return a run by the chain kernel, if it takes these weights; NaN as in ``run_rows``."""
         return self._fused.run_chain(self, sizes, self.with_gates(inputs), outputs)

@@ -12,11 +12,11 @@ from torch.overrides import TorchFunctionMode
 from cellrt.cells._made_apart import DRAWS
 
 MAKES = frozenset((torch.empty, torch.zeros, torch.ones, torch.rand, torch.randn))
-"""What modules call to make their weights."""
+"""The functions that modules call to make their weights."""
 
 
 class _Unfilled(TorchFunctionMode):
-    """While it lasts, this thread leaves alone what it is to draw into, and makes weights on one device."""
+    """A mode in which this thread leaves new weights unfilled, and makes them on one device."""
 
     def __init__(self, device: str) -> None:
         super().__init__()
@@ -39,7 +39,7 @@ class _Unfilled(TorchFunctionMode):
 
 @contextmanager
 def unfilled(*, has_values: bool = True) -> Iterator[None]:
-    """Modules that are made inside lie on the CPU, and their weights are whatever is there.
+    """Make modules inside the context on the CPU, with weights left uninitialised.
 
     Without ``has_values`` weights have shapes alone, on the device "meta"; what is computed is not.
     """

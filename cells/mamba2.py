@@ -28,7 +28,7 @@ from cellrt.cells.row_layers import RMSNorm, likeliest
 
 @dataclass(frozen=True)
 class Mamba2Sizes:
-    """What a model is made of.
+    """The sizes of a model.
 
     Attributes:
         vocabulary, hidden, layers, heads, head_dim, state: sizes; ``state`` is that of a head's matrix beside head_dim.
@@ -64,12 +64,14 @@ class Mamba2Sizes:
 
     @property
     def channels(self) -> int:
-        """Those of a convolution."""
+        """The number of channels of a convolution."""
         return self.inner + 2 * self.groups * self.state
 
 
 class State(NamedTuple):
-    """What a step makes: rows ``x`` ``[rows, hidden]``, of the whole stack behind the last norm, and both states."""
+    """The outputs of a step: rows ``x`` ``[rows, hidden]``, of the whole stack behind the last norm, and both
+    states.
+    """
 
     x: Tensor
     conv: Tensor
@@ -114,7 +116,7 @@ class Mamba2Layer(nn.Module):
         return State(added, seen[:, :, 1:], ssm)
 
     def _normed(self, read: Tensor, gate: Tensor) -> Tensor:
-        """The norm of each group by itself, of rows that are gated first."""
+        """Return the norm of each group by itself, of rows that are gated first."""
         groups, weight = self.sizes.groups, self.gated_norm.weight.float()
         rows = (read * silu(gate)).unflatten(1, (groups, -1))
         normed: Tensor = rows * torch.rsqrt(rows.square().mean(2, keepdim=True) + self.sizes.epsilon)
@@ -184,7 +186,7 @@ class RecurrentModel(NamedTuple):
 def recurrent_language_model(
     model: Mamba2, end_token: int, *, name: str = "language model", max_batch: int = 64
 ) -> RecurrentModel:
-    """The cells of a model.
+    """Return the cells of a model.
 
     Args:
         model: its weights are copied.

@@ -1,8 +1,8 @@
-"""From the state of a decoder to its next token: projection to logits, greedy choice, sampling.
+"""The step from a decoder's state to its next token: projection to logits, greedy choice, sampling.
 
 Sampling takes its randomness as inputs: the ``seed`` of the request and the number of the ``step`` are hashed to one
-uniform number (the mixing function of SplitMix64; Steele, Lea and Flood 2014), which picks from the cumulative
-distribution. So a row's token depends on its own logits, seed and step alone: not on its company in a batch, nor on
+uniform number, which picks from the cumulative distribution. The hash is the mixing function of SplitMix64 (Steele, Lea
+and Flood 2014). So a row's token depends on its own logits, seed and step alone: not on other rows of the batch, nor on
 what ran before. Greedy choice takes the lowest of equal tokens on the fused path (see ``lstm.py``).
 """
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from cellrt.definition.fused import StepRows
 
 NEVER = -1
-"""As ``end_token``: no token ends the sequence."""
+"""A value for ``end_token``: no token ends the sequence."""
 LEAST_TEMPERATURE = 1e-30
 """A smaller one chooses as this does, and would be zero in float32."""
 
@@ -84,7 +84,7 @@ class _Linear(nn.Module):
         self.bias = None if module.bias is None else nn.Parameter(module.bias.detach().clone())
 
     def packed(self) -> tuple[PackedWeight, Tensor]:
-        """The packed weight and its bias."""
+        """Return the packed weight and its bias."""
         return self._packed.of(own_parameter(self, "weight"), own_parameter(self, "bias"))
 
     def logits(self, h: Tensor) -> Tensor:
@@ -105,17 +105,17 @@ class Projection(_Linear):
     @classmethod
     @making_apart
     def from_torch(cls, module: nn.Linear) -> Self:
-        """The weights of a torch layer."""
+        """Return the weights of a torch layer."""
         made = cls(module.in_features, module.out_features, module.bias is not None)
         made.take_weights(module)
         return made
 
     def forward(self, h: Tensor) -> Logits:
-        """Raises ValueError for a wrong shape."""
+        """Raise ValueError for a wrong shape."""
         return Logits(self.logits(h))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form, for float32."""
+        """Return the compiled form, for float32."""
         return compiled_linear("h", "logits", *self.packed()) if are_float32_on_cpu(*self.parameters()) else None
 
 
@@ -127,7 +127,7 @@ class Argmax(nn.Module):
         self.end_token = end_token
 
     def forward(self, logits: Tensor) -> Choice:
-        """The token with the largest logit of each row."""
+        """Return the token with the largest logit of each row."""
         token = logits.argmax(dim=-1)
         return Choice(token, token == self.end_token)
 
@@ -142,17 +142,17 @@ class ProjectionArgmax(_Linear):
     @classmethod
     @making_apart
     def from_torch(cls, module: nn.Linear, end_token: int = NEVER) -> Self:
-        """The weights of a torch layer."""
+        """Return the weights of a torch layer."""
         made = cls(module.in_features, module.out_features, end_token, module.bias is not None)
         made.take_weights(module)
         return made
 
     def forward(self, h: Tensor) -> Choice:
-        """Raises ValueError for a wrong shape."""
+        """Raise ValueError for a wrong shape."""
         return self.choose(h)
 
     def choose(self, h: Tensor) -> Choice:
-        """As ``forward``, without the hooks of a module."""
+        """Return the choice as ``forward`` does, without the hooks of a module."""
         token = self._best(h) if is_fusable(h) and h.shape[0] else self.logits(h).argmax(dim=-1)
         return Choice(token, token == self.end_token)
 
@@ -173,7 +173,7 @@ class ProjectionArgmax(_Linear):
         return token
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form, for float32."""
+        """Return the compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self.packed()
@@ -184,7 +184,7 @@ class ProjectionArgmax(_Linear):
         )
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         return can_fuse(self, inputs, outputs, vectors(h=self.weight.shape[1]), {"token": TOKEN, "stop": STOP})
 
     @reads_spans
@@ -220,7 +220,7 @@ class Sample(nn.Module):
         self.top_k, self.top_p = int(top_k), float(top_p)
 
     def forward(self, logits: Tensor, seed: Tensor, step: Tensor) -> Choice:
-        """The token where the cumulative distribution passes the row's uniform number."""
+        """Return the token where the cumulative distribution passes the row's uniform number."""
         weights = self.probabilities(logits).to(torch.float64)
         cumulative = weights.cumsum(dim=-1)
         target = uniform(seed, step)[:, None] * cumulative[:, -1:]
@@ -228,7 +228,9 @@ class Sample(nn.Module):
         return Choice(token, token == self.end_token)
 
     def probabilities(self, logits: Tensor) -> Tensor:
-        """What is sampled from: float32 ``[rows, num_tokens]``, zero for tokens that are left out."""
+        """Return the distribution that is sampled from: float32 ``[rows, num_tokens]``, zero for tokens that are left
+        out.
+        """
         logits = logits.float()
         scaled = (logits - logits.amax(dim=-1, keepdim=True)) / self.temperature  # which overflows for no temperature
         if 0 < self.top_k < logits.shape[-1]:
@@ -243,7 +245,7 @@ class Sample(nn.Module):
         return probabilities.masked_fill(probabilities < least, 0)
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, and there is a device for it."""
+        """Return whether ``run_rows`` takes these rows, and there is a device for it."""
         return can_sample(inputs, outputs)
 
     @reads_spans
@@ -253,7 +255,7 @@ class Sample(nn.Module):
 
 
 def uniform(seed: Tensor, step: Tensor) -> Tensor:
-    """A number of (0, 1) for each pair of int64 ``seed`` and ``step`` ``[rows]``: float64, 48 random bits."""
+    """Return a number of (0, 1) for each pair of int64 ``seed`` and ``step`` ``[rows]``: float64, 48 random bits."""
     bits = _mix(_mix(seed) + step * _GOLDEN)
     return (_shift(bits, 16).to(torch.float64) + 0.5) / 2**48
 

@@ -43,9 +43,10 @@ KINDS = {torch.float32: FLOAT32, torch.bfloat16: BFLOAT16, torch.float16: FLOAT1
 def paged_attention(
     query: Tensor, pages: Pages | TracedLayer, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
 ) -> Tensor:
-    """As ``cellrt.kernels.paged_attention.paged_attention``; on a CPU without a copy of keys and values.
+    """Return paged attention as ``cellrt.kernels.paged_attention`` defines it; on a CPU without copying keys and
+    values.
 
-    There a row's bits do not depend on its company, nor on how its span was cut, nor on the pages
+    There a row's bits do not depend on other rows of the batch, nor on how its span was cut, nor on the pages
     (``_paged_attention.py`` says why). For gradients it is the plain torch form.
     """
     if isinstance(pages, TracedLayer):
@@ -63,7 +64,7 @@ def paged_attention(
 
 
 def append_pages(pages: Pages | TracedLayer, spans: Spans, key: Tensor, value: Tensor) -> None:
-    """As ``cellrt.kernels.paged_attention.append_pages``."""
+    """Append rows as ``cellrt.kernels.paged_attention.append_pages`` does."""
     if isinstance(pages, TracedLayer):
         return pages.state.append_rows(key, value, pages.layer)
     if not _is_compiled(key, value, *pages[:4], *spans):
@@ -106,7 +107,7 @@ def append_and_attend(
 def attend_rows(
     query: Tensor, key: Tensor, value: Tensor, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
 ) -> Tensor:
-    """As ``paged_attention``, of rows whose keys and values are all that there is; they need not be contiguous."""
+    """Return attention as ``paged_attention`` does, over the given rows' own keys and values, contiguous or not."""
     if is_traced(query):
         return attend_span(query, key, value, *spans, mask.causal, mask.window, mask.bias, scale)
     pages = Pages.of_rows(key.contiguous(), value.contiguous(), spans.offsets)
@@ -114,21 +115,21 @@ def attend_rows(
 
 
 class TracedLayer(NamedTuple):
-    """In place of a layer's pages while a cell's step is traced."""
+    """A stand-in for a layer's pages while a cell's step is traced."""
 
     state: TracedPages
     layer: int | None
 
 
 class TracedLayers(list[TracedLayer]):
-    """Those of all layers of a state."""
+    """The keys and values of all layers of a state, while a step is traced."""
 
     def __init__(self, state: TracedPages) -> None:
         super().__init__(TracedLayer(state, layer) for layer in range(state[0].shape[1]))
 
 
 class LayerPages(Sequence[Pages]):
-    """The pages of each layer, in one tensor that has those of all; they are made when somebody asks for them.
+    """The pages of each layer, in one tensor that has those of all; they are made on demand.
 
     ``pages`` ``[pages, layers, 2, page_size, kv_heads, head_dim]``: keys, then values.
     """
@@ -152,7 +153,7 @@ class LayerPages(Sequence[Pages]):
         return Pages(own[:, 0], own[:, 1], self._tables, self._lengths)
 
     def addresses(self) -> NDArray[np.int64]:
-        """Where each layer's keys and values begin, ``[layers, 2]``."""
+        """Return the addresses of each layer's keys and values, ``[layers, 2]``."""
         size, first = self._pages.element_size(), self._pages.data_ptr()
         layer, value = self._pages.stride(1), self._pages.stride(2)
         of_layers: NDArray[np.int64] = first + size * layer * np.arange(len(self), dtype=np.int64)
@@ -160,7 +161,9 @@ class LayerPages(Sequence[Pages]):
 
 
 def settings_of(heads: int, pages: Pages, mask: Mask, scale: float) -> NDArray[np.int64]:
-    """The first argument of ``attend`` and ``append``: what stays the same from task to task, without the bias."""
+    """Return the first argument of ``attend`` and ``append``: what stays the same from task to task, without the
+    bias.
+    """
     kv_heads, head_dim = pages.keys.shape[2:]
     bias, reach = (0, 0) if mask.bias is None else (mask.bias.data_ptr(), mask.bias.shape[1] // 2)
     bits = np.float64(scale).view(np.int64)
@@ -177,7 +180,10 @@ def task_of(
     key: Tensor | None = None,
     value: Tensor | None = None,
 ) -> NDArray[np.int64]:
-    """The second argument: rows, pages and who has which. It holds none of the tensors."""
+    """Return the second argument of ``attend`` and ``append``: rows, pages, and the nodes that have them.
+
+    It holds none of the tensors.
+    """
     nodes, width = pages.tables.shape
     rows = [0 if tensor is None else tensor.data_ptr() for tensor in (query, out, key, value)]
     starts = 0 if pages.starts is None else pages.starts.data_ptr()

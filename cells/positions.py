@@ -1,4 +1,4 @@
-"""How a Transformer knows where a row is: rotary, learned, sinusoidal and relative positions.
+"""Positions of rows in a Transformer: rotary, learned, sinusoidal and relative.
 
 All take the rows' own positions, int32 or int64 ``[rows]``, so rows of different sequences may lie together in any
 order.
@@ -22,18 +22,20 @@ TURNS_AT_ONCE = 1024
 
 
 class Scaling(Protocol):
-    """How rotary frequencies are changed for contexts longer than a model was trained with."""
+    """A change of rotary frequencies for contexts longer than a model was trained with."""
 
     @property
     def factor(self) -> float:
-        """How many times longer."""
+        """The factor by which the context is longer."""
 
     @property
     def amplitude(self) -> float:
-        """What the rotated queries and keys are multiplied by."""
+        """The number that rotated queries and keys are multiplied by."""
 
     def kept(self, frequencies: Tensor, base: float) -> Tensor:
-        """How much of each frequency ``[head_dim / 2]`` stays, from 0 (divided by the factor) to 1 (as it was)."""
+        """Return how much of each frequency ``[head_dim / 2]`` stays, from 0 (divided by the factor) to 1
+        (unchanged).
+        """
 
 
 class LinearScaling(NamedTuple):
@@ -43,13 +45,16 @@ class LinearScaling(NamedTuple):
     amplitude: float = 1.0
 
     def kept(self, frequencies: Tensor, base: float) -> Tensor:
-        """Nothing stays."""
+        """Return zeros: no frequency stays as it was."""
         return torch.zeros_like(frequencies)
 
 
 class Llama3Scaling(NamedTuple):
-    """That of Llama 3.1: frequencies with at least ``high`` turns in the original context stay, those with at most
-    ``low`` are divided, the ones between lie between."""
+    """The scaling of Llama 3.1, by the number of turns that a frequency makes in the original context.
+
+    Frequencies with at least ``high`` turns stay, those with at most ``low`` are divided, and those between are
+    interpolated.
+    """
 
     factor: float
     original_context: int
@@ -58,7 +63,7 @@ class Llama3Scaling(NamedTuple):
     amplitude: float = 1.0
 
     def kept(self, frequencies: Tensor, base: float) -> Tensor:
-        """By the number of turns."""
+        """Return how much of each frequency stays, by its number of turns."""
         turns = self.original_context * frequencies / (2 * math.pi)
         return ((turns - self.low) / (self.high - self.low)).clamp(0, 1)
 
@@ -78,7 +83,7 @@ class YarnScaling(NamedTuple):
         return 0.1 * math.log(self.factor) + 1.0 if self.factor > 1 else 1.0
 
     def kept(self, frequencies: Tensor, base: float) -> Tensor:
-        """By the number of the frequency."""
+        """Return how much of each frequency stays, by its number."""
         count = len(frequencies)
 
         def number(turns: float) -> float:
@@ -113,7 +118,7 @@ class RotaryPositions(nn.Module):
         self._turns = Derived(self._first_turns)
 
     def forward(self, query: Tensor, key: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Both ``[rows, heads, head_dim]``, turned; angles are computed in float32."""
+        """Return both ``[rows, heads, head_dim]``, turned; angles are computed in float32."""
         if is_fusable(query, key) and positions.dtype is torch.int32 and len(positions):
             turns, positions = self.turns_up_to(int(positions.max())), positions.contiguous()
             return _turn_compiled(query, positions, turns), _turn_compiled(key, positions, turns)
@@ -122,7 +127,7 @@ class RotaryPositions(nn.Module):
         return _turn(query, cos, sin), _turn(key, cos, sin)
 
     def turns_up_to(self, position: int) -> Tensor:
-        """Cosines and sines ``[positions, 2, head_dim / 2]``, kept for the positions that were met."""
+        """Return cosines and sines ``[positions, 2, head_dim / 2]``, kept for the positions that were met."""
         known = self._turns.of(self.frequencies)
         if position >= len(known[-1]):
             known.append(self._make_turns(position + 1))
@@ -155,7 +160,7 @@ class LearnedPositions(nn.Embedding):
     """A learned vector for each of the first positions: int ``[rows]`` -> ``[rows, size]``."""
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Raises IndexError for a position that has none."""
+        """Raise IndexError for a position that has none."""
         return super().forward(positions)
 
 
@@ -176,7 +181,7 @@ class SinusoidalPositions(nn.Module):
         self.register_buffer("frequencies", frequencies, persistent=False)
 
     def forward(self, positions: Tensor) -> Tensor:
-        """Float32."""
+        """Return the rows normed, in float32."""
         angles = positions.float()[:, None] * self.frequencies
         if self.halves:
             return torch.cat([angles.sin(), angles.cos()], -1)
@@ -198,7 +203,7 @@ class RelativePositions(nn.Module):
         self._table = Derived(self._look_up)
 
     def forward(self) -> Tensor:
-        """The biases of all distances, as ``Mask.bias`` has them: float32 ``[heads, 2 * max_distance + 1]``."""
+        """Return the biases of all distances, as ``Mask.bias`` has them: float32 ``[heads, 2 * max_distance + 1]``."""
         if not is_eager(self.weight):
             return self._look_up(self.weight)
         return self._table.of(self.weight)

@@ -1,7 +1,8 @@
-"""What a Transformer does row by row beside its products, compiled for a CPU.
+"""Row-by-row layers of a Transformer beside its products, compiled for a CPU.
 
-A row's bits do not depend on its company. Torch's own cut a batch into vectors wherever these fall. With gradients, in
-other dtypes, on other devices and while something is compiled these are torch's.
+A row's bits do not depend on the other rows of its batch. With torch's own layers they do: these cut a batch into
+vectors wherever they fall. Torch's own are used with gradients, in other dtypes, on other devices, and while something
+is compiled.
 """
 
 from __future__ import annotations
@@ -40,7 +41,9 @@ def gate_with_silu(gate: Tensor, up: Tensor) -> Tensor:
 
 
 def likeliest(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """The likeliest token of each row of ``[rows, tokens]``, int64 (the first of equals), and its log-probability."""
+    """Return the likeliest token of each row of ``[rows, tokens]``, int64 (the first of equals), and its
+    log-probability.
+    """
     if not is_fusable(logits):
         wide = logits.float()
         best, token = wide.max(1)

@@ -5,9 +5,9 @@
     token: the highest logit, or where the running sum of weights passes a uniform number of (seed, position)
 
 What a request asks for are rows that stay the same at every step (``Asked``), so that one task has rows of all kinds.
-The random number of a row is a hash of its request's seed and of the row's place in the text, so the same seed gives
-the same tokens in any company, chunks and worker, and behind a suspension. The tokens so far are a state of their own
-that grows by one int32 a row.
+The random number of a row is a hash of its request's seed and of the row's place in the text. So the same seed gives
+the same tokens in any batch, chunks and worker, and after a suspension. The tokens so far are a state of their own that
+grows by one int32 a row.
 
 Log-probabilities are the model's own, before anything is changed. On a CPU in float32 all is one compiled call
 (``_sampling.py``); elsewhere it is the plain torch below, which waits for no device.
@@ -53,7 +53,7 @@ class SamplingLimits:
 
 
 class Asked(NamedTuple):
-    """What the rows' requests ask for.
+    """The sampling parameters of the rows' requests.
 
     Attributes:
         settings: float64 ``[rows, NUM_SETTINGS]``, in the order of ``_sampling.py``.
@@ -72,7 +72,7 @@ class Asked(NamedTuple):
 
 
 class SampledToken(NamedTuple):
-    """What a step of a language model that samples gives.
+    """The outputs of a step of a language model that samples.
 
     Attributes:
         token: int64 ``[rows]``.
@@ -90,12 +90,12 @@ class SampledToken(NamedTuple):
 
 
 def mask_words(vocabulary: int) -> int:
-    """How many words the mask of so many tokens has."""
+    """Return how many words the mask of so many tokens has."""
     return -(-vocabulary // compiled.MASK_BITS)
 
 
 def sampling_inputs(limits: SamplingLimits, page_size: int, vocabulary: int) -> dict[str, RowSpec]:
-    """What a cell that samples has as inputs beside its own: the tokens so far, the rows' steps, and ``Asked``."""
+    """Return the inputs of a cell that samples, beside its own: the tokens so far, the rows' steps, and ``Asked``."""
     return {
         "history": grows(dtype=torch.int32, page_size=page_size),
         "spans": span(),
@@ -108,7 +108,7 @@ def sampling_inputs(limits: SamplingLimits, page_size: int, vocabulary: int) -> 
 
 
 def sampling_outputs(limits: SamplingLimits) -> dict[str, RowSpec]:
-    """Those of such a cell: ``SampledToken``."""
+    """Return the outputs of a cell that samples: ``SampledToken``."""
     return {
         "token": token,
         "logprob": rows(),
@@ -119,7 +119,7 @@ def sampling_outputs(limits: SamplingLimits) -> dict[str, RowSpec]:
 
 
 def ends_of(end_token: int | Sequence[int]) -> tuple[int, ...]:
-    """The tokens that end a text, of one or several. Raises DefinitionError for anything else."""
+    """Return the tokens that end a text, of one or several. Raise DefinitionError for anything else."""
     given = [end_token] if as_integer(end_token) is not None else list(end_token)  # type: ignore[arg-type]
     found = tuple(number for each in given if (number := as_integer(each)) is not None)
     if not found or len(found) < len(given):
@@ -128,7 +128,7 @@ def ends_of(end_token: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def new_tokens(count: int, limits: SamplingLimits, device: torch.device) -> SampledToken:
-    """Outputs of so many rows, of which nobody reads any yet."""
+    """Return new outputs of so many rows, not chosen yet."""
     numbers = torch.zeros(count, dtype=torch.int64, device=device)
     stop = torch.zeros(count, dtype=torch.bool, device=device)
     tops = torch.full((count, limits.logprobs), -1, dtype=torch.int64, device=device)
@@ -138,7 +138,7 @@ def new_tokens(count: int, limits: SamplingLimits, device: torch.device) -> Samp
 def words_of(
     asked: Asked, history: PagedRows, steps: Tensor, made: SampledToken, ends: NDArray[np.int64]
 ) -> NDArray[np.int64]:
-    """What ``sample_rows`` is told of a task whose tensors are contiguous."""
+    """Return the words that ``sample_rows`` takes for a task whose tensors are contiguous."""
     words = np.zeros(compiled.NUM_WORDS, np.int64)
     words[compiled.SETTINGS : compiled.STEPS] = [each.data_ptr() for each in asked]
     paged = history.pages.data_ptr(), history.tables.data_ptr(), history.tables.shape[1], history.page_size
@@ -151,7 +151,7 @@ def words_of(
 
 
 def are_plain(asked: Asked, history: PagedRows, spans: Spans) -> bool:
-    """Whether compiled code can read these: contiguous, on a CPU, of the types that it knows."""
+    """Return whether compiled code can read these: contiguous, on a CPU, of the types that it knows."""
     numbers = history.tables, history.positions, history.nodes, history.pages, spans.positions, asked.stops
     given = [(each, torch.int32) for each in numbers]
     given += [
@@ -172,7 +172,7 @@ def sample(
     ends: Sequence[int],
     limits: SamplingLimits,
 ) -> SampledToken:
-    """The next token of those rows of a task of which there are logits ``[chosen, tokens]``.
+    """Return the next token of those rows of a task of which there are logits ``[chosen, tokens]``.
 
     Args:
         logits: of the rows ``chosen`` int64.
@@ -200,7 +200,7 @@ def _sample_plainly(
     ends: Sequence[int],
     limits: SamplingLimits,
 ) -> SampledToken:
-    """As ``sample``, in torch, with every row taking every way: nobody asks the device what its rows want."""
+    """Sample as ``sample`` does, in torch. Every row takes every branch, so that no value is copied from the device."""
     settings, seed, stops, biases, mask = (each[chosen] for each in asked)
     counts = settings.nan_to_num().floor().clamp(min=0)
     position, width = history.positions[chosen].long(), logits.shape[1]
@@ -235,7 +235,7 @@ def _sample_plainly(
 
 
 def _ending(counts: Tensor, stops: Tensor, ends: Sequence[int], width: int) -> Tensor:
-    """Which tokens ``[rows, 2, tokens]`` are end tokens of the model, and stop tokens of the request."""
+    """Return which tokens ``[rows, 2, tokens]`` are end tokens of the model, and stop tokens of the request."""
     found = torch.zeros(len(stops), 2, width + 1, dtype=torch.bool, device=stops.device)
     for end in ends:
         if 0 <= end < width:
@@ -247,7 +247,7 @@ def _ending(counts: Tensor, stops: Tensor, ends: Sequence[int], width: int) -> T
 
 
 def _allowed(mask: Tensor, width: int) -> Tensor:
-    """The bits of masks, bool ``[rows, tokens]``."""
+    """Return the bits of masks, bool ``[rows, tokens]``."""
     bits = torch.arange(compiled.MASK_BITS, dtype=torch.int32, device=mask.device)
     return ((mask[:, :, None] >> bits) & 1).flatten(1)[:, :width] > 0
 
@@ -264,7 +264,7 @@ def _biased(logits: Tensor, counts: Tensor, biases: Tensor) -> Tensor:
 def _penalised(
     logits: Tensor, settings: Tensor, history: PagedRows, chosen: Tensor, position: Tensor, step: Tensor
 ) -> Tensor:
-    """Logits of tokens so far divided for repetition, less for each time in the answer."""
+    """Return the logits, those of tokens so far divided for repetition, less for each time in the answer."""
     width, size = logits.shape[1], history.page_size
     pages = history.tables[history.nodes[chosen].long()].long()
     tokens = history.pages[pages].flatten(1).long()
@@ -284,8 +284,9 @@ def _penalised(
 
 
 def _drawn(below: Tensor, settings: Tensor, number: Tensor) -> Tensor:
-    """The token where the running sum of weights passes ``number`` of their sum; ``below`` is how far each logit is
-    below the highest. -1 where nothing is left: what was given are no numbers."""
+    """Return the token where the running sum of weights passes ``number`` of their sum; ``below`` is how far each logit
+    is below the highest. -1 where nothing is left: what was given are no numbers.
+    """
     width = below.shape[1]
     temperature = settings[:, compiled.TEMPERATURE, None].clamp(min=LEAST_TEMPERATURE)
     scaled = (below / temperature).float()
@@ -321,7 +322,7 @@ class Sampler(nn.Module):
         self.vocabulary, self.ends, self.limits = vocabulary, ends_of(end_token), limits or SamplingLimits()
 
     def inputs(self, page_size: int = 16) -> dict[str, RowSpec]:
-        """What the cell takes beside its own inputs, with the tokens so far in pages of so many."""
+        """Return the inputs of the cell beside its own, with the tokens so far in pages of ``page_size``."""
         return sampling_inputs(self.limits, page_size, self.vocabulary)
 
     def forward(

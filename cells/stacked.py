@@ -1,8 +1,8 @@
-"""What layers of recurrent cells need between them, where the layer below runs in both directions.
+"""Connections between layers of recurrent cells where the layer below runs in both directions.
 
 Such a layer has two outputs for a step, from nodes far apart in the graph. No node joins them: the cell above reads
-both, as inputs ``left`` (of the direction that runs from the first step on) and ``right`` (from the last step on), and
-its weight multiplies them side by side.
+both, as inputs ``left`` (of the direction that runs from the first step on) and ``right`` (from the last step on). Its
+weight multiplies them side by side.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class BothInputs(nn.Module):
         self.ahead, self.reverse = ahead, reverse
 
     def forward(self, x: Tensor) -> BothGates:
-        """Both sums over the input, their biases included."""
+        """Return both sums over the input, their biases included."""
         return BothGates(self.ahead(x).gates, self.reverse(x).gates)
 
 
@@ -44,7 +44,7 @@ class Joined(nn.Module):
         self.module = module
 
     def forward(self, left: Tensor, right: Tensor) -> Any:
-        """What the module returns."""
+        """Return the module's result for both inputs side by side."""
         return self.module(torch.cat((left, right), dim=-1))
 
 
@@ -60,10 +60,10 @@ class JoinedCell(nn.Module):
         self.cell = cell
 
     def forward(self, left: Tensor, right: Tensor, *states: Tensor) -> Any:
-        """One step of the cell."""
+        """Run one step of the cell."""
         return self.cell(torch.cat((left, right), dim=-1), *states)
 
     def steps(self, batch_sizes: Sequence[int], *, left: Tensor, right: Tensor, **states: Tensor) -> Any:
-        """The steps-first form of the cell."""
+        """Return the steps-first form of the cell."""
         steps: Any = self.cell.steps
         return steps(batch_sizes, x=torch.cat((left, right), dim=-1), **states)

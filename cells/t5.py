@@ -23,7 +23,7 @@ from cellrt.cells.transformer_stack import LayerStack
 
 @dataclass(frozen=True)
 class T5Sizes:
-    """What one of both stacks is made of.
+    """The sizes of the encoder or of the decoder.
 
     Attributes:
         vocabulary, hidden, inner, layers, heads, head_dim: sizes.
@@ -49,7 +49,7 @@ class T5Sizes:
 
     @property
     def attention(self) -> Heads:
-        """Those of a layer's attention; scores are not scaled."""
+        """The sizes of a layer's attention; scores are not scaled."""
         return Heads(self.hidden, self.heads, head_dim=self.head_dim, scale=1.0)
 
 
@@ -78,7 +78,7 @@ class T5Stack(LayerStack):
         memory: Sequence[Pages | None] | None = None,
         readers: Spans | None = None,
     ) -> Tensor:
-        """Tokens int64 ``[rows]`` -> ``[rows, hidden]``."""
+        """Return tokens int64 ``[rows]`` -> ``[rows, hidden]``."""
         rows: Tensor = self.norm(self._run(self.embedding(tokens), spans, pages, memory, readers))
         return rows if self.scale == 1.0 else rows * self.scale
 
@@ -88,7 +88,7 @@ def _plain(sizes: T5Sizes) -> MLP:
 
 
 class T5(nn.Module):
-    """Both stacks, which share their embedding, and the head."""
+    """An encoder and a decoder, which share their embedding, and the head."""
 
     def __init__(self, encoder: T5Sizes, decoder: T5Sizes) -> None:
         super().__init__()

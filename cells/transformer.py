@@ -10,7 +10,7 @@ single step and a whole sentence, in one batch (ORCA section 3.2, "selective bat
 (Vaswani et al. 2017 has the norm last; Xiong et al. 2020 compare.) Norms are torch's: ``nn.LayerNorm``, ``nn.RMSNorm``.
 
 For inference in float32 on a CPU the linear layers keep a second, packed copy of their weights (``packed.py``) and run
-on the calling thread. A row's bits are then the same in any company and however its span is cut, through all layers.
+on the calling thread. A row's bits are then the same in any batch and however its span is cut, through all layers.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Heads:
     scale: float | None = None
 
     def __post_init__(self) -> None:
-        """Raises DefinitionError for heads that cannot be shared evenly."""
+        """Raise DefinitionError for heads that cannot be shared evenly."""
         if self.heads % self.num_kv_heads or (self.head_dim is None and self.hidden % self.heads):
             raise DefinitionError(
                 f"Heads: expected heads a multiple of kv_heads and, without head_dim, a divisor of hidden, got {self}"
@@ -72,7 +72,7 @@ class Heads:
 
 
 class Attention(nn.Module):
-    """What self-attention and cross-attention share: the four projections, ``[rows, hidden]`` to heads and back."""
+    """The base of self-attention and cross-attention: the four projections, ``[rows, hidden]`` to heads and back."""
 
     def __init__(self, sizes: Heads, memory_size: int | None = None) -> None:
         super().__init__()
@@ -138,7 +138,7 @@ class CrossAttention(Attention):
     """
 
     def memory(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """Key and value ``[rows, kv_heads, head_dim]`` of rows ``[rows, memory_size]``."""
+        """Return key and value ``[rows, kv_heads, head_dim]`` of rows ``[rows, memory_size]``."""
         return self._heads(self.key(rows)), self._heads(self.value(rows))
 
     def forward(self, x: Tensor, spans: Spans, pages: Pages) -> Tensor:
@@ -155,7 +155,7 @@ class MLP(nn.Module):
         self.up, self.down = Linear(hidden, inner, bias=bias), Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Row by row."""
+        """Return the layer's output, row by row."""
         result: Tensor = self.down(self.activation(self.up(x)))
         return result
 
@@ -170,7 +170,7 @@ class GatedMLP(nn.Module):
         self.down = Linear(inner, hidden, bias=bias)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Row by row."""
+        """Return the layer's output, row by row."""
         gate, up = self.gate(x), self.up(x)
         inner = gate_with_silu(gate, up) if self.activation is silu else self.activation(gate) * up
         result: Tensor = self.down(inner)
@@ -201,12 +201,12 @@ class TransformerLayer(nn.Module):
     @classmethod
     @making_apart
     def from_torch(cls, layer: nn.TransformerEncoderLayer | nn.TransformerDecoderLayer) -> Self:
-        """A layer with a copy of the weights of a torch layer, in evaluation mode.
+        """Return a layer with a copy of the weights of a torch layer, in evaluation mode.
 
         That of an encoder sees all rows of its node, that of a decoder is causal and has cross-attention.
         ``batch_first`` plays no part.
 
-        Raises DefinitionError for another activation than relu and gelu.
+        Raise DefinitionError for another activation than relu and gelu.
         """
         if layer.activation not in (relu, gelu) and not isinstance(layer.activation, nn.ReLU | nn.GELU):
             raise DefinitionError(
@@ -263,7 +263,7 @@ def _named(part: str, state: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _attention_state(source: nn.MultiheadAttention) -> dict[str, Tensor]:
-    """Query, key and value are one weight there."""
+    """Split the one weight of query, key and value."""
     state = {"out." + name: value for name, value in source.out_proj.state_dict().items()}
     for name, joined in (("weight", source.in_proj_weight), ("bias", source.in_proj_bias)):
         if joined is not None:

@@ -50,7 +50,7 @@ class BeamScorer(nn.Module):
 
 
 def pages_of_beams(kv: PagedRows, ancestors: Tensor) -> list[Pages]:
-    """The keys and values of each layer as each hypothesis sees them, in place: pages of one entry.
+    """Return the keys and values of each layer as each hypothesis sees them, in place: pages of one entry.
 
     ``kv`` has one row a request, ``[layers, 2, beams, heads, size]``, in pages of dimension 2; ``ancestors`` is int32
     ``[rows * beams, max_steps]``, right up to the hypothesis's step.
@@ -70,12 +70,13 @@ def pages_of_beams(kv: PagedRows, ancestors: Tensor) -> list[Pages]:
 def transformer_beam_step(
     decoder: Cell, *, beams: int, max_steps: int, best: int = 1, length_penalty: float = 0.0
 ) -> BeamStep:
-    """The step of a beam search with the decoder of ``encoder_decoder_cells``; arguments are as those of ``BeamStep``.
+    """Return the step of a beam search with the decoder of ``encoder_decoder_cells``; arguments are as those of
+    ``BeamStep``.
 
     Beside what a ``BeamStep`` has, a cell of it takes ``ancestors`` int32 ``[rows, beams, max_steps]``, carried, which
     starts with zeros; the growing state ``kv``; and the pages ``memory`` of the encoder.
 
-    Raises DefinitionError for another cell, and for more steps than the decoder has positions.
+    Raise DefinitionError for another cell, and for more steps than the decoder has positions.
     """
     greedy = decoder.module
     if not isinstance(greedy, GreedyDecoder):

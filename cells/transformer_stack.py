@@ -31,7 +31,7 @@ Pooling = Literal["mean", "first"]
 
 @dataclass(frozen=True)
 class StackSizes:
-    """What a stack is made of.
+    """The sizes of a stack.
 
     Attributes:
         vocabulary, positions, hidden, inner, layers, heads: sizes; ``positions`` is the longest sequence.
@@ -54,12 +54,12 @@ class StackSizes:
 
     @property
     def attention(self) -> Heads:
-        """Those of a layer's attention."""
+        """The sizes of a layer's attention."""
         return Heads(self.hidden, self.heads, bias=True, out_bias=True)
 
 
 class SizesOfStack(Protocol):
-    """What every stack says of itself."""
+    """The interface of every stack's sizes."""
 
     @property
     def positions(self) -> int:
@@ -67,11 +67,11 @@ class SizesOfStack(Protocol):
 
     @property
     def layers(self) -> int:
-        """How many there are."""
+        """The number of layers."""
 
     @property
     def attention(self) -> Heads:
-        """Those of a layer's attention."""
+        """The sizes of a layer's attention."""
 
 
 class LayerStack(nn.Module):
@@ -92,8 +92,9 @@ class LayerStack(nn.Module):
         memory: Sequence[Pages | None] | None,
         readers: Spans | None,
     ) -> Tensor:
-        """Rows ``[rows, hidden]`` behind all layers; ``pages`` and ``memory`` of each layer, for a decoder, and
-        ``readers`` as ``TransformerLayer`` takes it."""
+        """Return rows ``[rows, hidden]`` behind all layers; ``pages`` and ``memory`` of each layer, for a decoder,
+        and ``readers`` as ``TransformerLayer`` takes it.
+        """
         none = [None] * len(self.layers)
         for layer, own, read in zip(self.layers, pages or none, memory or none):
             x = layer(x, spans, own, read, readers)
@@ -130,7 +131,7 @@ class TransformerStack(LayerStack):
         memory: Sequence[Pages | None] | None = None,
         readers: Spans | None = None,
     ) -> Tensor:
-        """Tokens int64 ``[rows]`` -> ``[rows, hidden]``; ``pages`` and ``memory`` of each layer, for a decoder.
+        """Return tokens int64 ``[rows]`` -> ``[rows, hidden]``; ``pages`` and ``memory`` of each layer, for a decoder.
 
         ``readers`` is as ``TransformerLayer`` takes it.
         """
@@ -174,7 +175,7 @@ class SourceEncoder(nn.Module):
         self.longest_span = encoder.sizes.positions
 
     def forward(self, token: Tensor, source: cellrt.Spans, memory: PagedRows) -> Tensor:
-        """The encoder's last rows ``[rows, hidden]``."""
+        """Return the encoder's last rows ``[rows, hidden]``."""
         rows: Tensor = self.encoder(token, Spans(source.offsets, source.positions))
         places = Spans(memory.offsets, memory.positions)
         pages: Sequence[Pages | TracedLayer] = pages_of_layers(memory)
@@ -222,7 +223,7 @@ def sentence_encoder(
     max_batch: int = 64,
     max_batch_rows: int = 1024,
 ) -> Cell:
-    """A cell that reads whole sentences: inputs ``token`` and ``sentence``, output ``output``, as of
+    """Return a cell that reads whole sentences: inputs ``token`` and ``sentence``, output ``output``, as of
     ``SentenceEncoder``.
 
     ``max_batch`` and ``max_batch_rows`` are the most sentences and tokens of a task; no sentence may be longer.
@@ -243,7 +244,7 @@ def encoder_decoder_cells(
     max_batch: int = 64,
     max_batch_rows: int = 1024,
 ) -> EncoderDecoder:
-    """The cells of an encoder-decoder; weights are copied.
+    """Return the cells of an encoder-decoder; weights are copied.
 
     Args:
         encoder, decoder: the stacks; the second was made with ``is_decoder``.

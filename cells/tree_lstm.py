@@ -59,7 +59,7 @@ class TreeLSTMLeaf(nn.Module):
         self._packed = Derived(partial(pack, units=hidden_size))
 
     def forward(self, x: Tensor) -> TreeState:
-        """The states; raises ValueError for a wrong shape."""
+        """Return the states. Raise ValueError for a wrong shape."""
         return self._state_of(x)
 
     def _state_of(self, x: Tensor) -> TreeState:
@@ -77,7 +77,7 @@ class TreeLSTMLeaf(nn.Module):
         return TreeState(h, c)
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form, for float32."""
+        """Return the compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self._packed.of(self.weight_ih, self.bias)
@@ -92,7 +92,7 @@ class TreeLSTMLeaf(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The sizes, for ``repr``."""
+        """Return the sizes, for ``repr``."""
         return f"input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
@@ -110,14 +110,14 @@ class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
         self._states = Derived(_leaf_states)
 
     def forward(self, token: Tensor) -> TreeState:
-        """The states; raises IndexError for a token outside the embedding."""
+        """Return the states. Raise IndexError for a token outside the embedding."""
         if self.fold and is_eager(token, self.embedding.weight):
             h, c = self._states.of(self.embedding.weight, self.weight_ih, self.bias)
             return TreeState(embedding(token, h), embedding(token, c))
         return self._state_of(embedding(token, self.embedding.weight))
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form, for float32."""
+        """Return the compiled form, for float32."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         if not self.fold:
@@ -144,7 +144,7 @@ class EmbeddingTreeLSTMLeaf(TreeLSTMLeaf):
 
 
 def _leaf_states(table: Tensor, weight: Tensor, bias: Tensor) -> TreeState:
-    """The states that each row of an embedding gives, a few thousand at a time."""
+    """Return the states that each row of an embedding gives, a few thousand at a time."""
     parts = []
     for part in table.split(4096):
         i, o, u = linear(part, weight, bias).chunk(3, dim=-1)
@@ -191,7 +191,10 @@ class NaryTreeLSTMCell(nn.Module):
         c_7: Tensor | None = None,
         x: Tensor | None = None,
     ) -> TreeState:
-        """The states of ``num_children`` children and no others are given. Raises ValueError for a wrong shape."""
+        """Return the states. Give h and c of the first ``num_children`` children, and no others.
+
+        Raise ValueError for a wrong shape.
+        """
         h = [value for value in (h_0, h_1, h_2, h_3, h_4, h_5, h_6, h_7) if value is not None]
         c = [value for value in (c_0, c_1, c_2, c_3, c_4, c_5, c_6, c_7) if value is not None]
         return self._state_of(h, c, x)
@@ -245,11 +248,11 @@ class NaryTreeLSTMCell(nn.Module):
         return finish(i, o, u, kept)
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form, for float32."""
+        """Return the compiled form, for float32."""
         return self._form([f"{state}_{child}" for state in "hc" for child in range(self.num_children)])
 
     def _form(self, names: Sequence[str]) -> CompiledForm | None:
-        """A form that reads inputs of these names: h of each child, then c of each."""
+        """Return a form that reads inputs of these names: h of each child, then c of each."""
         if not are_float32_on_cpu(*self.parameters()):
             return None
         weight, bias = self._packed_hh.of(self.weight_hh, self.bias)
@@ -265,7 +268,7 @@ class NaryTreeLSTMCell(nn.Module):
         )
 
     def extra_repr(self) -> str:
-        """The sizes, for ``repr``."""
+        """Return the sizes, for ``repr``."""
         return f"num_children={self.num_children}, input_size={self.input_size}, hidden_size={self.hidden_size}"
 
 
@@ -280,15 +283,15 @@ class BinaryTreeLSTMCell(NaryTreeLSTMCell):
     def forward(  # type: ignore[override]
         self, h_left: Tensor, c_left: Tensor, h_right: Tensor, c_right: Tensor, x: Tensor | None = None
     ) -> TreeState:
-        """One step; raises ValueError for a wrong shape."""
+        """Run one step. Raise ValueError for a wrong shape."""
         return self._state_of((h_left, h_right), (c_left, c_right), x)
 
     def compiled_form(self) -> CompiledForm | None:
-        """The compiled form, for float32."""
+        """Return the compiled form, for float32."""
         return self._form(("h_left", "h_right", "c_left", "c_right"))
 
     def can_run_rows(self, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> bool:
-        """Whether ``run_rows`` takes these rows, with the weights where they are."""
+        """Return whether ``run_rows`` takes these rows, with the weights where they are."""
         given = {name: rows(self.hidden_size) for name in ("h_left", "c_left", "h_right", "c_right")}
         if self.weight_ih is not None:
             given["x"] = rows(self.weight_ih.shape[1])

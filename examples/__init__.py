@@ -1,1 +1,1 @@
-"""What cellrt is used for, one program a file: ``python examples/quickstart.py``."""
+"""Uses of cellrt, one program a file: ``python examples/quickstart.py``."""

@@ -7,7 +7,7 @@ from models.audio_encoder import MELS, make_model
 
 
 def main() -> None:
-    """Prints how many rows three recordings of different lengths have."""
+    """Print how many rows three recordings of different lengths have."""
     *_, model = make_model()
     with cellrt.Engine(1) as engine:
         engine.register(model)

@@ -16,14 +16,14 @@ from models.talker import TO_INSTALL, Talker, load_talker, make_stand_in
 
 
 def typed() -> Iterator[str]:
-    """What the user types, line by line, up to an empty one or the end (Ctrl-D)."""
+    """Yield the lines that the user types, up to an empty one or the end (Ctrl-D)."""
     with suppress(EOFError):
         while text := input("> "):
             yield text
 
 
 def answer(session: Session, talker: Talker, text: str, made: list[int]) -> Iterator[str]:
-    """The answer, piece by piece; ``made`` has the tokens of the one before, and then those of this."""
+    """Yield the answer, piece by piece; ``made`` has the tokens of the one before, and then those of this."""
     prompt, shown = talker.prompt(text, made), ""
     made.clear()
     for step in session.stream(prompt):

@@ -22,7 +22,7 @@ TEXTS = (
 
 
 def main(quick: bool = False) -> None:
-    """Prints each text as soon as it is done, then how fast a few hundred are served."""
+    """Print each text as soon as it is done, then how fast a few hundred are served."""
     texts = [without_marks(text) for text in TEXTS]
     with cellrt.Engine(workers=1) as engine:
         engine.register(make_diacritizer())

@@ -16,7 +16,7 @@ WORDS = ("batchmaker", "cellular", "torch", "serve", "any", "recurrent", "networ
 
 
 def main(quick: bool = False) -> None:
-    """Prints how some words sound, then one word sound by sound, as its decoder's steps complete."""
+    """Print how some words sound, then one word sound by sound, as its decoder's steps complete."""
     with cellrt.Engine(workers=1) as engine:
         engine.register(make_g2p())
         words = WORDS[:3] if quick else WORDS

@@ -18,7 +18,7 @@ BEAMS = 4
 
 
 def models() -> tuple[cellrt.Unfolder, cellrt.Unfolder]:
-    """The greedy model and the one that searches."""
+    """Return the greedy model and the one that searches."""
     modules = torch_modules()
     inputs = {"token": cellrt.rows(dtype=torch.int64), "h": (modules.encoder.hidden_size,)}
     encoder = cellrt.cell(EmbeddingGRUCell.from_torch(modules.letters, modules.encoder), inputs, name="encoder")
@@ -41,7 +41,7 @@ def models() -> tuple[cellrt.Unfolder, cellrt.Unfolder]:
 
 
 def main(quick: bool = False) -> None:
-    """Prints for each word what greedy decoding says, and the two best of the search with their probabilities."""
+    """Print for each word what greedy decoding says, and the two best of the search with their probabilities."""
     with cellrt.Engine(workers=1) as engine:
         for model in models():
             engine.register(model)

@@ -9,7 +9,7 @@ PROMPTS = ([5, 9, 3], [8, 1, 4, 4, 2, 7], [1])
 
 
 def main() -> None:
-    """Prints what three prompts of different lengths are answered, all at once."""
+    """Print what three prompts of different lengths are answered, all at once."""
     _, model = make_model()
     with cellrt.Engine(1) as engine:
         engine.register(model)

@@ -19,14 +19,14 @@ MOST_STEPS = 50
 
 
 class Policy(nn.Module):
-    """Of ``x`` ``[rows, FEATURES]``, ``h`` and ``c`` ``[rows, HIDDEN]``: the best ``action``, int64, and the state."""
+    """A policy: ``x`` ``[rows, FEATURES]``, ``h`` and ``c`` ``[rows, HIDDEN]`` -> ``action``, int64, and the state."""
 
     def __init__(self) -> None:
         super().__init__()
         self.lstm, self.head = LSTMCell(FEATURES, HIDDEN), ProjectionArgmax(HIDDEN, ACTIONS)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> dict[str, Tensor]:
-        """One decision for each row."""
+        """Make one decision for each row."""
         state = self.lstm(x, h, c)
         return {"action": self.head(state.h).token, "h": state.h, "c": state.c}
 
@@ -39,18 +39,18 @@ class World:
         self._place, self._speed, self._steps = 0.0, self._random.gauss(0, 0.1), 0
 
     def features(self) -> tuple[float, float]:
-        """What the policy sees."""
+        """Return the features that the policy sees."""
         return self._place, self._steps / MOST_STEPS
 
     def act(self, action: int) -> bool:
-        """One step; False if the episode is over."""
+        """Take one step; return False if the episode is over."""
         self._speed += 0.05 * (action - 1) + self._random.gauss(0, 0.05)
         self._place, self._steps = self._place + self._speed, self._steps + 1
         return abs(self._place) <= 1 and self._steps < MOST_STEPS
 
 
 def play(engine: cellrt.Engine, actors: list[cellrt.Session]) -> int:
-    """One episode of each actor, all of them a step at a time; how many steps that took."""
+    """Play one episode of each actor, all of them a step at a time; return how many steps that took."""
     live, steps = [(actor, World(k)) for k, actor in enumerate(actors)], 0
     while live:
         features = torch.tensor([world.features() for _, world in live])
@@ -65,7 +65,7 @@ def play(engine: cellrt.Engine, actors: list[cellrt.Session]) -> int:
 
 
 def main(quick: bool = False) -> None:
-    """Prints how many actions a second the actors got."""
+    """Print how many actions a second the actors got."""
     torch.manual_seed(0)
     cell = cellrt.cell(Policy(), {"x": (FEATURES,), "h": (HIDDEN,), "c": (HIDDEN,)})
 

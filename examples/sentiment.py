@@ -23,7 +23,7 @@ TREES = (
 
 
 def main(model: str = "sentiment-model", trees: str | None = None, show: int = 10) -> None:
-    """Prints sentences with their predicted sentiment, then how fast all of them were served."""
+    """Print sentences with their predicted sentiment, then how fast all of them were served."""
     if not Path(model).is_dir():
         sys.exit(f"There is no trained model in {model}: python examples/train_sentiment.py (about a minute)")
     if trees and (what := missing(trees)):

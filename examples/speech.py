@@ -1,4 +1,4 @@
-"""Who is speaking? Speech detection in hundreds of audio streams at once, the state of each in a session.
+"""Speech detection in hundreds of audio streams at once, the state of each in a session.
 
     pip install --no-deps silero-vad==6.2.3 && pip install onnx
     python examples/speech.py --recordings /usr/share/asterisk/sounds    # Debian's asterisk-core-sounds-en-wav
@@ -26,7 +26,7 @@ show = partial(track, transient=True, disable=not sys.stdout.isatty())
 
 
 async def call(engine: cellrt.Engine, caller: str, pieces: Iterable[torch.Tensor]) -> torch.Tensor:
-    """The probability of speech of each frame, sending one piece after the other."""
+    """Return the probability of speech of each frame, sending one piece after the other."""
     session = engine.session("vad", caller)
     answers = [(await session.infer(piece))["speech"] for piece in pieces]
     session.close()
@@ -34,7 +34,9 @@ async def call(engine: cellrt.Engine, caller: str, pieces: Iterable[torch.Tensor
 
 
 async def serve(engine: cellrt.Engine, streams: list[torch.Tensor], piece: int) -> list[torch.Tensor]:
-    """All streams at once, each as fast as it is answered; prints how many people could speak at the same time."""
+    """Serve all streams at once, each as fast as it is answered; print how many people could speak at the same
+    time.
+    """
     pieces: list[Iterable[torch.Tensor]] = [frames.split(piece) for frames in streams]
     longest = max(range(len(streams)), key=lambda k: len(streams[k]))
     name = f"{piece} x 32 ms a request"
@@ -48,7 +50,7 @@ async def serve(engine: cellrt.Engine, streams: list[torch.Tensor], piece: int) 
 
 
 def main(recordings: str | None = None, callers: int = 300, quick: bool = False) -> None:
-    """Prints how many live callers could be served, and when three of the callers speak."""
+    """Print how many live callers could be served, and when three of the callers speak."""
     callers, seconds = (20, 2.0) if quick else (callers, 8.0)
     paths = sorted(Path(recordings).rglob("*.wav")) if recordings else []
     sounds = (read_wave(path) for path in cycle(paths)) if paths else (synthesise(seconds, k) for k in count())

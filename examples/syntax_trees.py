@@ -1,4 +1,4 @@
-"""What would you call this function? A Tree-LSTM over the syntax of Python's own library, served as graphs of networkx.
+"""A Tree-LSTM names functions by the syntax of Python's own library, served as graphs of networkx.
 
 It is trained first, in plain torch, in a minute or two, on four of five modules; the functions shown are from the
 others, and their names were hidden. Equal parts of a syntax tree are one node (``models/syntax.py``).

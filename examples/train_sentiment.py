@@ -34,7 +34,7 @@ FORGOTTEN = 0.02
 
 
 def train(trees: Sequence[LabelledTree], epochs: int, seed: int = 0) -> tuple[SentimentModel, Vocabulary]:
-    """Trains on every labelled node. The vocabulary is the words that occur at least twice."""
+    """Train on every labelled node. The vocabulary is the words that occur at least twice."""
     torch.manual_seed(seed)
     counts = Counter(word.lower() for tree in trees for word in tree.words)
     vocabulary = Vocabulary(sorted(word for word, count in counts.items() if count > 1))
@@ -55,7 +55,7 @@ def train(trees: Sequence[LabelledTree], epochs: int, seed: int = 0) -> tuple[Se
 
 
 def evaluate(model: SentimentModel, vocabulary: Vocabulary, trees: Sequence[LabelledTree]) -> float:
-    """Share of the sentences not labelled neutral that the model puts on the right side."""
+    """Return the share of the sentences not labelled neutral that the model puts on the right side."""
     levels = in_levels(trees, vocabulary)
     with torch.no_grad():
         roots = model(levels.tokens, levels.pairs)[levels.roots].softmax(1)
@@ -63,7 +63,7 @@ def evaluate(model: SentimentModel, vocabulary: Vocabulary, trees: Sequence[Labe
 
 
 def without_sentences_of(held_out: Sequence[LabelledTree], trees: Sequence[LabelledTree]) -> list[LabelledTree]:
-    """The trees whose words are not those of a held-out one."""
+    """Return the trees whose words are not those of a held-out one."""
     seen = {tuple(tree.words) for tree in held_out}
     return [tree for tree in trees if tuple(tree.words) not in seen]
 

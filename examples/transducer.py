@@ -7,7 +7,7 @@ from models.transducer import FEATURES, collapsed, make_models, spoken
 
 
 def main() -> None:
-    """Prints what is heard in three recordings of different lengths by both."""
+    """Print what is heard in three recordings of different lengths by both."""
     *_, models = make_models()
     recordings = [torch.randn(frames, FEATURES) for frames in (12, 30, 7)]
     with cellrt.Engine(1) as engine:

@@ -23,7 +23,7 @@ import cellrt
 from models.wake_word import FEATURES, WEIGHTS, WakeWord, make_model
 
 FRAMES = 10
-"""Of a piece: a tenth of a second, say."""
+"""The frames of a piece: a tenth of a second, say."""
 
 
 def listen(url: str, pieces: Iterable[torch.Tensor]) -> Iterator[list[float]]:
@@ -40,7 +40,7 @@ def listen(url: str, pieces: Iterable[torch.Tensor]) -> Iterator[list[float]]:
 
 
 def is_ready(url: str) -> bool:
-    """Whether the server serves its model; the first on a machine compiles for minutes before."""
+    """Return whether the server serves its model; the first on a machine compiles for minutes before."""
     try:
         with urllib.request.urlopen(url + "/v2/health/ready", timeout=10) as answer:
             return answer.status == 200
@@ -68,7 +68,7 @@ def served(weights: Path) -> Iterator[str]:
 
 
 def main(quick: bool = False) -> None:
-    """Prints the probabilities of three pieces of one listener."""
+    """Print the probabilities of three pieces of one listener."""
     torch.manual_seed(0)
     pieces = torch.randn(3, FRAMES, FEATURES)
     with tempfile.TemporaryDirectory() as folder:

@@ -29,15 +29,15 @@ class ArenaRows(NamedTuple):
 
     @property
     def most_rows(self) -> int:
-        """How many rows there are, or may be, as far as the host knows."""
+        """The number of rows there are, or may be, as far as the host knows."""
         return len(self.rows) if self.span is None else self.most
 
     def arguments(self) -> tuple[Tensor, Tensor, int]:
-        """What a kernel takes: values, rows and the step between the arena's rows."""
+        """Return the arguments of a kernel: values, rows and the step between the arena's rows."""
         return self.values, self.rows, self.values.stride(0)
 
     def gather(self) -> Tensor:
-        """The rows in order, ``[num_rows, size]``, in float32."""
+        """Return the rows in order, ``[num_rows, size]``, in float32."""
         return self.values[self.rows.long()].float()
 
     def scatter(self, result: Tensor) -> None:
@@ -47,7 +47,7 @@ class ArenaRows(NamedTuple):
 
 
 def on_host(arena: ArenaRows, like: ArenaRows) -> ArenaRows:
-    """The same without a span, for what runs on the host: as many rows as ``like`` has. Waits for a device."""
+    """Return rows without a span, for code that runs on the host: as many as ``like`` has. Wait for the device."""
     if arena.span is None or like.span is None:
         return arena
     first, count = int(arena.span[0]), int(like.span[1])
@@ -55,7 +55,7 @@ def on_host(arena: ArenaRows, like: ArenaRows) -> ArenaRows:
 
 
 def all_on_host(like: ArenaRows, **arenas: ArenaRows | None) -> dict[str, ArenaRows | None]:
-    """The same for several, by name; None stays."""
+    """Return several rows as ``on_host`` does, by name; None stays."""
     return {name: None if arena is None else on_host(arena, like) for name, arena in arenas.items()}
 
 
@@ -74,7 +74,7 @@ def check_numbers(
 
 
 def check_rows(name: str, arena: ArenaRows | None, like: ArenaRows, size: int, weight: Tensor) -> None:
-    """Check shape, type, device and layout of ``arena`` (None passes); raises ValueError.
+    """Check shape, type, device and layout of ``arena`` (None passes). Raise ValueError.
 
     ``weight`` is a tensor of the type and on the device that it must have. It must name as many rows as ``like``, and
     have a span exactly if that has one.

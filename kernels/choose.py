@@ -1,4 +1,4 @@
-"""Which of an operation's two forms runs: its Triton kernel or its plain-torch reference."""
+"""Chooses between the two forms of an operation: its Triton kernel and its plain-torch reference."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from torch import Tensor
 
 @functools.cache
 def has_triton() -> bool:
-    """Whether Triton is installed: it comes with torch's CUDA builds for Linux."""
+    """Return whether Triton is installed: it comes with torch's CUDA builds for Linux."""
     return importlib.util.find_spec("triton") is not None
 
 
 def uses_triton(tensor: Tensor) -> bool:
-    """Whether an operation on this tensor runs its kernel.
+    """Return whether an operation on this tensor runs its kernel.
 
     It does on a CUDA device; on a CPU only in Triton's interpreter, which TRITON_INTERPRET=1 turns on (it must be
     set before Triton is first imported).
@@ -26,10 +26,10 @@ def uses_triton(tensor: Tensor) -> bool:
 
 
 def has_device() -> bool:
-    """Whether kernels run somewhere in this process."""
+    """Return whether kernels run somewhere in this process."""
     return is_interpreted() or (has_triton() and torch.cuda.is_available())
 
 
 def is_interpreted() -> bool:
-    """Whether kernels are interpreted on the CPU, as tests do."""
+    """Return whether kernels are interpreted on the CPU, as tests do."""
     return os.environ.get("TRITON_INTERPRET") == "1"

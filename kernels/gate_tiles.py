@@ -1,4 +1,4 @@
-"""What the step kernels share inside Triton: the product with gathered rows, and taking gates apart.
+"""The parts that the step kernels share inside Triton: the product with gathered rows, and taking gates apart.
 
 In kernels, names start with p_ for pointers, b_ for blocks of values, o_ for offsets; sizes are upper case.
 """
@@ -9,13 +9,13 @@ import triton.language as tl
 
 @triton.jit
 def tanh(b_x):
-    """The hyperbolic tangent, to about 1e-7 absolute; exact at both ends."""
+    """Return the hyperbolic tangent, to about 1e-7 absolute; exact at both ends."""
     return 1.0 - 2.0 / (tl.exp(2.0 * b_x) + 1.0)
 
 
 @triton.jit
 def span_of(p_span, num_rows):
-    """Where a step's rows begin and how many there are: as the device knows it, or else the first ``num_rows``."""
+    """Return the first of a step's rows and their number: from the device if it knows, else the first ``num_rows``."""
     first = 0
     if p_span is not None:
         first = tl.load(p_span).to(tl.int32)
@@ -25,7 +25,7 @@ def span_of(p_span, num_rows):
 
 @triton.jit
 def row_pointers(p_values, p_rows, o_rows, b_is_row, stride):
-    """Pointers to the start of the arena rows that ``p_rows[o_rows]`` name; arena row 0 behind the last row."""
+    """Return pointers to the start of the arena rows that ``p_rows[o_rows]`` name; arena row 0 behind the last row."""
     b_rows = tl.load(p_rows + o_rows, mask=b_is_row, other=0)
     return p_values + b_rows.to(tl.int64) * stride
 
@@ -71,8 +71,9 @@ def part_block(
     STATES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """A block of the gathered rows, of x, then h and, with two states, those at ``p_right``; and of weights the pointer
-    to its columns of the first row, and the step between rows."""
+    """Return a block of the gathered rows, of x, then h and, with two states, those at ``p_right``; and of weights the
+    pointer to its columns of the first row, and the step between rows.
+    """
     NUM_X: tl.constexpr = (INPUT + BLOCK - 1) // BLOCK
     NUM_H: tl.constexpr = (HIDDEN + BLOCK - 1) // BLOCK
     o_depth = tl.arange(0, BLOCK)
@@ -220,14 +221,14 @@ def multiply_two(
 
 @triton.jit
 def bias_block(p_bias, o_columns, ROWS: tl.constexpr):
-    """The bias of ``o_columns`` in each of ROWS rows: where sums start."""
+    """Return the bias of ``o_columns`` in each of ROWS rows: where sums start."""
     b_bias = tl.load(p_bias + o_columns)
     return tl.zeros((ROWS, o_columns.shape[0]), dtype=tl.float32) + b_bias[None, :]
 
 
 @triton.jit
 def split_two(b_sums, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """The two gates of interleaved columns, ``[ROWS, UNITS]`` each."""
+    """Return the two gates of interleaved columns, ``[ROWS, UNITS]`` each."""
     b_gates = tl.permute(tl.reshape(b_sums, (ROWS, UNITS // 8, 2, 8)), (0, 1, 3, 2))
     b_0, b_1 = tl.split(b_gates)
     return tl.reshape(b_0, (ROWS, UNITS)), tl.reshape(b_1, (ROWS, UNITS))
@@ -235,7 +236,7 @@ def split_two(b_sums, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def split_four(b_sums, ROWS: tl.constexpr, UNITS: tl.constexpr):
-    """The four gates of interleaved columns, ``[ROWS, UNITS]`` each."""
+    """Return the four gates of interleaved columns, ``[ROWS, UNITS]`` each."""
     b_gates = tl.permute(tl.reshape(b_sums, (ROWS, UNITS // 8, 2, 2, 8)), (0, 1, 4, 2, 3))
     b_even, b_odd = tl.split(b_gates)
     b_0, b_2 = tl.split(b_even)
@@ -250,7 +251,7 @@ def split_four(b_sums, ROWS: tl.constexpr, UNITS: tl.constexpr):
 
 @triton.jit
 def gate(p_gates, o_units, b_mask, INDEX: tl.constexpr, HIDDEN: tl.constexpr):
-    """Gate INDEX of the gate rows at ``p_gates`` (gates one after the other, HIDDEN units each), in float32."""
+    """Return gate INDEX of the gate rows at ``p_gates`` (gates one after the other, HIDDEN units each), in float32."""
     p_block = p_gates[:, None] + INDEX * HIDDEN + o_units[None, :]
     return tl.load(p_block, mask=b_mask, other=0.0).to(tl.float32)
 

@@ -48,11 +48,11 @@ class PackedWeights:
 
     @property
     def padded_units(self) -> int:
-        """How many units there are with the padding."""
+        """The number of units with the padding."""
         return padded(self.hidden_size, UNIT_MULTIPLE)
 
     def plain_weights(self) -> tuple[Tensor, Tensor | None]:
-        """Copies of ``weight_hh`` and ``weight_ih`` in the layout that they were packed from."""
+        """Return copies of ``weight_hh`` and ``weight_ih`` in the layout that they were packed from."""
         order = row_order(self.hidden_size, self.sections)
         hidden = unpack(self.weight_hh, order)
         hidden = hidden.view(len(hidden), self.states, -1)[..., : self.hidden_size].flatten(1)
@@ -61,7 +61,9 @@ class PackedWeights:
         return hidden, unpack(self.weight_ih, order)[:, : self.input_size]
 
     def plain_bias(self) -> Tensor:
-        """A copy of the bias of each gate, ``[gates * hidden size]``, without the section that a GRU has more."""
+        """Return a copy of the bias of each gate, ``[gates * hidden size]``, without the section that a GRU has
+        more.
+        """
         order = row_order(self.hidden_size, self.sections)
         return unpack(self.bias[: len(order)], order)
 
@@ -72,7 +74,7 @@ def padded(size: int, multiple: int) -> int:
 
 
 def row_order(hidden_size: int, sections: Sequence[Sequence[int]]) -> Tensor:
-    """For each row of a packed weight, the row it was packed from, or -1 where it is padding."""
+    """Return for each row of a packed weight the row it was packed from, or -1 where it is padding."""
     units = torch.arange(padded(hidden_size, UNIT_MULTIPLE)).view(-1, 1, GROUP)
     parts = []
     for section in sections:
@@ -82,7 +84,7 @@ def row_order(hidden_size: int, sections: Sequence[Sequence[int]]) -> Tensor:
 
 
 def pack(weight: Tensor, order: Tensor) -> Tensor:
-    """Rows of ``weight`` in ``order``, padding as zeros."""
+    """Return rows of ``weight`` in ``order``, padding as zeros."""
     order = order.to(weight.device)
     is_row = order >= 0
     packed = weight.new_zeros(len(order), *weight.shape[1:])
@@ -91,13 +93,13 @@ def pack(weight: Tensor, order: Tensor) -> Tensor:
 
 
 def pad_depth(weight: Tensor) -> Tensor:
-    """The last dimension of ``weight`` padded with zeros."""
+    """Return the last dimension of ``weight`` padded with zeros."""
     depth = weight.shape[-1]
     return torch.nn.functional.pad(weight.detach(), (0, padded(depth, DEPTH_MULTIPLE) - depth))
 
 
 def unpack(packed: Tensor, order: Tensor) -> Tensor:
-    """The rows of ``packed`` back in the order they came from, without padding rows."""
+    """Return the rows of ``packed`` back in the order they came from, without padding rows."""
     order = order.to(packed.device)
     is_row = order >= 0
     plain = packed.new_empty((int(is_row.sum()), *packed.shape[1:]))
@@ -141,7 +143,7 @@ def pack_gates(
 
 
 def sum_of_biases(weight: Tensor, *biases: Tensor | None) -> Tensor:
-    """The sum in float32 of those biases that are not None, one number for each row of ``weight``."""
+    """Return the sum in float32 of those biases that are not None, one number for each row of ``weight``."""
     total = torch.zeros(len(weight), dtype=torch.float32, device=weight.device)
     for bias in biases:
         if bias is not None:
@@ -150,6 +152,6 @@ def sum_of_biases(weight: Tensor, *biases: Tensor | None) -> Tensor:
 
 
 def check_precision(precision: str) -> None:
-    """Raises ValueError for a word that is not one of PRECISIONS."""
+    """Raise ValueError for a word that is not one of PRECISIONS."""
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")

@@ -1,4 +1,6 @@
-"""What the operations that project a hidden state to a vocabulary share: arguments, tiles, logits in plain torch."""
+"""The parts of all operations that project a hidden state to a vocabulary: arguments, tiles, and logits in plain
+torch.
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,7 @@ class ProjectionTile(NamedTuple):
 
 
 def choose_tile(num_rows: int, projection: Projection) -> ProjectionTile:
-    """A tile that keeps the sums in registers (64 a thread at most) and three or four stages in shared memory.
+    """Return a tile that keeps the sums in registers (64 a thread at most) and three or four stages in shared memory.
 
     Not tuned on a device. With few rows the weights are read once and nothing else counts, so a tile has few rows and
     many tokens. float32 in full has no tensor cores: its smaller tile leaves room for what is multiplied. (With 16
@@ -53,7 +55,7 @@ def choose_tile(num_rows: int, projection: Projection) -> ProjectionTile:
 
 
 def check_projection(h: ArenaRows, projection: Projection, token: ArenaRows, stop: ArenaRows) -> None:
-    """Checks types, shapes, devices and layout; raises ValueError."""
+    """Check types, shapes, devices and layout. Raise ValueError."""
     check_weights(h, projection)
     weight, stop_token = projection.weight, projection.stop_token
     check_numbers("token", token, TOKEN_TYPES, h, weight.device)
@@ -63,7 +65,7 @@ def check_projection(h: ArenaRows, projection: Projection, token: ArenaRows, sto
 
 
 def check_weights(h: ArenaRows, projection: Projection) -> None:
-    """The same of what is multiplied."""
+    """Check types, shapes, devices and layout of the weights and of h. Raise ValueError."""
     weight, bias, _, precision = projection
     if weight.ndim != 2 or 0 in weight.shape or not weight.is_contiguous() or weight.dtype not in TYPES:
         raise ValueError(
@@ -83,13 +85,15 @@ def check_weights(h: ArenaRows, projection: Projection) -> None:
 
 
 def plain_logits(h: Tensor, projection: Projection) -> Tensor:
-    """The logits ``[rows, vocabulary]`` of hidden states ``[rows, hidden]`` in float32, whatever the precision."""
+    """Return the logits ``[rows, vocabulary]`` of hidden states ``[rows, hidden]`` in float32, whatever the
+    precision.
+    """
     logits = h.float() @ projection.weight.float().T
     return logits if projection.bias is None else logits + projection.bias.float()
 
 
 def put_tokens(is_row: Tensor, chosen: Tensor, stop_token: int | None, token: ArenaRows, stop: ArenaRows) -> None:
-    """Writes the chosen tokens, and whether each is the stop token, where ``is_row`` is true."""
+    """Write the chosen tokens, and whether each is the stop token, where ``is_row`` is true."""
     stops = chosen == (-1 if stop_token is None else stop_token)
     for made, values in ((token, chosen), (stop, stops)):
         rows = made.rows[is_row]

@@ -25,7 +25,9 @@ def logits_tile(
     DEPTH: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """Logits of the arena rows ``b_index`` (row 0 for negative ones) and ``o_tokens`` (the last for those behind)."""
+    """Return logits of the arena rows ``b_index`` (row 0 for negative ones) and ``o_tokens`` (the last for those
+    behind).
+    """
     b_known = tl.minimum(o_tokens, VOCABULARY - 1).to(tl.int64)
     o_depth = tl.arange(0, DEPTH)
     p_h = p_arena + tl.maximum(b_index, 0)[:, None] * arena_stride + o_depth[None, :]
@@ -48,7 +50,7 @@ def logits_tile(
 
 @triton.jit
 def ordered(b_scores):
-    """Integers in the order of the scores."""
+    """Return integers in the order of the scores."""
     b_bits = tl.where(b_scores == 0.0, 0.0, b_scores).to(tl.int32, bitcast=True)
     b_bits = tl.where(b_bits < 0, b_bits ^ 0x7FFFFFFF, b_bits)
     return tl.where(b_scores != b_scores, 0x7FFFFFFF, b_bits)
@@ -56,7 +58,7 @@ def ordered(b_scores):
 
 @triton.jit
 def best_of_tile(b_scores, o_tokens, VOCABULARY: tl.constexpr):
-    """For each row the best score and its token in one integer that is larger the better (and the lower the token)."""
+    """Return for each row the best score and its token in one integer, larger for a better score and a lower token."""
     b_order = tl.where((o_tokens < VOCABULARY)[None, :], ordered(b_scores), -0x80000000)
     b_most = tl.max(b_order, axis=1)
     b_token = tl.min(tl.where(b_order == b_most[:, None], o_tokens[None, :], 0x7FFFFFFF), axis=1)
@@ -65,13 +67,13 @@ def best_of_tile(b_scores, o_tokens, VOCABULARY: tl.constexpr):
 
 @triton.jit
 def token_of(best):
-    """The token in what ``best_of_tile`` returns."""
+    """Return the token in what ``best_of_tile`` returns."""
     return 0x7FFFFFFF - (best & 0x7FFFFFFF)
 
 
 @triton.jit
 def store_token(p_tokens, p_token_rows, p_stops, p_stop_rows, row, token, stop_token):
-    """Writes one row's token and whether it is the stop token, to the arena rows named; not to negative ones."""
+    """Write one row's token and whether it is the stop token, to the arena rows named; not to negative ones."""
     at = tl.load(p_token_rows + row)
     tl.store(p_tokens + at, token.to(p_tokens.dtype.element_ty), mask=at >= 0)
     at = tl.load(p_stop_rows + row)
@@ -94,7 +96,7 @@ def best_of_row_kernel(
     stop_token,
     PARTS: tl.constexpr,
 ):
-    """The second stage: a program takes the best of the parts of one row; a row with a negative index is left alone."""
+    """Run the second stage: a program takes the best of the parts of one row, unless the row's index is negative."""
     row = tl.program_id(0)
     first, num_rows = span_of(p_span, row + 1)
     if row >= num_rows:

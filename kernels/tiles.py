@@ -41,7 +41,7 @@ class Tile:
     stages: int
 
     def options(self, is_limited: bool | None = None) -> dict[str, int]:
-        """How Triton compiles a step with this tile.
+        """Return the options with which Triton compiles a step with this tile.
 
         The assembler spills a few bytes of some steps to use fewer registers, of which there are enough; where it is
         told so (of most steps, with four warps) it does not.
@@ -52,7 +52,7 @@ class Tile:
 
 
 def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> Tile:
-    """The tile for ``num_rows`` rows on the device of ``weights``: measured, or by the rule."""
+    """Return the tile for ``num_rows`` rows on the device of ``weights``: measured, or by the rule."""
     device = weights.weight_hh.device
     if device.type == "cuda":
         key = tile_key(operation, weights, num_rows, precision)
@@ -63,8 +63,10 @@ def choose_tile(operation: str, weights: PackedWeights, num_rows: int, precision
 
 
 def device_limits(device: torch.device) -> tuple[int, int]:
-    """How many processors a CUDA device has, and the bytes of shared memory of a program; for any other device, on
-    which kernels are interpreted, those of an H100."""
+    """Return the number of processors of a CUDA device, and the shared memory of a program in bytes.
+
+    Any other device, on which kernels are interpreted, has the limits of an H100.
+    """
     if device.type != "cuda":
         return 132, 232_448
     properties = torch.cuda.get_device_properties(device)
@@ -73,7 +75,7 @@ def device_limits(device: torch.device) -> tuple[int, int]:
 
 
 def tile_key(operation: str, weights: PackedWeights, num_rows: int, precision: Precision) -> str:
-    """What a measured tile is good for, such as ``lstm_step/bfloat16/1024/x/512``.
+    """Return the name of the cases that a measured tile serves, such as ``lstm_step/bfloat16/1024/x/512``.
 
     With ``x`` a step multiplies inputs, too; with ``h`` its state alone.
     """
@@ -90,13 +92,13 @@ def rows_class(num_rows: int) -> int:
 
 
 def tuned_path(device_name: str) -> Path:
-    """The file of what was measured on a device of this name."""
+    """Return the file of what was measured on a device of this name."""
     return Path(__file__).parent / "tuned" / (re.sub(r"[^a-z0-9]+", "-", device_name.lower()).strip("-") + ".json")
 
 
 @functools.cache
 def measured_tiles(path: Path) -> Mapping[str, Tile]:
-    """The tiles in a file of ``tuned``, by key; none where there is no such file, or it has another format."""
+    """Return the tiles in a file of ``tuned``, by key; none where there is no such file, or it has another format."""
     if not path.exists():
         return {}
     table = json.loads(path.read_text())
@@ -106,7 +108,9 @@ def measured_tiles(path: Path) -> Mapping[str, Tile]:
 
 
 def usual_tile(weights: PackedWeights, num_rows: int, precision: Precision, processors: int, shared_bytes: int) -> Tile:
-    """The rule of thumb: the largest tile with which three of four processors have a program, else the smallest."""
+    """Return the rule of thumb: the largest tile with which three of four processors have a program, else the
+    smallest.
+    """
     tile = Tile(SMALLEST_ROWS, 8, 64, 4, 4)
     for tile in candidates(weights, num_rows, precision, shared_bytes):
         programs = -(-num_rows // tile.rows) * -(-weights.hidden_size // tile.units)
@@ -116,7 +120,7 @@ def usual_tile(weights: PackedWeights, num_rows: int, precision: Precision, proc
 
 
 def candidates(weights: PackedWeights, num_rows: int, precision: Precision, shared_bytes: int) -> Iterator[Tile]:
-    """Tiles worth trying, the largest first, none with much more rows than there are."""
+    """Yield tiles worth trying, the largest first, none with much more rows than there are."""
     is_float32 = weights.weight_hh.dtype == torch.float32
     if is_float32 and precision == "ieee":  # no tensor cores: sums and operands are all in registers
         shapes = [(64, 16, 16, 4), (32, 16, 16, 4), (16, 8, 64, 4)]

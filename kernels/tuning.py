@@ -64,8 +64,10 @@ Times = list[tuple[float, Tile]]
 
 
 def shapes_of(weights: PackedWeights, rows: int, precision: Precision, shared_bytes: int) -> list[Tile]:
-    """What the rule of thumb chooses from, and the largest with twice the depth, or with twice the units, which spills
-    on some devices."""
+    """Return the tiles to measure: those the rule of thumb chooses from, and variants of the largest.
+
+    The variants have twice the depth or twice the units. The latter spills on some devices.
+    """
     shapes = list(candidates(weights, rows, precision, shared_bytes))
     deep = replace(shapes[0], depth=min(2 * shapes[0].depth, DEPTH_MULTIPLE))
     wide = (replace(shapes[0], units=2 * shapes[0].units, warps=warps) for warps in WIDE_WARPS)
@@ -73,7 +75,7 @@ def shapes_of(weights: PackedWeights, rows: int, precision: Precision, shared_by
 
 
 def variants(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Iterator[Tile]:
-    """A tile with other numbers of stages and warps, as far as they fit, without itself."""
+    """Yield a tile with other numbers of stages and warps, as far as they fit, without itself."""
     gates = sum(map(len, weights.sections))
     for warps, stages in product(WARPS, STAGES):
         other = replace(tile, warps=warps, stages=stages)
@@ -83,7 +85,7 @@ def variants(tile: Tile, weights: PackedWeights, shared_bytes: int) -> Iterator[
 
 
 def measure(case: Case, tiles: Iterable[Tile], time_of: TimeOf) -> Times:
-    """The times of those tiles that are right, the shortest first; ``time_of`` measures a call."""
+    """Return the times of those tiles that are right, the shortest first; ``time_of`` measures a call."""
     times: Times = []
     for tile in tiles:
         try:
@@ -112,7 +114,7 @@ class Tuner:
         self._use, self._time_of, self._executor, self._device = use, time_of, executor, device
 
     def find(self, rows: Sequence[int]) -> dict[str, Tile]:
-        """The fastest tile for each number of rows, by key; none where no tile is right."""
+        """Return the fastest tile for each number of rows, by key; none where no tile is right."""
         cases = {count: Case(self._use, count, self._device) for count in rows}
         weights = next(iter(cases.values())).weights
         _, shared_bytes = device_limits(weights.weight_hh.device)
@@ -133,14 +135,14 @@ class Tuner:
         }
 
     def _build(self, tiles: Iterable[Iterable[Tile]]) -> None:
-        """Builds the kernels of all these tiles, each once; what cannot be built is told when it is measured."""
+        """Build the kernels of all these tiles, each once; what cannot be built is told when it is measured."""
         if self._executor is not None:
             each = dict.fromkeys(tile for some in tiles for tile in some)
             wait([self._executor.submit(build, self._use, tile, self._device) for tile in each])
 
 
 def build(use: Use, tile: Tile, device: str) -> None:
-    """Builds a kernel in this process, and so on disk."""
+    """Build a kernel in this process, and so on disk."""
     Case(use, ROW_CLASSES[0], device).launch(tile)
 
 
@@ -160,7 +162,7 @@ def write(path: Path, device: str, chosen: dict[str, Tile]) -> None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command; returns its exit status."""
+    """Run the command; return its exit status."""
     parser = argparse.ArgumentParser(prog=COMMAND, description="Find the fastest tiles on this device.")
     parser.add_argument("--operation", nargs="*", choices=OPERATIONS, default=OPERATIONS)
     parser.add_argument("--kind", nargs="*", choices=tuple(KINDS), default=USUAL_KINDS)

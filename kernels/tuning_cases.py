@@ -1,4 +1,4 @@
-"""What the tuner runs: a step as it is used, on random rows."""
+"""The cases that the tuner runs: a step as it is used, on random rows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Launch = Callable[[Tile | None], None]
 
 
 class Use(NamedTuple):
-    """How a step is used: of which type and size, and whether it multiplies inputs, too, as many as its state has."""
+    """A use of a step: its type and size, and whether it multiplies inputs, too, as many as its state has."""
 
     operation: str
     dtype: torch.dtype
@@ -37,7 +37,7 @@ class Case:
         self.weights, self.launch = getattr(self, f"_{use.operation}")()
 
     def error(self, tile: Tile) -> float:
-        """The largest difference between the results with ``tile`` and the reference."""
+        """Return the largest difference between the results with ``tile`` and the reference."""
         self.launch(None)
         expected = [arena.values.clone() for arena in self.outputs]
         for arena in self.outputs:
@@ -60,7 +60,7 @@ class Case:
         return self.outputs[-1]
 
     def _half(self, gates: int) -> tuple[torch.Tensor | None, dict[str, ArenaRows]]:
-        """The input half as it is used: a weight and rows ``x``, or ``gates`` that were computed before."""
+        """Return the input half as it is used: a weight and rows ``x``, or ``gates`` that were computed before."""
         if self._has_inputs:
             return self._random(gates * self._hidden, self._hidden), {"x": self._inputs(self._hidden)}
         return None, {"gates": self._inputs(gates * self._hidden)}

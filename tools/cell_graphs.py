@@ -19,7 +19,7 @@ SIZE = 8
 
 
 def models() -> list[tuple[cellrt.Unfolder, Any]]:
-    """Each model with a request."""
+    """Return each model with a request."""
     lstm = nn.LSTM(SIZE, SIZE, bidirectional=True)
     leaf = cellrt.cell(
         cells.EmbeddingTreeLSTMLeaf(20, SIZE, SIZE), {"token": cellrt.rows(dtype=torch.int64)}, name="leaf"
@@ -33,7 +33,7 @@ def models() -> list[tuple[cellrt.Unfolder, Any]]:
 
 
 def main() -> None:
-    """Writes a picture a model."""
+    """Write a picture a model."""
     torch.manual_seed(0)
     with cellrt.Engine(1) as engine:
         for unfolder, request in models():

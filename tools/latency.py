@@ -59,12 +59,12 @@ PANELS = (
 
 
 def read(panel: Panel) -> list[dict[str, Any]]:
-    """The rows of the panel's file."""
+    """Return the rows of the panel's file."""
     return [json.loads(line) for line in (RESULTS / f"{panel.file}.jsonl").read_text().splitlines()]
 
 
 def curves(panel: Panel, rows: list[dict[str, Any]]) -> Curves:
-    """The curves of the panel's servers; a load is a part of the best peer's throughput in a closed loop."""
+    """Return the curves of the panel's servers; a load is a part of the best peer's throughput in a closed loop."""
     mine = [row for row in rows if row["case"] == panel.case]
     peaks = [
         row["value"]
@@ -95,7 +95,7 @@ def draw(axes: Axes, panel: Panel, measured: Curves, colours: dict[str, str]) ->
 
 
 def main() -> None:
-    """Writes the picture."""
+    """Write the picture."""
     measured = {panel: curves(panel, read(panel)) for panel in PANELS}
     figure = Figure(figsize=(11, 3.6), layout="constrained")
     panels = figure.subplots(1, len(PANELS))

@@ -17,7 +17,7 @@ SEED = 12
 
 
 def lines_that_decide_nothing(module: Path) -> set[int]:
-    """Lines of types, and those of errors that are raised, counted from 1."""
+    """Return the lines of types, and those of errors that are raised, counted from 1."""
     return {
         line
         for node in ast.walk(ast.parse(module.read_text()))
@@ -36,7 +36,7 @@ def _parts(node: ast.AST) -> Iterator[ast.expr | ast.stmt]:
 
 
 def main(session: str, count: int) -> None:
-    """Leaves at most ``count`` mutants of a session that was just begun, the same ones at every call."""
+    """Leave at most ``count`` mutants of a session that was just begun, the same ones at every call."""
     silent = {str(path): lines_that_decide_nothing(path) for path in sorted(Path("cellrt/core").rglob("*.py"))}
     with use_db(session, WorkDB.Mode.open) as db:
         items = [

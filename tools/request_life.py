@@ -49,12 +49,12 @@ WIDTH, LANE, TOP, PITCH, HEIGHT = 900, 290, 50, 78, 62
 
 
 def corner(number: int) -> tuple[float, float]:
-    """The upper left corner of a step's box."""
+    """Return the upper left corner of a step's box."""
     return 16 + STEPS[number].lane * LANE, TOP + number * PITCH
 
 
 def draw_step(number: int) -> list[str]:
-    """A step's box: number and title, what happens, where."""
+    """Return a step's box: number and title, what happens, where."""
     step, (x, y) = STEPS[number], corner(number)
     colour = svg.COLOURS[(0, 2, 1)[step.lane]]
     return [
@@ -66,7 +66,7 @@ def draw_step(number: int) -> list[str]:
 
 
 def draw_arrow(number: int, after: int) -> str:
-    """From one step to the next: down in a lane, or down and across."""
+    """Return the arrow from one step to the next: down in a lane, or down and across."""
     (x0, y0), (x1, y1) = corner(number), corner(after)
     if x0 == x1 and after == number + 1:
         middle = x0 + (LANE - 20) / 2
@@ -79,7 +79,7 @@ def draw_arrow(number: int, after: int) -> str:
 
 
 def picture() -> str:
-    """The text of the file. Raises FileNotFoundError if a step names a file that is not there."""
+    """Return the text of the file. Raise FileNotFoundError if a step names a file that is not there."""
     for step in STEPS:
         for file in step.files:
             if not (ROOT / "cellrt" / file).is_file():
@@ -101,7 +101,7 @@ def picture() -> str:
 
 
 def main() -> None:
-    """Writes the picture."""
+    """Write the picture."""
     PICTURE.write_text(picture())
 
 

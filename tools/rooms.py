@@ -45,13 +45,13 @@ class Module(NamedTuple):
 
 
 def first_sentence(docstring: str) -> str:
-    """The first sentence, on one line."""
+    """Return the first sentence, on one line."""
     paragraph = " ".join(docstring.split("\n\n")[0].split())
     return re.split(r"(?<=\.) (?=[A-Z`])", paragraph)[0]
 
 
 def read_module(path: Path, package: str) -> Module:
-    """What a file says of itself. Raises ValueError if it says nothing."""
+    """Return a file's name and the first sentence of its docstring. Raise ValueError if it has none."""
     docstring = ast.get_docstring(ast.parse(path.read_text()))
     if not docstring:
         raise ValueError(f"{path} has no docstring")
@@ -60,7 +60,7 @@ def read_module(path: Path, package: str) -> Module:
 
 
 def packages() -> Iterator[tuple[Path, str]]:
-    """The folders with code that is installed, in order: path and dotted name. The shelves come last."""
+    """Yield the folders with code that is installed, in order: path and dotted name. The shelves come last."""
     tops = [(ROOT / "cellrt" / room, f"cellrt.{room}") for room in room_order()]
     tops += [(ROOT / shelf, f"cellrt.{shelf}") for shelf in SHELVES]
     yield ROOT / "cellrt", "cellrt"
@@ -71,13 +71,13 @@ def packages() -> Iterator[tuple[Path, str]]:
 
 
 def room_order() -> list[str]:
-    """The rooms from top to bottom, as the linter's contract has them."""
+    """Return the rooms from top to bottom, as the linter's contract has them."""
     contracts = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["importlinter"]["contracts"]
     return next(list(contract["layers"]) for contract in contracts if contract["type"] == "layers")
 
 
 def page() -> str:
-    """The text of ``docs/rooms.md``."""
+    """Return the text of ``docs/rooms.md``."""
     parts = [INTRODUCTION]
     for folder, name in packages():
         own, *files = [read_module(path, name) for path in sorted(folder.glob("*.py"))]
@@ -101,7 +101,7 @@ def imports() -> dict[tuple[str, str], int]:
 
 
 def imported_rooms(path: Path) -> Iterator[str]:
-    """What a file imports of cellrt, wherever in the file it does."""
+    """Yield the names that a file imports of cellrt, wherever in the file it does."""
     for node in ast.walk(ast.parse(path.read_text())):
         names = [node.module or ""] if isinstance(node, ast.ImportFrom) else []
         names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
@@ -112,7 +112,7 @@ def imported_rooms(path: Path) -> Iterator[str]:
 
 
 def picture() -> str:
-    """The text of ``docs/images/rooms.svg``: a box a room, an arc an import."""
+    """Return the text of ``docs/images/rooms.svg``: a box a room, an arc an import."""
     rooms, width, height, left, top = room_order(), 550, 54, 20, 20
     pitch = height + 12
     middle = {room: top + k * pitch + height / 2 for k, room in enumerate(rooms)}
@@ -136,19 +136,19 @@ def picture() -> str:
 
 
 def is_file(room: str) -> bool:
-    """Whether a room is a single file."""
+    """Return whether a room is a single file."""
     return (ROOT / "cellrt" / f"{room}.py").is_file()
 
 
 def says(room: str) -> str:
-    """A room's first sentence, cut where the box ends."""
+    """Return a room's first sentence, cut where the box ends."""
     home = ROOT / "cellrt" / (f"{room}.py" if is_file(room) else f"{room}/__init__.py")
     sentence = read_module(home, f"cellrt.{room}").says.replace("`", "")
     return sentence if len(sentence) <= LONGEST else sentence[:LONGEST].rsplit(" ", 1)[0].rstrip(",:") + " …"
 
 
 def main() -> None:
-    """Writes both files."""
+    """Write both files."""
     PICTURE.parent.mkdir(parents=True, exist_ok=True)
     PAGE.write_text(page())
     PICTURE.write_text(picture())

@@ -1,4 +1,4 @@
-"""What mkdocs does beside building the site: see ``mkdocs.yml``."""
+"""Hooks of mkdocs that run while it builds the site: see ``mkdocs.yml``."""
 
 from __future__ import annotations
 

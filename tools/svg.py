@@ -18,7 +18,7 @@ def text(
     colour: str = INK,
     weight: str = "normal",
 ) -> str:
-    """One line of text; ``y`` is its base line."""
+    """Return one line of text; ``y`` is its base line."""
     return (
         f'<text x="{x:g}" y="{y:g}" font-size="{size:g}" text-anchor="{anchor}" fill="{colour}" '
         f'font-weight="{weight}">{escape(content)}</text>'
@@ -26,7 +26,7 @@ def text(
 
 
 def box(x: float, y: float, width: float, height: float, *, fill: str, line: str = "none", radius: float = 6) -> str:
-    """A rectangle with round corners; ``x`` and ``y`` are its upper left one."""
+    """Return a rectangle with round corners; ``x`` and ``y`` are its upper left one."""
     return (
         f'<rect x="{x:g}" y="{y:g}" width="{width:g}" height="{height:g}" rx="{radius:g}" fill="{fill}" '
         f'stroke="{line}"/>'
@@ -34,7 +34,7 @@ def box(x: float, y: float, width: float, height: float, *, fill: str, line: str
 
 
 def arrow(path: str, *, colour: str = INK, width: float = 1.5, is_dashed: bool = False) -> str:
-    """A line along an SVG path, with a head at its end."""
+    """Return a line along an SVG path, with a head at its end."""
     dashes = ' stroke-dasharray="4 3"' if is_dashed else ""
     head = "head-" + colour.lstrip("#")
     return (
@@ -43,7 +43,7 @@ def arrow(path: str, *, colour: str = INK, width: float = 1.5, is_dashed: bool =
 
 
 def picture(width: float, height: float, title: str, elements: list[str], colours: tuple[str, ...] = (INK,)) -> str:
-    """A whole SVG file on white paper; ``colours`` are those of its arrows."""
+    """Return a whole SVG file on white paper; ``colours`` are those of its arrows."""
     heads = [
         f'<marker id="head-{colour.lstrip("#")}" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="8" markerHeight="8" '
         f'markerUnits="userSpaceOnUse" '

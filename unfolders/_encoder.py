@@ -1,4 +1,6 @@
-"""What an encoder gives a decoder: its first states, through a bridge, and the rows that it attends to."""
+"""The connection of an encoder to a decoder: first states, through a bridge, and the rows that the decoder attends
+to.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from cellrt.unfolders.recurrent import Stack, StackRun, step_inputs
 from cellrt.unfolders.sequences import as_stack
 
 Layers = Stack | Cell | nn.LSTM | nn.GRU | nn.LSTMCell | nn.GRUCell
-"""What may be an encoder."""
+"""The types that may be an encoder."""
 
 
 class Reader(NamedTuple):
@@ -33,7 +35,7 @@ class Reader(NamedTuple):
 
 
 def reader_of(decoder: Cell) -> Reader:
-    """A decoder that is a cell."""
+    """Return a decoder that is a cell."""
     states = tuple(name for name in decoder.carry if name != "token")
     return Reader(decoder.name, decoder.inputs, states, tuple(getattr(decoder.module, "states", ())))
 
@@ -94,11 +96,11 @@ class Encoder:
 
     @property
     def gives_nothing(self) -> bool:
-        """Whether the decoder reads nothing of the encoder."""
+        """True if the decoder reads nothing of the encoder."""
         return not self.states and not self._attends
 
     def __call__(self, graph: Graph, source: Any) -> dict[str, Any]:
-        """Adds the encoder over a source ``[n, *shape]``; the decoder's inputs that it gives."""
+        """Add the encoder over a source ``[n, *shape]``; the decoder's inputs that it gives."""
         run = self.stack(graph, source)
         given = self._first_states(graph, run)
         if self._attends and self._memory is not None:
@@ -123,12 +125,14 @@ class Encoder:
         return DefinitionError(f"model {self._model!r}: {text}")
 
     def _shared(self) -> list[str]:
-        """The states that encoder and decoder have of one name."""
+        """Return the states that encoder and decoder have of one name."""
         carried = self.stack.top.ahead.carry.values()
         return [state for state in self._decoder.states if state in carried]
 
     def _default_bridge(self) -> Cell | None:
-        """State to state by name: of several layers a row for each, of two directions side by side."""
+        """Return the decoder's states from the encoder's, by name: of several layers a row for each, of two
+        directions side by side.
+        """
         shared = self._shared()
         lost = [state for state in self.stack.top.ahead.carry.values() if state not in shared]
         missing = [state for state in self._decoder.recurrent if state not in shared] if shared else []
@@ -145,7 +149,10 @@ class Encoder:
         return self._made(Bridge({state: names if len(names) > 1 else names[0] for state, names in layers.items()}))
 
     def _by_layer(self, state: str) -> list[list[str]]:
-        """The names of a state's sources, for each layer. Raises DefinitionError unless they fit the decoder as is."""
+        """Return the names of a state's sources, for each layer.
+
+        Raise DefinitionError unless they fit the decoder as is.
+        """
         layers, directions = self.stack.layers, len(self.stack.top.directions)
         names = [[f"{state}{place}" for place in _places(k, directions)] for k in range(len(layers))]
         spec, wanted = self._last[names[-1][0]].spec, self._decoder.inputs[state]
@@ -160,7 +167,7 @@ class Encoder:
         return names
 
     def _given_bridge(self, bridge: object) -> Cell | None:
-        """The bridge that was asked for, as a cell. Raises DefinitionError unless it fits both sides."""
+        """Return the bridge that was asked for, as a cell. Raise DefinitionError unless it fits both sides."""
         last = {name: state.spec for name, state in self._last.items()}
         if isinstance(bridge, Bridge):
             made = self._made(bridge) if bridge.names else None
@@ -187,7 +194,10 @@ class Encoder:
         return cell(bridge, {name: last[name] for name in bridge.names}, name=f"{self._model} bridge")
 
     def _check_attention(self, memory: str) -> bool:
-        """Whether the decoder attends. Raises DefinitionError if its ragged inputs are not those that there are."""
+        """Return whether the decoder attends.
+
+        Raise DefinitionError if its ragged inputs are not those that there are.
+        """
         decoder, outputs = self._decoder, self.stack.top.ahead.outputs
         wanted = {name: spec for name, spec in decoder.inputs.items() if spec.ragged}
         given = (["memory"] if "memory" in wanted else []) + (["keys"] if self._keys is not None else [])
@@ -217,7 +227,7 @@ class Encoder:
 
 
 def stack_of(model: str, layers: Layers) -> Stack:
-    """The layers of a model. Raises DefinitionError, naming it, for what is none."""
+    """Return the layers of a model. Raise DefinitionError, naming it, for what is none."""
     try:
         return as_stack(layers)
     except DefinitionError as error:
@@ -225,7 +235,10 @@ def stack_of(model: str, layers: Layers) -> Stack:
 
 
 def take(request: object, key: str, others: Collection[str]) -> dict[str, Any]:
-    """A copy of a request that is a dict with this key, and maybe with others. Raises RequestError for another."""
+    """Return a copy of a request that is a dict with this key, and maybe with others.
+
+    Raise RequestError for another.
+    """
     if not isinstance(request, Mapping) or key not in request:
         got = list(request) if isinstance(request, Mapping) else type(request).__name__
         raise RequestError(f"expected a dict with {key!r} as request, got {got}")
@@ -236,12 +249,12 @@ def take(request: object, key: str, others: Collection[str]) -> dict[str, Any]:
 
 
 def _places(layer: int, directions: int) -> list[str]:
-    """The ends of names of a layer's states: ``_l0``, and of two directions ``_l0_reverse``."""
+    """Return the ends of names of a layer's states: ``_l0``, and of two directions ``_l0_reverse``."""
     return [f"_l{layer}", f"_l{layer}_reverse"][:directions]
 
 
 def _last_states(stack: Stack) -> dict[str, _Last]:
-    """The outputs of a stack's last nodes, by their names for bridges."""
+    """Return the outputs of a stack's last nodes, by their names for bridges."""
     found: dict[str, _Last] = {}
     places = [place for k, layer in enumerate(stack.layers) for place in _places(k, len(layer.directions))]
     cells = [made for layer in stack.layers for made in layer.directions]
@@ -251,7 +264,7 @@ def _last_states(stack: Stack) -> dict[str, _Last]:
 
 
 def _hint(state: str = "h") -> str:
-    """How a bridge is given, at the end of an error."""
+    """Return how to pass a bridge, for the end of an error."""
     return f" with a bridge, such as bridge=cellrt.cells.Bridge({ ({state: [f'{state}_l0']}) }, ...)"
 
 

@@ -18,7 +18,7 @@ def _read_int(words: Any, at: int) -> Any:
 
 @nogil
 def _read_marshalled(words: Any, most: int, parents: Any, leaves: Any) -> tuple[int, int]:
-    """Walks through what ``marshalled_tree`` reads; writes parents and leaves where there is room.
+    """Walk through what ``marshalled_tree`` reads; writes parents and leave where there is room.
 
     Returns (nodes, leaves): 0 nodes for anything but such tuples, ``most + 1`` as soon as there are more than ``most``.
     """
@@ -72,14 +72,14 @@ def _read_marshalled(words: Any, most: int, parents: Any, leaves: Any) -> tuple[
 
 @nogil
 def marshalled_tree(words: Any, most: int) -> tuple[Any, Any, int]:
-    """Parents and leaves of nested tuples of integers, from how Python's ``marshal`` writes them (in version 4).
+    """Return the parents and leaves of nested tuples of integers, from the bytes of Python's ``marshal`` (version 4).
 
     A tuple is "(" and its length in 4 bytes, or ")" and its length in one; a small integer "i" and its value in 4
     bytes. What may come again has its highest bit set; where it does come again is "r" and its number, in order.
     Nodes are in the order in which they begin. What is shared is a node each time, so a short text may be a huge tree.
 
-    Returns (parents, leaves, nodes): the first two are empty if there are more than ``most`` nodes, which are then
-    ``most + 1``, and for anything else than nested tuples, an empty tuple among it: then nodes are 0.
+    Return (parents, leaves, nodes). The first two are empty if there are more than ``most`` nodes, which are then
+    ``most + 1``. They are also empty for anything else than nested tuples, such as an empty tuple; nodes are 0 then.
     """
     none = np.empty(0, np.int32)
     size, num_leaves = _read_marshalled(words, most, none, np.empty(0, np.int64))

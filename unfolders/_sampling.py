@@ -1,4 +1,4 @@
-"""What a request to a language model that samples asks for, checked, and as the inputs of the model's cell."""
+"""Checks the sampling parameters of a request to a language model, and turns them into inputs of the model's cell."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class _Number(NamedTuple):
     is_whole: bool = False
 
     def read(self, name: str, given: object) -> float:
-        """The number. Raises RequestError for another."""
+        """Return the number. Raise RequestError for another."""
         number = as_integer(given) if self.is_whole else as_real(given)
         is_low = number is not None and (number <= self.least if self.is_above else number < self.least)
         if number is None or not math.isfinite(number) or is_low or number > self.most:
@@ -69,7 +69,7 @@ EXAMPLE = {
     "seed": 0,
     "logprobs": 0,
 }
-"""All fields, for who finds the form of requests in it."""
+"""An example with all fields, from which the schema of requests is derived."""
 FIELDS = tuple(EXAMPLE)
 
 
@@ -87,9 +87,9 @@ class SamplingRequests:
         self._no_mask = torch.zeros(cell.inputs["mask"].shape, dtype=torch.int32, device="cpu")
 
     def read(self, request: Mapping[str, Any], prompt: int, max_tokens: int) -> tuple[dict[str, Any], int]:
-        """The inputs of the cell by name, and how many of the likeliest tokens are told.
+        """Return the inputs of the cell by name, and how many of the likeliest tokens are told.
 
-        ``prompt``: how many rows the loop's first step reads. Raises RequestError for what is wrong.
+        ``prompt``: how many rows the loop's first step reads. Raise RequestError for what is wrong.
         """
         settings = np.zeros(places.NUM_SETTINGS)
         for name, number in NUMBERS.items():
@@ -135,7 +135,7 @@ class SamplingRequests:
         return found
 
     def _read_mask(self, request: Mapping[str, Any]) -> Tensor | None:
-        """The bits of the tokens that may be chosen; None where all may."""
+        """Return the bits of the tokens that may be chosen; None where all may."""
         given = request.get("allowed_tokens")
         if given is None:
             return None
@@ -162,7 +162,7 @@ class SamplingRequests:
 
 
 def _array_of(given: object) -> np.ndarray[Any, np.dtype[Any]] | None:
-    """What was given as a list of tokens or flags, as numbers; None for what has none."""
+    """Return a list of tokens or flags as an array; None for anything else."""
     if isinstance(given, Tensor):
         return given.detach().cpu().numpy() if given.dtype in (torch.bool, torch.int32, torch.int64) else None
     if not isinstance(given, list | tuple | np.ndarray):
@@ -176,7 +176,7 @@ def _array_of(given: object) -> np.ndarray[Any, np.dtype[Any]] | None:
 
 
 def _filled(like: Tensor, values: list[Any]) -> Tensor:
-    """A copy that begins with these values."""
+    """Return a copy that begins with these values."""
     if not values:
         return like
     made = like.clone()

@@ -1,4 +1,4 @@
-"""What every model of trees does with its cells: checks that they fit, and writes the graph of one tree."""
+"""The part that all models of trees share: checks that the cells fit, and writes the graph of one tree."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class TreeCells:
             raise DefinitionError(f"model {self.model!r}: the leaf and the inner cell have no output in common")
 
     def _check_common(self, reader: Cell, name: str, output: str, spec: RowSpec) -> None:
-        """Raises DefinitionError unless leaf and inner cell have the output that an input reads."""
+        """Raise DefinitionError unless leaf and inner cell have the output that an input reads."""
         for cell in (self.leaf, self.inner):
             if cell.outputs.get(output) != spec:
                 raise DefinitionError(
@@ -71,7 +71,7 @@ class TreeCells:
 
     @cached_property
     def _named_children(self) -> int:
-        """How many children the inner cell names, 0 if it takes any number."""
+        """The number of children that the inner cell names; 0 if it takes any number."""
         return 1 + max((child for _, child in self._of_child.values()), default=-1)
 
     @property
@@ -80,20 +80,20 @@ class TreeCells:
         return self._named_children or 2
 
     def leaf_inputs(self) -> list[str]:
-        """Inputs of the leaf cell that a request gives."""
+        """Return the inputs of the leaf cell that a request gives."""
         return [name for name, spec in self.leaf.inputs.items() if not spec.ragged and name not in self.leaf.carry]
 
     def inner_inputs(self) -> list[str]:
-        """Inputs of the inner cell that a request gives."""
+        """Return the inputs of the inner cell that a request gives."""
         return [name for name in self.inner.inputs if name not in self._of_child]
 
     def zero_rows(self, cell: Cell, names: Sequence[str], count: int) -> dict[str, torch.Tensor]:
-        """Zeros for these inputs."""
+        """Return zeros for these inputs."""
         specs = {name: cell.inputs[name] for name in names}
         return {name: torch.zeros((count, *spec.shape), dtype=spec.dtype, device="cpu") for name, spec in specs.items()}
 
     def only_leaf_input(self) -> tuple[str, RowSpec]:
-        """The one input of the leaf cell. Raises DefinitionError if there is another number of them."""
+        """Return the one input of the leaf cell. Raise DefinitionError if there is another number of them."""
         names = self.leaf_inputs()
         if len(names) != 1:
             raise DefinitionError(
@@ -103,7 +103,7 @@ class TreeCells:
         return names[0], self.leaf.inputs[names[0]]
 
     def token_input(self) -> str:
-        """The one input of the leaf cell, which takes tokens. Raises DefinitionError if it does not."""
+        """Return the one input of the leaf cell, which takes tokens. Raise DefinitionError if it does not."""
         name, spec = self.only_leaf_input()
         if spec != RowSpec((), torch.int64):
             raise DefinitionError(
@@ -113,7 +113,7 @@ class TreeCells:
         return name
 
     def check_inner_needs_nothing(self) -> None:
-        """Raises DefinitionError if the inner cell has inputs besides its children."""
+        """Raise DefinitionError if the inner cell has inputs besides its children."""
         if self.inner_inputs():
             raise DefinitionError(
                 f"model {self.model!r}: inner nodes have no inputs besides their children in these requests, cell "
@@ -123,7 +123,7 @@ class TreeCells:
     def build(
         self, graph: Graph, parents: NDArray[np.int32], leaf_inputs: Mapping[str, Any], inner_inputs: Mapping[str, Any]
     ) -> dict[str, object]:
-        """Writes a tree; returns the model's results. Inputs have one row a leaf (inner node) in order."""
+        """Write a tree; return the model's results. Inputs have one row a leaf (inner node) in order."""
         tree = graph.tree(parents, leaf=self.leaf, inner=self.inner, leaf_inputs=leaf_inputs, inner_inputs=inner_inputs)
         if not self.every_node:
             root: Node = tree
@@ -137,7 +137,7 @@ class TreeCells:
 
 
 def _call_each(graph: Graph, cell: Cell, inputs: Mapping[str, Any], count: int) -> Mapping[str, Sequence[Output]]:
-    """Calls a cell ``count`` times, on one output after the other of each input."""
+    """Call a cell ``count`` times, on one output after the other of each input."""
     if not cell.carry:  # Then the nodes of a chain do not depend on each other.
         chain = graph.chain(cell, **inputs)
         return {name: getattr(chain, name) for name in cell.outputs}

@@ -15,7 +15,7 @@ EXAMPLE = {"source": [0, 0], "max_steps": 1}
 
 
 def embed(name: str, encoder: Cell) -> Unfolder:
-    """A model of sentences: tokens ``[steps]``, at least one -> ``embedding`` ``[hidden]``.
+    """Return a model of sentences: tokens ``[steps]``, at least one -> ``embedding`` ``[hidden]``.
 
     ``encoder`` is a cell as ``cellrt.cells.transformer_stack.sentence_encoder`` makes it.
     """
@@ -29,7 +29,7 @@ def embed(name: str, encoder: Cell) -> Unfolder:
 
 
 def transduce(name: str, cells: EncoderDecoder, *, start: int, max_steps: int) -> Unfolder:
-    """A model from sequences to sequences, greedy.
+    """Return a model from sequences to sequences, greedy.
 
     A request is the source, tokens ``[steps]``, at least one; or a dict of ``source`` and ``max_steps``, the most
     tokens to be made. The tokens made, the end token included, are ``token`` and ``logprob`` ``[steps taken]``.
@@ -40,7 +40,7 @@ def transduce(name: str, cells: EncoderDecoder, *, start: int, max_steps: int) -
         start: the token before the first.
         max_steps: the most tokens that a request makes.
 
-    Raises DefinitionError for more steps than the decoder has positions for.
+    Raise DefinitionError for more steps than the decoder has positions for.
     """
     _check_steps(name, cells.decoder, max_steps)
 
@@ -64,12 +64,12 @@ def transduce_with_beams(
     best: int = 1,
     length_penalty: float = 0.0,
 ) -> Unfolder:
-    """A model from sequences to sequences with beam search, each step of which is one row (``cells/beam.py``).
+    """Return a model from sequences to sequences with beam search, each step of which is one row (``cells/beam.py``).
 
-    Requests are those of ``transduce``. Results, the best sequence first, are those of ``beam_search``: ``tokens``
-    int64 ``[best, max_steps]``, filled up with the end token; ``length`` int64 ``[best]``, tokens with the end token,
-    which one that was cut at ``max_steps`` does not have; and ``score`` float32 ``[best]``, the log-probability under
-    the length penalty, minus infinity if there are fewer sequences.
+    Requests are those of ``transduce``. Results are those of ``beam_search``, the best sequence first. ``tokens`` int64
+    ``[best, max_steps]`` are filled up with the end token. ``length`` int64 ``[best]`` counts tokens with the end
+    token, if the sequence was not cut at ``max_steps``. ``score`` float32 ``[best]`` is the log-probability under the
+    length penalty; minus infinity if there are fewer sequences.
 
     Args:
         name: the model's name.
@@ -79,7 +79,7 @@ def transduce_with_beams(
         max_steps: the most tokens of a sequence.
         beams, best, length_penalty: hypotheses kept, sequences returned, and 0 or Wu et al.'s exponent.
 
-    Raises DefinitionError for sizes that do not fit.
+    Raise DefinitionError for sizes that do not fit.
     """
     search = transformer_beam_step(
         cells.decoder, beams=beams, max_steps=max_steps, best=best, length_penalty=length_penalty
@@ -114,7 +114,7 @@ def _check_steps(name: str, decoder: Cell, max_steps: int) -> None:
 
 
 def _read(graph: Graph, encoder: Cell, request: Any, max_steps: int) -> tuple[GrowingState, int]:
-    """Adds the encoder over a request's source: what it appends, and the most steps that the request may take."""
+    """Add the encoder over a request's source: what it appends, and the most steps that the request may take."""
     given = request if isinstance(request, Mapping) else {"source": request}
     steps = given.get("max_steps", max_steps)
     if given.keys() - {"source", "max_steps"} or "source" not in given or not len(given["source"]):

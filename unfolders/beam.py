@@ -32,13 +32,13 @@ def beam_search(
     keys: Cell | None = None,
     max_batch: int = 128,
 ) -> Unfolder:
-    """A model: an encoder over the source, and a beam search with a decoder, each step of which is one row.
+    """Return a model: an encoder over the source, and a beam search with a decoder, each step of which is one row.
 
     A request is ``{"source": [n, *shape]}``, n >= 1, what the encoder reads (tokens are int64 ``[n]``), and may have
-    ``"max_steps"`` of its own, an int from 1 to that of the model. Results, the best sequence first: ``tokens`` int64
-    ``[best, max_steps]``, filled up with the end token; ``length`` int64 ``[best]``, tokens with the end token, which
-    one that was cut at ``max_steps`` does not have; and ``score`` float32 ``[best]``, the log-probability under the
-    length penalty, minus infinity if there are fewer sequences.
+    ``"max_steps"`` of its own, an int from 1 to that of the model. The best sequence comes first in all results.
+    ``tokens`` int64 ``[best, max_steps]`` are filled up with the end token. ``length`` int64 ``[best]`` counts tokens
+    with the end token, if the sequence was not cut at ``max_steps``. ``score`` float32 ``[best]`` is the
+    log-probability under the length penalty; minus infinity if there are fewer sequences.
 
     Args:
         name: the model's name.
@@ -51,7 +51,7 @@ def beam_search(
         beams, best, length_penalty: hypotheses kept, sequences returned, and 0 or Wu et al.'s exponent.
         max_batch: most requests in a step, which has ``beams`` times as many hypotheses.
 
-    Raises DefinitionError if cells and inputs do not fit, naming the model, the cell, what was expected and what came.
+    Raise DefinitionError if cells and inputs do not fit, naming the model, the cell, what was expected and what came.
     """
     check_max_steps(name, max_steps)
     search = BeamStep(
@@ -93,7 +93,7 @@ def beam_search(
 
 
 def _inputs_of(name: str, decoder: Any, inputs: Mapping[str, object] | None, end: int) -> Mapping[str, object]:
-    """The inputs of the decoder. Raises DefinitionError for what cannot be searched with."""
+    """Return the inputs of the decoder. Raise DefinitionError for what cannot be searched with."""
     if isinstance(decoder, Cell):
         raise DefinitionError(f"model {name!r}: expected the decoder's module, got the cell {decoder.name!r} of it")
     if getattr(decoder, "end_token", NEVER) not in (NEVER, end):

@@ -27,7 +27,7 @@ def complete(
     keep: bool = False,
     results: tuple[str, ...] = ("token", "logprob"),
 ) -> Unfolder:
-    """A model that completes texts: ``engine.register(complete("lm", language_model(...)))``.
+    """Return a model that completes texts: ``engine.register(complete("lm", language_model(...)))``.
 
     A request is a prompt, tokens ``[steps]``, at least one; or a dict of ``prompt`` and ``max_tokens``, the most to be
     made. The tokens made, the end token included, are results ``[steps taken]``.
@@ -57,7 +57,7 @@ def complete(
         keep: whether sessions go on where they were.
         results: outputs of the cell that are results.
 
-    Raises DefinitionError if the cell is no such cell.
+    Raise DefinitionError if the cell is no such cell.
     """
     write, cells = _layered(model) if isinstance(model, LayeredModel) else _plain(name, model, results)
     head = model.head if isinstance(model, LayeredModel) else model
@@ -92,7 +92,10 @@ def _listed(names: Set[str]) -> str:
 
 
 def _plain(name: str, model: Cell, results: tuple[str, ...]) -> tuple[Write, tuple[Cell, ...]]:
-    """How a model of one cell is written, and the cell. Raises DefinitionError for one that says no tokens."""
+    """Return the function that writes a model of one cell, and the cell.
+
+    Raise DefinitionError for a cell that makes no tokens.
+    """
     grown = [key for key, spec in model.inputs.items() if spec.appends]
     rest = model.inputs.keys() - {"token", *grown}
     missing = {"token", "stop", *results} - set(model.outputs)
@@ -111,7 +114,7 @@ def _plain(name: str, model: Cell, results: tuple[str, ...]) -> tuple[Write, tup
 
 
 def _layered(model: LayeredModel) -> tuple[Write, tuple[Cell, ...]]:
-    """How a model of a cell a layer is written, and the cells."""
+    """Return the function that writes a model with a cell for each layer, and the cells."""
     memory = () if model.memory is None else (model.memory,)
 
     def write(graph: Graph, prompt: Any, steps: int, keep: bool, asked: Mapping[str, Any]) -> LoopOfCells:

@@ -29,9 +29,9 @@ class Sentence(NamedTuple):
 
 
 def parse_conllu(text: object) -> Sentence:
-    """Reads one sentence. Comments, ranges of words and empty nodes are read over.
+    """Read one sentence. Comments, ranges of words and empty nodes are read over.
 
-    Raises RequestError with the line (from 1) and column, what was expected there and what was found. That the heads
+    Raise RequestError with the line (from 1) and column, what was expected there and what was found. That the heads
     form a tree is checked only as far as there is one root, and every head a word.
     """
     if not isinstance(text, str):

@@ -2,21 +2,21 @@
 
     functions = dag("functions", cells={"node": child_sum}, outputs=["h"])
 
-A request is a ``networkx.DiGraph`` or ``MultiDiGraph``. A node has an attribute ``cell``, one of the model's names, and
-may have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows (an
-input that is called ``cell`` itself is fed by edges, or begins with zeros). An
-edge has an attribute ``feeds``, which says by name what flows along it, ``{input of its end: output of its start}``.
-Without one it feeds every input of its end that has the name of an output of its start.
+A request is a ``networkx.DiGraph`` or ``MultiDiGraph``. A node has an attribute ``cell``, one of the model's names. It
+may have one for each input of that cell that no edge feeds: a row, a number, or for a ragged input a list of rows. An
+input that is called ``cell`` itself is fed by edges, or begins with zeros. An edge has an attribute ``feeds``, which
+says by name what flows along it, ``{input of its end: output of its start}``. Without one it feeds every input of its
+end that has the name of an output of its start.
 
-An input that is not ragged is fed once; a ragged one takes what all its edges bring, in the order in which they were
-added, with those from one node together (with no edge and no attribute, nothing). Carried inputs that get nothing are
+An input that is not ragged is fed once. A ragged one takes what all its edges bring, in the order in which they were
+added, with those from one node together. With no edge and no attribute it is empty. Carried inputs that get nothing are
 zeros.
 
-The graph's attribute ``results`` is a list of nodes, in any number and order; without it the results are those of the
+The graph's attribute ``results`` is a list of nodes, in any number and order. Without it the results are those of the
 nodes that feed no other, in the order in which they were added.
 
-Nodes of one cell whose ragged inputs have the names of outputs, and no others have, are written in one piece
-(``graph.dag``) where no edge has ``feeds`` and all nodes have the same attributes.
+Nodes are written in one piece (``graph.dag``) if they are of one cell, just its ragged inputs have the names of
+outputs, no edge has ``feeds``, and all nodes have the same attributes.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cellrt import Cell, DefinitionError, Graph, Node, Output, RequestError, Req
 def dag(
     name: str, *, cells: Mapping[str, Cell], outputs: Sequence[str] | None = None, example: nx.DiGraph | None = None
 ) -> Unfolder:
-    """A model over graphs of these cells; see the module for what a request looks like.
+    """Return a model over graphs of these cells; see the module for what a request looks like.
 
     Its results are, by name, outputs of the chosen nodes one below the other: ``[chosen nodes, *shape]``.
 
@@ -45,7 +45,7 @@ def dag(
         example: a request, so that the engine can see which cells come late and put them first; default: a node of the
             first cell.
 
-    Raises DefinitionError if there is no cell, or an output that no cell has.
+    Raise DefinitionError if there is no cell, or an output that no cell has.
     """
     if not cells:
         raise DefinitionError(f"dag {name!r}: expected at least one cell")
@@ -63,7 +63,7 @@ def dag(
 
 
 def _check(request: Any) -> list[Hashable]:
-    """The nodes whose results are asked for. Raises RequestError for what is not a graph with such nodes."""
+    """Return the nodes whose results are asked for. Raise RequestError for what is not a graph with such nodes."""
     if not isinstance(request, nx.DiGraph) or not len(request):
         raise RequestError(f"expected a networkx.DiGraph with at least one node, got {_describe(request)}")
     nodes = request.graph.get("results")
@@ -82,7 +82,7 @@ def _describe(request: object) -> str:
 
 
 def _in_order(request: nx.DiGraph) -> list[Hashable]:
-    """The nodes, each after those that feed it."""
+    """Return the nodes, each after those that feed it."""
     try:
         return list(nx.topological_sort(request))
     except nx.NetworkXUnfeasible:
@@ -91,8 +91,9 @@ def _in_order(request: nx.DiGraph) -> list[Hashable]:
 
 
 def _are_alike(cells: Mapping[str, Cell], request: nx.DiGraph) -> bool:
-    """Whether the nodes are of one cell and given the same inputs, rows as they should be, and the edges feed all those
-    of other nodes. What is wrong with a node is told where it is written by itself."""
+    """Return whether the nodes are of one cell and given the same inputs, rows as they should be, and the edges feed
+    all those of other nodes. What is wrong with a node is told where it is written by itself.
+    """
     attributes = request.nodes.values()
     first = next(iter(attributes))
     cell = cells.get(first.get("cell")) if isinstance(first.get("cell"), str) else None
@@ -113,7 +114,7 @@ def _are_alike(cells: Mapping[str, Cell], request: nx.DiGraph) -> bool:
 
 
 def _is_row(value: object, spec: RowSpec) -> bool:
-    """Whether it is a row of a spec, and no list of many."""
+    """Return whether a value is one row of a spec, and no list of many."""
     if isinstance(value, torch.Tensor):
         return bool(value.shape == spec.shape and value.dtype == spec.dtype)
     if isinstance(value, list | tuple):
@@ -134,7 +135,7 @@ def _write_as_one(
     order: Sequence[Hashable],
     chosen: Collection[Hashable],
 ) -> dict[Hashable, dict[str, Output]]:
-    """Writes nodes that are alike, in a third of the time; returns the outputs of those that are chosen."""
+    """Write nodes that are alike, in a third of the time; return the outputs of those that are chosen."""
     places = {node: place for place, node in enumerate(order)}
     sources: list[int] = []
     offsets = [0]
@@ -163,7 +164,7 @@ def _write_by_node(
     order: Sequence[Hashable],
     chosen: Collection[Hashable],
 ) -> dict[Hashable, dict[str, Output]]:
-    """Writes any nodes; returns the outputs of those that are chosen."""
+    """Write any nodes; return the outputs of those that are chosen."""
     made: dict[Hashable, Node] = {}
     for node in order:
         try:
@@ -182,7 +183,7 @@ def _cell_of(cells: Mapping[str, Cell], attributes: Mapping[str, Any]) -> Cell:
 
 
 def _inputs(cell: Cell, node: Hashable, request: nx.DiGraph, made: Mapping[Hashable, Node]) -> dict[str, Any]:
-    """What a node's attributes and edges give its inputs."""
+    """Return the inputs of a node from its attributes and edges."""
     inputs = {name: value for name, value in request.nodes[node].items() if name != "cell"}
     fed: dict[str, Any] = {}
     for start, edges in request.pred[node].items():
@@ -212,7 +213,7 @@ def _inputs(cell: Cell, node: Hashable, request: nx.DiGraph, made: Mapping[Hasha
 
 
 def _feed(cell: Cell, fed: dict[str, Any], name: str, output: Output) -> None:
-    """Adds what an edge brings to an input."""
+    """Add what an edge brings to an input."""
     if cell.inputs[name].ragged:
         fed.setdefault(name, []).append(output)
     elif name in fed:
@@ -224,7 +225,7 @@ def _feed(cell: Cell, fed: dict[str, Any], name: str, output: Output) -> None:
 def _results(
     chosen: Mapping[Hashable, Mapping[str, Output]], nodes: Sequence[Hashable], outputs: Sequence[str] | None
 ) -> dict[str, list[Output]]:
-    """The outputs of the chosen nodes, one below the other."""
+    """Return the outputs of the chosen nodes, one below the other."""
     first, *others = (chosen[node] for node in dict.fromkeys(nodes))
     common = [key for key in first if all(key in other and other[key].spec == first[key].spec for other in others)]
     names = common if outputs is None else list(outputs)
@@ -235,7 +236,7 @@ def _results(
 
 
 def _example(cells: Mapping[str, Cell]) -> nx.DiGraph:
-    """A node of the first cell, with zeros as inputs; those that are carried have them anyway."""
+    """Return a node of the first cell, with zeros as inputs; those that are carried have them anyway."""
     name, cell = next(iter(cells.items()))
     fixed = {key: spec for key, spec in cell.inputs.items() if not spec.ragged and key not in cell.carry}
     if "cell" in fixed:

@@ -28,7 +28,7 @@ def encoder_decoder(
     keys: Cell | None = None,
     results: Sequence[str] = (),
 ) -> Unfolder:
-    """A model: an encoder over the source, and a decoder that feeds its own tokens back until it says stop.
+    """Return a model: an encoder over the source, and a decoder that feeds its own tokens back until it says stop.
 
     A request is ``{"source": [n, *shape]}``, n >= 1, what the encoder reads (tokens are int64 ``[n]``). It may have
     ``"max_steps"`` of its own, an int from 1 to that of the model, and has the decoder's other inputs by name, such as
@@ -50,7 +50,7 @@ def encoder_decoder(
         results: further outputs of the decoder that are results, each ``[1 to max_steps, *shape]`` by its name: such as
             ``logprob`` and ``logits`` of a decoder made with ``return_logprobs=True`` and ``return_logits=True``.
 
-    Raises DefinitionError if cells do not fit, naming the model, the cell, what was expected and what came.
+    Raise DefinitionError if cells do not fit, naming the model, the cell, what was expected and what came.
     """
     results = [results] if isinstance(results, str) else list(results)
     check_decoder(name, decoder, "stop", results, max_steps, feeds_tokens=True)
@@ -79,7 +79,7 @@ def encoder_decoder(
 def check_decoder(
     name: str, decoder: object, until: str | None, results: Sequence[str], max_steps: int, *, feeds_tokens: bool
 ) -> None:
-    """Raises DefinitionError unless this is a cell with the outputs asked for, which carries its token if it must."""
+    """Raise DefinitionError unless this is a cell with the outputs asked for, which carries its token if it must."""
     if not isinstance(decoder, Cell):
         raise DefinitionError(
             f"model {name!r}: expected a cell as decoder, such as cellrt.cell(module, module.input_specs()), got "
@@ -102,14 +102,14 @@ def check_decoder(
 
 
 def check_max_steps(name: str, max_steps: object) -> None:
-    """Raises DefinitionError unless a sequence may have a step."""
+    """Raise DefinitionError unless a sequence may have a step."""
     most = as_integer(max_steps)
     if most is None or most < 1:
         raise DefinitionError(f"model {name!r}: expected max_steps as an int of at least 1, got {max_steps!r}")
 
 
 def step_limit(limit: object, most: int) -> int:
-    """The most steps of a request's decoder. Raises RequestError if it asks for too many."""
+    """Return the most steps of a request's decoder. Raise RequestError if it asks for too many."""
     number = as_integer(limit)
     if number is None or not 1 <= number <= most:
         raise RequestError(f"max_steps: expected an int from 1 to {most}, got {limit!r}")

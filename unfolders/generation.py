@@ -27,7 +27,8 @@ def generate(
     results: Sequence[str] = ("token",),
     example: Any = None,
 ) -> Unfolder:
-    """A model that decodes: ``engine.register(generate("g2p", decoder, max_steps=20, prompt=encoder, start=2))``.
+    """Return a model that decodes: ``engine.register(generate("g2p", decoder, max_steps=20, prompt=encoder,
+    start=2))``.
 
     A request is a dict of the decoder's inputs by name, each one row; carried ones that it leaves out are zeros. With a
     prompt it has also ``prompt``, the ``[steps, *shape]`` that the prompt's layers read; a request that is no dict is
@@ -47,7 +48,7 @@ def generate(
             decoder made with ``return_logprobs=True`` and ``return_logits=True``.
         example: a request for the check at registration; default: zeros, a prompt of two steps.
 
-    Raises DefinitionError if the prompt does not fit the decoder, naming the model, the cell, what was expected and
+    Raise DefinitionError if the prompt does not fit the decoder, naming the model, the cell, what was expected and
     what came.
     """
     results = [results] if isinstance(results, str) else list(results)
@@ -82,7 +83,7 @@ def generate(
 
 
 def check_prompt(steps: Any) -> None:
-    """Raises RequestError unless there is a last token."""
+    """Raise RequestError unless there is a last token."""
     try:
         num_steps = len(steps)
     except TypeError:
@@ -92,14 +93,14 @@ def check_prompt(steps: Any) -> None:
 
 
 def _key(request: Any) -> object:
-    """What a request's graph depends on, unless its prompt is cut."""
+    """Return the key of a request: the lengths and names that its graph depends on, unless its prompt is cut."""
     if not isinstance(request, Mapping):
         return len(request)
     return len(request[PROMPT]) if PROMPT in request else 0, *request
 
 
 def _encoding(name: str, prompt: Layers, decoder: Cell, bridge: Cell | Bridge | None, start: int | None) -> Encoder:
-    """The layers of a prompt. Raises DefinitionError if the decoder cannot go on where they end."""
+    """Return the layers of a prompt. Raise DefinitionError if the decoder cannot go on where they end."""
     stack = stack_of(name, prompt)
     if start is None and any(layer.reverse is not None for layer in stack.layers):
         raise DefinitionError(

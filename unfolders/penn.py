@@ -26,12 +26,12 @@ class PennTree(NamedTuple):
 
 
 def parse_penn(text: object, *, collapse_unary: bool = False) -> PennTree:
-    """Reads one tree: ``( label word )`` is a leaf, ``( label tree tree ... )`` an inner node; labels may be missing.
+    """Read one tree: ``( label word )`` is a leaf, ``( label tree tree ... )`` an inner node; labels may be missing.
 
     With ``collapse_unary``, an inner node with a single child is left out (the child takes its place, with the label of
     the outermost that has one). Words and labels stay as they are written (``-LRB-`` is not a bracket).
 
-    Raises RequestError with the position (in characters, from 0), what was expected there and what was found.
+    Raise RequestError with the position (in characters, from 0), what was expected there and what was found.
     """
     if not isinstance(text, str):
         raise RequestError(f"expected a string of Penn brackets, got {type(text).__name__}")
@@ -76,12 +76,12 @@ def _wrong(position: int, expected: str, found: str) -> RequestError:
 
 
 def _without_unary(tree: PennTree, num_children: Sequence[int]) -> PennTree:
-    """The tree without inner nodes of a single child."""
+    """Return the tree without inner nodes of a single child."""
     result = PennTree([], [], [])
     places: list[int] = []
-    """For each node its number in the result; for one left out, that of its parent."""
+    """The number of each node in the result; for one left out, that of its parent."""
     labels: list[str] = []
-    """For each node left out the label that its child gets, else none."""
+    """The label that the child of each left-out node gets; none for other nodes."""
     for parent, label, word, count in zip(tree.parents, tree.labels, tree.words, num_children, strict=True):
         above = places[parent] if parent >= 0 else -1
         label = (labels[parent] if parent >= 0 else "") or label

@@ -62,7 +62,7 @@ class Layer:
         return [first.inputs[name] for name in step_inputs(first)]
 
     def __call__(self, graph: Graph, below: tuple[Any, ...], *, keep: bool = False) -> tuple[Chain, ...]:
-        """Adds the layer; ``below`` has what it reads: tensors ``[steps, *shape]``, lists, or steps of chains.
+        """Add the layer; ``below`` has what it reads: tensors ``[steps, *shape]``, lists, or steps of chains.
 
         With ``keep`` it continues from the state of the request's session, which only one direction can.
         """
@@ -91,7 +91,7 @@ class StackRun(NamedTuple):
     top: tuple[Chain, ...]
 
     def states(self, name: str) -> list[Output]:
-        """The output ``name`` of each last node, such as torch's ``h_n``: ``[layers * directions, *shape]``."""
+        """Return the output ``name`` of each last node, such as torch's ``h_n``: ``[layers * directions, *shape]``."""
         return [getattr(node, name) for node in self.last]
 
 
@@ -122,7 +122,7 @@ class Stack:
         return self.layers[-1]
 
     def __call__(self, graph: Graph, steps: Any, *, keep: bool = False) -> StackRun:
-        """Adds the layers over ``steps``: a tensor ``[steps, *shape]``, a list of numbers, or a chain's steps."""
+        """Add the layers over ``steps``: a tensor ``[steps, *shape]``, a list of numbers, or a chain's steps."""
         below: tuple[Any, ...] = (steps,)
         last: list[Node] = []
         chains: tuple[Chain, ...] = ()
@@ -133,7 +133,7 @@ class Stack:
         return StackRun(below, tuple(last), chains)
 
     def output(self, graph: Graph, run: StackRun, name: str | None = None) -> Steps:
-        """An output of the top layer at every step of a run (default its first), as ``output_spec`` says.
+        """Return an output of the top layer at every step of a run (default its first), as ``output_spec`` says.
 
         Of two directions it adds a node a step, which puts both rows side by side.
         """
@@ -144,12 +144,12 @@ class Stack:
         return graph.chain(self._join_of(name), left=sides[0], right=sides[1]).output
 
     def output_spec(self, name: str | None = None) -> RowSpec:
-        """Rows of an output of the top layer (default its first), of two directions side by side."""
+        """Return rows of an output of the top layer (default its first), of two directions side by side."""
         name = _first_name(self.top.ahead) if name is None else name
         return self.top.ahead.outputs[name] if self.top.reverse is None else self._join_of(name).outputs["output"]
 
     def _join_of(self, name: str) -> Cell:
-        """What puts the rows of both directions of the top layer side by side."""
+        """Return the cell that puts the rows of both directions of the top layer side by side."""
         spec = self.top.ahead.outputs[name]
         if spec not in self._joins:
             raise DefinitionError(f"output {name!r} of a stack: {spec} of two directions cannot be put side by side")
@@ -161,7 +161,7 @@ class Stack:
         return {spec: cellrt.cell(cells.Joined(nn.Identity()), {"left": spec, "right": spec}) for spec in specs}
 
     def example(self, steps: int = 2) -> torch.Tensor:
-        """Zeros that the stack can run over."""
+        """Return zeros that the stack can run over."""
         (spec,) = self.layers[0].reads
         return torch.zeros(steps, *spec.shape, dtype=spec.dtype, device="cpu")
 
@@ -174,7 +174,7 @@ def from_torch(
     split_input: bool = False,
     max_batch: int | None = None,
 ) -> Stack:
-    """The layers of a trained torch module; its weights, of any one floating dtype, are copied.
+    """Return the layers of a trained torch module; its weights, of any one floating dtype, are copied.
 
     Args:
         module: any number of layers and directions. Requests have no batch dimension, so ``batch_first`` does not
@@ -185,7 +185,7 @@ def from_torch(
             ``embedding``, of each but the lowest.
         max_batch: most rows of a task, for all cells.
 
-    Raises DefinitionError for another module, for ``proj_size``, and for an embedding of another size.
+    Raise DefinitionError for another module, for ``proj_size``, and for an embedding of another size.
     """
     kinds = next((each for each in (_LSTM, _GRU) if isinstance(module, each.torch)), None)
     if kinds is None:
@@ -202,7 +202,7 @@ def from_torch(
 
 
 def step_inputs(cell: Cell) -> list[str]:
-    """The inputs that are not carried from step to step."""
+    """Return the inputs that are not carried from step to step."""
     return [name for name in cell.inputs if name not in cell.carry]
 
 
@@ -226,11 +226,11 @@ class _Builder:
     def __init__(self, module: Any, kinds: _Kinds, max_batch: int | None) -> None:
         self.module, self.kinds, self.max_batch = module, kinds, max_batch
         self.directions = (False, True) if getattr(module, "bidirectional", False) else (False,)
-        """Whether each runs backwards."""
+        """The directions; each says whether it runs backwards."""
         self.state = cellrt.rows(module.hidden_size, dtype=next(module.parameters()).dtype)
 
     def of_tokens(self, embedding: nn.Embedding, fold: bool) -> Layer:
-        """The lowest layer, on tokens."""
+        """Return the lowest layer, on tokens."""
         made = self.kinds.of_tokens
         parts = [
             made.from_torch(embedding, self.module, fold=fold, layer=0, reverse=reverse) for reverse in self.directions
@@ -238,12 +238,12 @@ class _Builder:
         return Layer(*(self._step(part, {"token": cellrt.rows(dtype=torch.int64)}) for part in parts))
 
     def whole(self, layer: int) -> Layer:
-        """A layer of whole cells."""
+        """Return a layer of whole cells."""
         parts, reads = self._parts(self.kinds.whole, layer), self._reads(layer)
         return Layer(*(self._step(cells.JoinedCell(part) if len(reads) > 1 else part, reads) for part in parts))
 
     def split(self, layer: int) -> Layer:
-        """A layer with its input half apart."""
+        """Return a layer with its input half apart."""
         halves, reads = self._parts(self.kinds.half, layer), self._reads(layer)
         half = halves[0] if len(halves) == 1 else cells.BothInputs(*halves)
         inputs = cellrt.cell(cells.Joined(half) if len(reads) > 1 else half, reads, max_batch=self.max_batch)
@@ -252,7 +252,7 @@ class _Builder:
         return Layer(made[0], made[1] if len(made) > 1 else None, inputs)
 
     def _parts(self, kind: Any, layer: int) -> list[Any]:
-        """The modules of a layer, one for each direction."""
+        """Return the modules of a layer, one for each direction."""
         return [kind.from_torch(self.module, layer=layer, reverse=reverse) for reverse in self.directions]
 
     def _reads(self, layer: int) -> dict[str, RowSpec]:
@@ -261,7 +261,7 @@ class _Builder:
         return dict.fromkeys(("left", "right") if len(self.directions) == 2 else ("x",), self.state)
 
     def _step(self, part: nn.Module, given: dict[str, RowSpec]) -> Cell:
-        """A cell of a module that takes what is ``given`` and its states."""
+        """Return a cell of a module that takes what is ``given`` and its states."""
         states = dict.fromkeys(self.kinds.whole.states, self.state)
         return cellrt.cell(part, {**given, **states}, max_batch=self.max_batch)
 

@@ -19,7 +19,7 @@ def complete_recurrent(
     keep: bool = False,
     results: tuple[str, ...] = ("token", "logprob"),
 ) -> Unfolder:
-    """A model that completes texts, as ``complete``: requests, results and options are the same.
+    """Return a model that completes texts, as ``complete``: requests, results and options are the same.
 
     Args:
         name: the model's name.

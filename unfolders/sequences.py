@@ -19,7 +19,7 @@ def chain(
     keep: bool = False,
     example: Any = None,
 ) -> Unfolder:
-    """A model over sequences: ``engine.register(chain("tagger", nn.LSTM(...), head=tags))``.
+    """Return a model over sequences: ``engine.register(chain("tagger", nn.LSTM(...), head=tags))``.
 
     A request is ``[steps, *shape]``, at least one step: a tensor, or a list of numbers (tokens). Its results, as
     torch's modules give them without a batch dimension:
@@ -37,7 +37,7 @@ def chain(
         keep: each request of a session continues from the state that the one before left (see ``Engine.session``).
         example: a request for the check at registration; default: two steps of zeros.
 
-    Raises DefinitionError if the head does not fit the layers, and for ``keep`` with layers in both directions.
+    Raise DefinitionError if the head does not fit the layers, and for ``keep`` with layers in both directions.
     """
     stack = as_stack(layers)
     directions = len(stack.top.directions)
@@ -74,12 +74,12 @@ def chain(
 
 
 def as_stack(layers: Stack | Cell | nn.Module) -> Stack:
-    """A stack of what was given; see ``chain``."""
+    """Return a stack of what was given; see ``chain``."""
     if isinstance(layers, Stack):
         return layers
     return Stack((Layer(layers),)) if isinstance(layers, Cell) else from_torch(layers)  # type: ignore[arg-type]
 
 
 def _final(stack: Stack, run: StackRun) -> dict[str, object]:
-    """The states after the last steps, by name."""
+    """Return the states after the last steps, by name."""
     return {f"{output}_n": run.states(output) for output in stack.top.ahead.carry.values()}

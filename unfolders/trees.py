@@ -11,8 +11,8 @@ An inner cell reads its children by the names of its inputs, as in ``Graph.tree`
 ``h`` of all children; inputs ``h_left`` and ``h_right``, or ``h_0``, ``h_1``, ..., get that of one child each, and then
 every inner node must have that many children. The output cell reads outputs of a node by their names.
 
-Results are the outputs of the output cell, or without one those that the leaf and the inner cell have in common: of
-the root alone, or with ``every_node`` of all nodes, ``[nodes, *shape]`` in the order that each function names.
+Results are the outputs of the output cell, or without one those that the leaf and the inner cell have in common. They
+are of the root alone, or with ``every_node`` of all nodes: ``[nodes, *shape]`` in the order that each function names.
 """
 
 from __future__ import annotations
@@ -33,12 +33,12 @@ from cellrt.unfolders.penn import parse_penn
 
 
 def tree(name: str, *, leaf: Cell, inner: Cell, output: Cell | None = None, every_node: bool = False) -> Unfolder:
-    """A model whose requests are trees as nested tuples: ``((a, b), c)`` has two inner nodes and three leaves.
+    """Return a model whose requests are trees as nested tuples: ``((a, b), c)`` has two inner nodes and three leaves.
 
     What is not a tuple is a leaf: the row (a tensor, an array or a number) of the one input of the leaf cell. Nodes
     are in the order in which they begin, so the root is the first. Inner nodes have no input but their children.
 
-    Raises DefinitionError if the cells do not fit together.
+    Raise DefinitionError if the cells do not fit together.
     """
     cells = TreeCells(name, leaf, inner, output, every_node)
     cells.check_inner_needs_nothing()
@@ -55,13 +55,14 @@ def tree(name: str, *, leaf: Cell, inner: Cell, output: Cell | None = None, ever
 def parent_tree(
     name: str, *, leaf: Cell, inner: Cell | None = None, output: Cell | None = None, every_node: bool = False
 ) -> Unfolder:
-    """A model whose requests are dicts with ``parents`` ``[nodes]``: the number of each node's parent, -1 for the root.
+    """Return a model whose requests are dicts with ``parents`` ``[nodes]``: the number of each node's parent, -1 for
+    the root.
 
     With ``inner`` left out, the leaf cell serves every node, and the request's ``inputs`` are its inputs by name, with
     one row a node (an array, a tensor or a list). Otherwise ``leaf_inputs`` has one row a leaf and ``inner_inputs`` one
     row an inner node, in the order of ``parents``; each may be left out if its cell needs none.
 
-    Raises DefinitionError if the cells do not fit together.
+    Raise DefinitionError if the cells do not fit together.
     """
     cells = TreeCells(name, leaf, inner or leaf, output, every_node)
     keys = {"parents", "inputs"} if inner is None else {"parents", "leaf_inputs", "inner_inputs"}
@@ -95,7 +96,7 @@ def penn_tree(
     every_node: bool = False,
     collapse_unary: bool = False,
 ) -> Unfolder:
-    """A model whose requests are strings of one tree in Penn brackets: ``(3 (2 lovely) (2 film))``.
+    """Return a model whose requests are strings of one tree in Penn brackets: ``(3 (2 lovely) (2 film))``.
 
     Labels (the Stanford treebank's numbers, the Penn treebank's tags) are read over. Nodes are in the order of their
     opening brackets; a bracket around a word is a leaf.
@@ -105,7 +106,7 @@ def penn_tree(
             the leaf cell.
         collapse_unary: leave out brackets with a single bracket inside, as a binary inner cell needs.
 
-    Raises DefinitionError if the cells do not fit together.
+    Raise DefinitionError if the cells do not fit together.
     """
     cells = TreeCells(name, leaf, inner, output, every_node)
     cells.check_inner_needs_nothing()
@@ -129,7 +130,8 @@ def conllu_tree(
     output: Cell | None = None,
     every_node: bool = False,
 ) -> Unfolder:
-    """A model whose requests are strings of one sentence in CoNLL-U: a dependency tree with a word at every node.
+    """Return a model whose requests are strings of one sentence in CoNLL-U: a dependency tree with a word at every
+    node.
 
     The cell serves all nodes, and reads the children of a node through ragged inputs, in the order of the sentence.
     Nodes are in that order too.
@@ -138,7 +140,7 @@ def conllu_tree(
         vocabulary, unknown: the token of each word (column FORM), and of those that it does not have, for the one
             input (int64) of the cell that is not ragged.
 
-    Raises DefinitionError if the cells do not fit together.
+    Raise DefinitionError if the cells do not fit together.
     """
     cells = TreeCells(name, cell, cell, output, every_node)
     input_name = cells.token_input()
@@ -156,7 +158,7 @@ def conllu_tree(
 
 
 def _flatten(request: Any, most: int) -> tuple[NDArray[np.int32], Sequence[object] | NDArray[np.int64]]:
-    """Parents of the nodes of nested tuples in the order in which they begin, and what the leaves are.
+    """Return the parents of nested tuples' nodes in the order in which these begin, and the leaves.
 
     Stops at more than ``most`` nodes: tuples that share their parts are few objects and yet huge trees.
     """
@@ -197,7 +199,7 @@ _HINTS = {"str": ": map words to numbers first", "list": ": inner nodes are tupl
 
 
 def _stack(rows: Sequence[object] | NDArray[np.int64], spec: RowSpec) -> torch.Tensor | NDArray[Any] | list[object]:
-    """The rows of leaves one below the other; numbers as they are, which any dtype may hold."""
+    """Return the rows of leaves one below the other; numbers as they are, which any dtype may hold."""
     shape = spec.shape
     if isinstance(rows, np.ndarray) and not shape:
         return rows if spec.dtype == torch.int64 else rows.tolist()
@@ -223,13 +225,13 @@ def _stack(rows: Sequence[object] | NDArray[np.int64], spec: RowSpec) -> torch.T
 
 
 def _tensor_of(row: Any) -> torch.Tensor:
-    """An array or a list as a tensor, a list's numbers as float32; whatever torch's defaults are."""
+    """Return an array or a list as a tensor, a list's numbers as float32; whatever torch's defaults are."""
     made = torch.as_tensor(row, device="cpu")
     return made.float() if made.is_floating_point() and not isinstance(row, np.ndarray | np.generic) else made
 
 
 def _as_parents(values: Any) -> NDArray[np.int32]:
-    """Parents as an array; ``Graph.tree`` checks what is in it."""
+    """Return the parents as an array; ``Graph.tree`` checks its values."""
     try:
         array = np.asarray(values)
     except (TypeError, ValueError, RuntimeError):
@@ -243,7 +245,7 @@ def _as_parents(values: Any) -> NDArray[np.int32]:
 
 
 def _split(parents: NDArray[np.int32], inputs: object) -> tuple[dict[str, object], dict[str, object]]:
-    """Inputs with one row a node as those of the leaves and those of the inner nodes."""
+    """Split inputs with one row a node into those of the leaves and those of the inner nodes."""
     if not isinstance(inputs, Mapping):
         raise RequestError(f"expected inputs as a dict, got {type(inputs).__name__}")
     is_inner: NDArray[np.bool_] = np.zeros(parents.size, bool)

@@ -40,7 +40,7 @@ def _common(
         ),
     ] = False,
 ) -> None:
-    """See ``ABOUT``, which is the help."""
+    """Take the options that all commands share. ``ABOUT`` is the help."""
 
 
 for _command in (demo, serve, chat, check, tune, simulate):
@@ -49,7 +49,7 @@ app.add_typer(bench.app, name="bench")
 
 
 def main() -> None:
-    """The entry point of the command ``cellrt``; every option may also come as ``CELLRT_COMMAND_OPTION``."""
+    """Run the command ``cellrt``. Every option may also come from the environment as ``CELLRT_COMMAND_OPTION``."""
     app(auto_envvar_prefix="CELLRT")
 
 

@@ -123,7 +123,7 @@ def bench_serve(
 
 
 def _lines(path: Path | None, request: str | None) -> list[dict[str, object]]:
-    """Requests, each as an object with ``request`` and perhaps ``time_s``."""
+    """Return the requests, each as an object with ``request`` and perhaps ``time_s``."""
     if (path is None) == (request is None):
         raise typer.BadParameter("give either --dataset-path or --request")
     if path is None:

@@ -52,7 +52,7 @@ def chat(
 
 
 def _typed() -> Iterator[str]:
-    """What is typed, line by line, up to the end; empty lines say nothing."""
+    """Yield the typed lines up to the end of input, without empty ones."""
     while True:
         try:
             text = input("> " if sys.stdin.isatty() else "")

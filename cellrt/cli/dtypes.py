@@ -1,4 +1,4 @@
-"""What language models of checkpoints compute in, as an option of commands."""
+"""The dtype of a checkpoint's language model, as an option of commands."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from typing import Annotated
 import typer
 
 ENVIRONMENT = "CELLRT_DTYPE"
-"""Where all processes look that read checkpoints."""
+"""The variable that all processes read that read checkpoints."""
 
 
 class DType(enum.StrEnum):
-    """As of ``cellrt.load``."""
+    """The dtypes that ``cellrt.load`` takes."""
 
     FLOAT32 = "float32"
     BFLOAT16 = "bfloat16"

@@ -33,11 +33,11 @@ class Field(NamedTuple):
 
     @property
     def option(self) -> str:
-        """As a parameter of the command."""
+        """The name of the command's parameter for the field."""
         return f"{self.table}_{self.name}" if self.table else self.name
 
     def parameter(self) -> inspect.Parameter:
-        """As typer takes it."""
+        """Return the field as a parameter that typer understands."""
         names = ["--" + self.option.replace("_", "-")]
         bounds: dict[str, Any] = {}
         if self.type is bool:
@@ -52,8 +52,9 @@ class Field(NamedTuple):
 
 
 def fields_of(record: type[Any], without: tuple[str, ...] = (), table: str = "") -> list[Field]:
-    """The fields of a dataclass whose fields have defaults, and of those within, but for some by the names of their
-    options."""
+    """Return the fields of a dataclass whose fields have defaults, and of those within, but for some by the names of
+    their options.
+    """
     found, types, helps = [], get_type_hints(record), helps_of(record)
     for field in dataclasses.fields(record):
         kind: Any = types[field.name]
@@ -70,7 +71,7 @@ def fields_of(record: type[Any], without: tuple[str, ...] = (), table: str = "")
 
 
 def helps_of(record: type[Any]) -> dict[str, str]:
-    """What the docstring of a class says of its attributes, by name: up to the first full stop or semicolon."""
+    """Return the help of each attribute from a class's docstring: its text up to the first full stop or semicolon."""
     _, _, told = inspect.cleandoc(record.__doc__ or "").partition("Attributes:\n")
     helps = {}
     for names, text in re.findall(r"^    (\w[\w, ]*): (.*(?:\n      +.*)*)", told, re.MULTILINE):
@@ -81,7 +82,7 @@ def helps_of(record: type[Any]) -> dict[str, str]:
 
 
 def made_of(record: type[Any], given: Mapping[str, Any], table: str = "") -> Any:
-    """The record, with what is given by names of options; None: as it has it. Raises what the record raises."""
+    """Return the record, with what is given by names of options; None: as it has it. Raises what the record raises."""
     parts = {}
     for name, kind in get_type_hints(record).items():
         option = f"{table}_{name}" if table else name
@@ -93,7 +94,7 @@ def made_of(record: type[Any], given: Mapping[str, Any], table: str = "") -> Any
 
 
 def with_fields(fields: list[Field], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Has a command take options of fields; it gets them all in the argument of that name."""
+    """Let a command take options of fields; it gets them all in the argument of that name."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)

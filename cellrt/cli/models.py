@@ -15,7 +15,7 @@ MAX_NODES = 65_535
 
 
 def load_model(text: str) -> Unfolder:
-    """A model by import path, file or name. Raises DefinitionError."""
+    """Return a model by import path, file or name. Raise DefinitionError."""
     from cellrt.process.named import source_of
     from cellrt.process.source import ModelSource
 
@@ -23,7 +23,7 @@ def load_model(text: str) -> Unfolder:
 
 
 def read_lines(path: Path) -> dict[str, Any]:
-    """A file of JSON lines: what each says, by the file and its number. Raises DefinitionError."""
+    """Return a file of JSON lines: what each says, by the file and its number. Raise DefinitionError."""
     read: dict[str, Any] = {}
     where = str(path)
     try:
@@ -40,7 +40,7 @@ def read_lines(path: Path) -> dict[str, Any]:
 
 
 def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
-    """So many requests: of a file of JSON lines, again and again, or the model's example. Raises RequestError."""
+    """Return so many requests, of a file of JSON lines again and again, or the model's example. Raise RequestError."""
     if path is None:
         return [model.example] * count
     from cellrt.core.processor import Processor

@@ -17,9 +17,9 @@ from cellrt.cli.shown import check_writable, complaint, console, failing_well
 from cellrt.errors import DefinitionError
 
 if TYPE_CHECKING:
+    from cellrt.planning.capacity import Room
     from cellrt.planning.checking import Report
     from cellrt.planning.profile import Profile
-    from cellrt.planning.room import Room
     from cellrt.planning.simulation import Outcome
 
 MODEL = (
@@ -56,8 +56,11 @@ def check(
     page_bytes: PageOption = None,
     as_json: AsJson = False,
 ) -> None:
-    """Check a model before it is served: whether its example runs, rows of a batch leave each other alone, another
-    process makes the same weights, and its requests can be described to clients; and what a request takes and costs."""
+    """Check a model before it is served: whether its example runs, rows of a batch are independent, another process
+    makes the same weights, and its requests can be described to clients.
+
+    Show what a request takes and costs.
+    """
     with failing_well():
         from cellrt.engine.arena_sizes import ArenaBytes
         from cellrt.planning.checking import check as check_model
@@ -163,7 +166,7 @@ def tune(
 
 
 def _check_places(*files: Path | None) -> None:
-    """Raises DefinitionError or ImportError if files cannot be written, before it takes minutes to find out."""
+    """Raise DefinitionError or ImportError if files cannot be written, before it takes minutes to find out."""
     for path in files:
         if path is not None:
             check_writable(path)

@@ -29,18 +29,20 @@ API_KEY, MODELS = "CELLRT_SERVE_API_KEY", "CELLRT_SERVE_MODELS"
 ORIGINS = ["CELLRT_SERVE_ALLOWED_ORIGIN", "CELLRT_SERVE_ALLOWED_ORIGINS"]
 ENGINE_FIELDS = fields_of(EngineSettings)
 TABLES = {field.table for field in ENGINE_FIELDS if field.table}
-"""Which a file may have."""
+"""The tables that a file may have."""
 SEVERAL = ("models", "api_key", "allowed_origin", "profile")
-"""What may be given several times."""
+"""The options that may be given several times."""
 MAX_LIMIT = 1 << 48
-"""Of what a file limits: no client's request comes near it, and it is a number to every part of a server."""
+"""The most that a file may set a limit to: no client's request comes near it, and every part of a server can hold
+it.
+"""
 NEEDED = (
     "cellrt serve needs more packages: in a clone pip install '.[serve]', for gRPC '.[grpc]', for --spans '.[otel]'"
 )
 
 
 class Spans(enum.StrEnum):
-    """What is told about a request: nothing, its queueing and computation, or each of its tasks too."""
+    """The detail of a request's trace: none, its queueing and computation, or each of its tasks too."""
 
     OFF = "off"
     REQUESTS = "requests"
@@ -48,7 +50,7 @@ class Spans(enum.StrEnum):
 
 
 def _read_config(context: typer.Context, path: Path | None) -> Path | None:
-    """Makes what a TOML file says the defaults of the options of the same names."""
+    """Make what a TOML file says the defaults of the options of the same names."""
     if path is None:
         return None
     try:
@@ -68,7 +70,7 @@ def _read_config(context: typer.Context, path: Path | None) -> Path | None:
 
 
 def _without_tables(path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """What a file says, with the entries of its tables by the names of their options."""
+    """Return the entries of a configuration file with those of its tables under the names of their options."""
     named = {}
     for name, value in given.items():
         if name not in TABLES:
@@ -81,7 +83,7 @@ def _without_tables(path: Path, given: dict[str, Any]) -> dict[str, Any]:
 
 
 def _as_typed(path: Path, name: str, value: object) -> object:
-    """What a file says, as the command line would say it, so that both are read and refused alike."""
+    """Return an entry of a file as the command line would give it, so that both are parsed and refused alike."""
     is_list = name in SEVERAL
     if is_list and not _is_texts(value):
         raise typer.BadParameter(f'{path}: {name}: expected a list of texts, ["..."]', param_hint="--config")
@@ -125,7 +127,7 @@ def _max_batch(profiles: list[Path], num_models: int) -> tuple[dict[str, int], .
 
 
 def workers_of(device: str) -> int | tuple[str, ...] | None:
-    """What an engine takes, from ``cpu``, ``cpu:4``, ``cpu:process,cpu:process`` or ``cuda:0,cuda:1``."""
+    """Return an engine's ``workers`` for ``cpu``, ``cpu:4``, ``cpu:process,cpu:process`` or ``cuda:0,cuda:1``."""
     if numbered := re.fullmatch(r"cpu(?::([1-9]\d*))?", device):
         return int(numbered[1]) if numbered[1] else None
     names = tuple(device.split(","))
@@ -137,7 +139,7 @@ def workers_of(device: str) -> int | tuple[str, ...] | None:
 
 
 def _check_importable(settings: Settings) -> None:
-    """Raises DefinitionError for a file's model where workers are processes: they import the code of its cells."""
+    """Raise DefinitionError for a file's model where workers are processes: they import the code of its cells."""
     files = [source for source in settings.models if source.rpartition(":")[0].endswith(".py")]
     if files and isinstance(settings.workers, tuple) and "cpu:process" in settings.workers:
         raise DefinitionError(f"--device cpu:process: expected models as module:attribute, not of files, got {files}")

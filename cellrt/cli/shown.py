@@ -1,4 +1,4 @@
-"""What the commands show, and how they fail: one line in red on standard error, and exit status 1."""
+"""The output of commands and their failures: one red line on standard error, and exit status 1."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ PIPED_WIDTH = 100  # characters, where the output is not a terminal
 
 
 def console() -> Console:
-    """Standard output."""
+    """Return a console on standard output, of fixed width if that is no terminal."""
     made = Console()
     return made if made.is_terminal else Console(width=PIPED_WIDTH)
 
 
 def complaint(text: str) -> None:
-    """Says what is wrong, on standard error."""
+    """Say what is wrong, on standard error."""
     Console(stderr=True).print(text, style="red", markup=False, highlight=False, soft_wrap=True)
 
 
 def check_writable(path: Path) -> None:
-    """Raises DefinitionError if a file cannot be written, before it takes minutes to find out."""
+    """Raise DefinitionError if a file cannot be written, before it takes minutes to find out."""
     if not path.parent.is_dir():
         raise DefinitionError(f"there is no folder {path.parent} for {path.name}")
     if path.is_dir() or not os.access(path if path.exists() else path.parent, os.W_OK):
@@ -36,7 +36,7 @@ def check_writable(path: Path) -> None:
 
 @contextmanager
 def failing_well() -> Iterator[None]:
-    """Turns what a user can meet into one line and exit status 1."""
+    """Turn what a user can meet into one line and exit status 1."""
     try:
         yield
     except (CellrtError, ImportError, OSError) as error:

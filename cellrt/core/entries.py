@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cellrt.core.completion import completion, lost_worker
 from cellrt.core.pages import suspension
-from cellrt.core.requests import admission, session_state
+from cellrt.core.requests import admission, door, session_state
 from cellrt.core.scheduling import schedule
 from cellrt.core.state.pointers import open_tables, open_template
 from cellrt.native.jit import entry, short_entry
@@ -15,6 +15,8 @@ _finish_many, _copy_results = admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows = completion.result_rows
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
+_join, _leave = door.join, door.leave
+_share_states, _cut_back = session_state.share_states, session_state.cut_back
 _starvation, _suspend = suspension.starvation, suspension.suspend
 
 
@@ -110,8 +112,15 @@ def suspend(at: Rows[int], worker: int) -> bool:
 
 @short_entry
 def complete(at: Rows[int], task_id: int, elapsed_ns: int, notices: Matrix) -> int:
-    """See ``completion.complete``."""
-    return _complete(open_tables(at), task_id, elapsed_ns, notices, 0)
+    """See ``completion.complete`` and ``door.leave``."""
+    t = open_tables(at)
+    return _leave(t, notices, _complete(t, task_id, elapsed_ns, notices, 0), t.settings[0].now_ns)
+
+
+@short_entry
+def join(at: Rows[int]) -> bool:
+    """See ``door.join``."""
+    return _join(open_tables(at))
 
 
 @short_entry
@@ -122,5 +131,18 @@ def cancel(at: Rows[int], request_id: int) -> bool:
 
 @entry
 def lose_worker(at: Rows[int], worker: int, notices: Matrix) -> int:
-    """See ``lost_worker.lose_worker``."""
-    return _lose_worker(open_tables(at), worker, notices)
+    """See ``lost_worker.lose_worker`` and ``door.leave``."""
+    t = open_tables(at)
+    return _leave(t, notices, _lose_worker(t, worker, notices), t.settings[0].now_ns)
+
+
+@short_entry
+def share_states(at: Rows[int], session: int, other: int, count: int) -> bool:
+    """See ``session_state.share_states``."""
+    return _share_states(open_tables(at), session, other, count)
+
+
+@short_entry
+def cut_back(at: Rows[int], session: int, count: int, rows: int) -> bool:
+    """See ``session_state.cut_back``."""
+    return _cut_back(open_tables(at), session, count, rows)

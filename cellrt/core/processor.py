@@ -21,11 +21,14 @@ from cellrt.core.entries import (
     cancel,
     complete,
     copy_results,
+    cut_back,
     drop_states,
     finish_many,
+    join,
     lose_worker,
     result_rows,
     schedule_tasks,
+    share_states,
     starvation,
     suspend,
 )
@@ -169,8 +172,7 @@ class Processor:
         if kind >= tables.MAX_KINDS:
             raise DefinitionError(f"more than {tables.MAX_KINDS} different row shapes and dtypes in one engine")
         first = self.tables.free_rows.size
-        grown = with_more_rows(self.tables, host_rows + self.num_workers * worker_rows)
-        self.tables = self.tables._replace(free_rows=grown)
+        self.tables = with_more_rows(self.tables, host_rows + self.num_workers * worker_rows)
         self.tables.kinds["worker_rows"][kind] = worker_rows
         self.tables.kinds["host_rows"][kind] = host_rows
         self.tables.kinds["is_paged"][kind] = is_paged
@@ -182,6 +184,10 @@ class Processor:
         self._grown.kind_rows.append((worker_rows, host_rows))
         self._room = None
         return kind
+
+    def set_host_rows(self, kind: int, address: int, row_bytes: int) -> None:
+        """Say where the host's rows of a kind are, so that they are filled and read without Python; they stay there."""
+        self.tables.kinds["row_bytes"][kind], self.tables.kinds["host_at"][kind] = row_bytes, address
 
     def add_type(
         self,
@@ -346,6 +352,17 @@ class Processor:
             )
         return ids[:count].tolist(), rows[:count] if rows.ndim == 2 else rows
 
+    @property
+    def has_arrivals(self) -> bool:
+        """Whether something came by the door that no turn has seen; any thread may ask."""
+        door = self._tables.door
+        return bool(door.item(tables.TAKEN) < door.item(tables.SUBMITTED))
+
+    def join(self) -> bool:
+        """Admit what clients handed in by the door, as far as there is room; return whether that is all. See
+        ``core/requests/door.py``."""
+        return bool(join(self._at))
+
     def has_begun(self, request: int) -> bool:
         """Whether a task of a request was submitted."""
         return bool(self._started_ns[request])
@@ -367,6 +384,24 @@ class Processor:
     def drop_states(self, session: int, *, bring: bool = False) -> None:
         """Frees the rows of a session without a live request. It is new then, or its state comes with the next one."""
         drop_states(self._at, session, tables.BRING if bring else 0)
+
+    def copy_session(self, session: int, count: int) -> int | None:
+        """A new session with all ``count`` states of one without a live request; they share its whole pages.
+
+        What is to be copied is in ``views.take_copies``: before anything else is done. None if it cannot be: for want
+        of room, or the session has states that do not grow, or some that come with its next request.
+        """
+        made = self.open_session()
+        if made is not None and not share_states(self._at, session, made, count):
+            self._free_sessions.append(made)
+            return None
+        return made
+
+    def cut_back(self, session: int, count: int, rows: int) -> bool:
+        """Leaves a session without a live request its first rows of ``count`` growing states, all that it has, each of
+        which has as many. As ``copy_session`` says, there may be something to be copied. False if it cannot be in its
+        pages: some states are cut back then."""
+        return bool(cut_back(self._at, session, count, rows))
 
     def close_session(self, session: int) -> None:
         """Ends a session without a live request."""

@@ -1,25 +1,48 @@
-"""What a worker's turn does to the tables: a task that it finished is taken in, and its next tasks are formed.
+"""What a worker's turn does to the tables: a task that it finished is completed and requests leave with their results,
+new requests join, and the worker's next tasks are formed.
 
-Compiled code that runs tasks calls these two itself (``worker/cpu/run_tasks.py``); Python calls them through the
-processor.
+Compiled code that runs tasks calls these itself (``worker/cpu/run_tasks.py``); Python calls them through the processor.
 """
 
 from __future__ import annotations
 
 from cellrt.core.completion import completion
+from cellrt.core.requests import door
 from cellrt.core.scheduling import schedule
-from cellrt.core.state.tables import Tables
+from cellrt.core.state.tables import ANSWERS, SUBMITTED, TAKEN, TOLD, Tables
+from cellrt.native.atomics import load
 from cellrt.native.jit import compiled
 from cellrt.native.row_types import Matrix, Rows
 
 _complete, _schedule = completion.complete, schedule.schedule
+_join, _leave = door.join, door.leave
 
 
 @compiled
 def take_in(t: Tables, task_id: int, busy_ns: int, now_ns: int, notices: Matrix) -> int:
-    """Takes a finished task out; returns the number of notices. See ``completion.complete``."""
+    """Complete a task that is finished, and let requests leave; return the number of notices that are for Python. See
+    ``completion.complete`` and ``door.leave``."""
     t.settings[0].now_ns = now_ns
-    return _complete(t, task_id, busy_ns, notices, 0)
+    return _leave(t, notices, _complete(t, task_id, busy_ns, notices, 0), now_ns)
+
+
+@compiled
+def let_in(t: Tables, now_ns: int) -> bool:
+    """Have requests join; return whether all that were handed in have. See ``door.join``."""
+    t.settings[0].now_ns = now_ns
+    return _join(t)
+
+
+@compiled
+def has_answers(t: Tables) -> bool:
+    """Return whether there are answers that clients were not told of."""
+    return t.door[TOLD] < t.door[ANSWERS]
+
+
+@compiled
+def has_news(t: Tables) -> bool:
+    """Return whether clients have handed in what no turn has seen."""
+    return t.door[TAKEN] < load(t.door, SUBMITTED)
 
 
 @compiled

@@ -1,1 +1,1 @@
-"""What a cell is: its definition, row specs, identity, snapshot of weights, files, checks and compiled form."""
+"""Definition of cells: row specs, identity, snapshot of weights, files, checks and compiled forms."""

@@ -1,7 +1,7 @@
 """The operators that a step's program calls for attention over pages and spans, and their C functions in a library.
 
 It needs nothing of cellrt: the compiler, a process of its own, reads this file by itself. The kernels are called by
-their addresses, which whoever loads the library writes to the variables ``ATTEND`` and ``APPEND``.
+their addresses, which the loader of the library writes to the variables ``ATTEND`` and ``APPEND``.
 
 To the compiler the operators write to nothing, so that it copies no pages. What must come before another is said by
 ``after``: any tensor of which it makes the earlier one first (``traced_pages.py``).
@@ -45,9 +45,9 @@ torch.library.register_fake("cellrt::append_pages", _as_token, lib=_LIBRARY)
 APPEND_AND_ATTEND = torch.ops.cellrt.append_and_attend.default
 """Appends rows of keys and values to pages, then reads: what each query sees, ``[rows, heads, head_dim]``."""
 ATTEND_PAGES = torch.ops.cellrt.attend_pages.default
-"""Only reads. ``bias`` is that of ``Mask``, or a tensor of integers for none."""
+"""The operator that only reads. ``bias`` is that of ``Mask``, or a tensor of integers for none."""
 APPEND_PAGES = torch.ops.cellrt.append_pages.default
-"""Only appends; returns one number that means nothing."""
+"""The operator that only appends; returns one number that means nothing."""
 ATTEND_SPAN = torch.ops.cellrt.attend_span.default
 """Reads the rows of the own node in the batch."""
 MADE_AFTER = torch.ops.cellrt.made_after.default
@@ -279,7 +279,7 @@ AOTITorchError aoti_torch_cpu_made_after(AtenTensorHandle value_of, AtenTensorHa
 
 
 def c_functions() -> dict[Any, list[str]]:
-    """What AOTInductor is to declare for the operators; the last declaration is followed by their definition."""
+    """Return the C declarations that AOTInductor needs for the operators, the last one followed by their definition."""
     declared = {operator: [f"AOTITorchError aoti_torch_cpu_{what}"] for operator, what in _DECLARED.items()}
     declared[MADE_AFTER][0] += f";\n{_DEFINED}"
     return declared

@@ -22,7 +22,7 @@ DTYPES = (*NUMPY_DTYPES, torch.bfloat16)
 
 
 def tensor_of(memory: bytearray | memoryview, dtype: torch.dtype, shape: Sequence[int], begin: int = 0) -> torch.Tensor:
-    """A tensor of this shape in writable memory, from byte ``begin`` on; it shares the memory."""
+    """Return a tensor of this shape in writable memory, from byte ``begin`` on; it shares the memory."""
     if len(shape) == 1 and shape[0]:
         return torch.frombuffer(memory, dtype=dtype, count=shape[0], offset=begin)
     # Made by NumPy: each of torch's steps beyond that gives up the interpreter lock, and it takes long to get it back.
@@ -32,7 +32,7 @@ def tensor_of(memory: bytearray | memoryview, dtype: torch.dtype, shape: Sequenc
 
 
 def as_bits(tensor: torch.Tensor) -> NDArray[Any]:
-    """A CPU tensor as an array that shares its memory; dtypes that NumPy lacks as integers of the same size."""
+    """Return a CPU tensor as an array that shares its memory; dtypes that NumPy lacks as integers of the same size."""
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy()
     try:

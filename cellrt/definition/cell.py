@@ -1,8 +1,8 @@
 """A cell: a batched computation with its weights inside, of which a graph has nodes.
 
-A cell's type is its definition, its weights and the shapes of its rows (BatchMaker section 2.4.2): two models that
-build the same cell from the same weights batch together, and a changed weight makes another type (see
-``identity.py``). The weights are copied when the cell is made, so later training does not reach it (``snapshot.py``).
+A cell's type is its definition, its weights and the shapes of its rows (BatchMaker section 2.4.2). Two models that
+build the same cell from the same weights batch together. A changed weight makes another type (see ``identity.py``). The
+weights are copied when the cell is made, so later training does not reach it (``snapshot.py``).
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class Outputs(Protocol):
 
 
 class GraphUnderConstruction(Protocol):
-    """What takes a cell's calls: the graph that an unfolder is building."""
+    """The interface of a graph under construction, which takes the cell's calls."""
 
     def call(self, cell: Cell, /, **inputs: object) -> Outputs:
-        """Adds a node."""
+        """Add a node."""
 
 
 CURRENT_GRAPH: ContextVar[GraphUnderConstruction] = ContextVar("cellrt_current_graph")
@@ -67,7 +67,7 @@ class Cell(Computation):
     ) -> None:
         super().__init__(module, by_name, declaration, written)
         self.why_no_form = ""
-        """Why the compiled form that its module has is not used."""
+        """The reason why the module's compiled form is not used; empty if it is, or if there is none."""
         self.identity, self._identity = identity.digest, identity
 
     def __repr__(self) -> str:
@@ -76,11 +76,11 @@ class Cell(Computation):
         return f"Cell({self.name!r}, ({inputs}) -> ({outputs}), {self.identity[:8]})"
 
     def __getstate__(self) -> dict[str, Any]:
-        """For copies, which find a compiled form of their own: this one's constants are addresses."""
+        """Return the state for copies, which find a compiled form of their own: this one's constants are addresses."""
         return {name: value for name, value in vars(self).items() if name != "compiled_form"}
 
     def __call__(self, /, *unnamed: object, **inputs: object) -> Outputs:
-        """Adds a node to the graph that is being unfolded: see ``Graph.call``. Inputs go by their names alone."""
+        """Add a node to the graph that is being unfolded: see ``Graph.call``. Inputs go by their names alone."""
         if unnamed:
             raise RequestError(
                 f"cell {self.name!r}: inputs go by name: {', '.join(f'{name}=' for name in self.inputs)}"
@@ -91,10 +91,11 @@ class Cell(Computation):
         return graph.call(self, **inputs)
 
     def run(self, *inputs: CellInput, **named: CellInput) -> list[torch.Tensor]:
-        """Runs one step on tensors, here and now: takes inputs ``[rows, *shape]`` in order or by name, returns outputs
-        ``[rows, *shape]`` in order.
+        """Run one step on tensors, here and now.
 
-        Raises RequestError if they do not fit the cell's specs, and whatever the cell raises.
+        Inputs are ``[rows, *shape]``, in order or by name. Return outputs ``[rows, *shape]`` in order.
+
+        Raise RequestError if they do not fit the cell's specs, and whatever the cell raises.
         """
         if torch.compiler.is_compiling() or (not named and fit(self, inputs)):
             return self.run_step(*inputs)
@@ -107,7 +108,7 @@ class Cell(Computation):
 
     @cached_property
     def compiled_form(self) -> CompiledForm | None:
-        """What runs the cell on a CPU without Python, if its module has such a form: see ``compiled_form.py``.
+        """The form that runs the cell on a CPU without Python, if its module has one: see ``compiled_form.py``.
 
         None too, with a line in the log, if on random rows it does not give what the module gives.
         """
@@ -121,7 +122,7 @@ class Cell(Computation):
         return form
 
     def check_row_wise(self) -> list[str]:
-        """Runs the cell on a few random rows together and one by one; returns the outputs that differ, with a warning
+        """Run the cell on a few random rows together and one by one; return the outputs that differ, with a warning
         that says beside which rows, and by which input.
 
         ``Engine.register`` does so for each new cell, and refuses one with such outputs unless it was made with
@@ -130,9 +131,9 @@ class Cell(Computation):
         return warn_unless_row_wise(self, depth=2)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the cell as files into a folder, so that a process without its Python class can serve it.
+        """Write the cell as files into a folder, so that a process without its Python class can serve it.
 
-        ``file.py`` says what they are. Raises DefinitionError if its code cannot be exported: if it decides by the
+        ``file.py`` says what they are. Raise DefinitionError if its code cannot be exported: if it decides by the
         values of tensors or by the number of rows, or calls something that torch cannot trace.
         """
         save_cell(self, self._identity, folder)

@@ -1,8 +1,8 @@
 """Rows to try a cell with, some beside others: alike, of opposite signs, and of very different scales.
 
-A cell may treat rows alike that are alike: an ``if`` on a batch then goes the same way, and one scale for a batch, as
-dynamic quantization takes, is nearly the scale of each row. So rows are also tried beside others that are much larger,
-much smaller or zeros, and in batches of several sizes.
+A cell that mixes rows may treat equal rows equally. An ``if`` on a batch then goes the same way, and one scale for a
+batch, as in dynamic quantization, is nearly the scale of each row. So rows are also tried beside others that are much
+larger, much smaller or zeros, and in batches of several sizes.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MODERATE = 100.0
 """The largest scale of halves, so that float16 does not run over."""
 HALVES = (torch.float16, torch.bfloat16)
 NUDGES = (-2, 3)
-"""By how many units in the last place a number is moved: from the first to below the second."""
+"""The units in the last place by which a number is moved: from the first to below the second."""
 
 
 class Company(NamedTuple):
@@ -54,7 +54,9 @@ COMPANIES = (
 def draw(
     company: Company, specs: Sequence[RowSpec], rows: int, has_ones: bool, generator: torch.Generator
 ) -> list[CellInput]:
-    """So many rows for each spec: random normal numbers, scaled; integers and bools are zeros, or zeros and ones."""
+    """Return ``rows`` rows for each spec: random normal numbers, scaled; integers and bools are zeros, or zeros and
+    ones.
+    """
     inputs = random_inputs(specs, rows, generator)
     if company.are_opposed:
         inputs = [_opposed(value) for value in inputs]
@@ -64,12 +66,15 @@ def draw(
 
 
 def most_rows(company: Company, specs: Sequence[RowSpec], max_batch: int) -> int:
-    """How many rows of a company a cell is tried with: of one with pages, no more than have one of their own."""
+    """Return the number of rows that a cell is tried with.
+
+    A cell with pages gets no more rows than there are pages of their own.
+    """
     return min(company.rows, max_batch, NUM_PAGES if any(spec.has_nodes for spec in specs) else company.rows)
 
 
 def row_of(value: CellInput, row: int) -> CellInput:
-    """One row of an input, or one node of a ragged one."""
+    """Return one row of an input, or one node of a ragged one."""
     if isinstance(value, PagedRows | Spans):
         return value.take([row])
     if not isinstance(value, RaggedRows):
@@ -79,7 +84,7 @@ def row_of(value: CellInput, row: int) -> CellInput:
 
 
 def lone_row_of(value: CellInput, row: int) -> CellInput:
-    """The same, where pages of other nodes have zeros."""
+    """Return one row as ``row_of`` does, with zeros in the pages of other nodes."""
     made = row_of(value, row)
     if not isinstance(made, PagedRows):
         return made
@@ -89,7 +94,7 @@ def lone_row_of(value: CellInput, row: int) -> CellInput:
 
 
 def repeated(value: CellInput, row: int, count: int) -> CellInput:
-    """So many times one row of an input, which spans have anyway."""
+    """Return one row of an input ``count`` times; spans stay as they are."""
     if isinstance(value, Spans):
         return value
     if isinstance(value, PagedRows):
@@ -103,7 +108,7 @@ def repeated(value: CellInput, row: int, count: int) -> CellInput:
 
 
 def nudged(value: CellInput, generator: torch.Generator) -> CellInput:
-    """The same, with each number moved by a few units in its last place."""
+    """Return an input with each number moved by a few units in its last place."""
     if isinstance(value, Spans):
         return value
     if isinstance(value, PagedRows):
@@ -122,7 +127,7 @@ def _nudged(values: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 def _scaled(value: CellInput, scales: torch.Tensor) -> CellInput:
-    """An input whose rows, or the rows of whose nodes, are multiplied."""
+    """Return an input whose rows, or the rows of whose nodes, are multiplied."""
     if isinstance(value, Spans):
         return value
     if isinstance(value, PagedRows):
@@ -159,7 +164,7 @@ def _opposed_rows(rows: torch.Tensor, numbers: torch.Tensor) -> torch.Tensor:
 
 
 def _with_ones(value: CellInput) -> CellInput:
-    """Integers and bools that are one in every other row."""
+    """Return integers and bools that are one in every other row."""
     if isinstance(value, PagedRows | Spans):
         return value
     rows = value.values if isinstance(value, RaggedRows) else value

@@ -70,18 +70,21 @@ HAND_WRITTEN_VARIABLE = "CELLRT_HAND_WRITTEN"
 
 
 def uses_hand_written(setting: str) -> bool:
-    """Whether the variable's value says so. Raises DefinitionError for another one than ``on`` and ``off``."""
+    """Return whether the variable's value says so. Raise DefinitionError for another one than ``on`` and ``off``."""
     if setting not in ("on", "off"):
         raise DefinitionError(f"{HAND_WRITTEN_VARIABLE} must be 'on' or 'off', got {setting!r}")
     return setting == "on"
 
 
 USES_HAND_WRITTEN = uses_hand_written(os.environ.get(HAND_WRITTEN_VARIABLE, "on"))
-"""In this process, from its beginning. Otherwise no module's ``compiled_form`` is asked, and the ready-made cells
-compute in plain torch: so one can measure what their kernels are worth."""
+"""True if this process uses compiled forms that are written by hand.
+
+If not, no module's ``compiled_form`` is asked, and ready-made cells compute in plain torch. So the worth of their
+kernels can be measured.
+"""
 
 DONE, REFUSED = 0, 1
-"""What a task function returns."""
+"""The return values of a task function."""
 _SIGNATURE = numba.int64(numba.int64, numba.int64)
 
 
@@ -96,9 +99,9 @@ class TaskFunction:
     - from ``FIRST_INPUT`` on: the address of each input, of each output, and then for each input that of its int64
       offsets ``[positions + 1]`` if it is ragged.
 
-    Inputs and outputs are contiguous rows, packed step by step: ``[positions, *shape]``. Only state, which is what has
-    the same name and rows among inputs and outputs, has as an input the ``[batch_sizes[0], *shape]`` rows before the
-    first step; after it, each step reads what the step before wrote to the output.
+    Inputs and outputs are contiguous rows, packed step by step: ``[positions, *shape]``. State has the same name and
+    rows among inputs and outputs. As an input it is the ``[batch_sizes[0], *shape]`` rows before the first step.
+    After that, each step reads what the step before wrote to the output.
 
     It must write every row of every output unless it refuses, and must not write to an input, which may be where others
     read. Where it cannot go on (a token that does not exist), it returns REFUSED, and the task runs through the module,
@@ -115,7 +118,7 @@ class TaskFunction:
 
     @property
     def address(self) -> int:
-        """Where the C function lies."""
+        """The address of the C function."""
         address: int = self._compiled.address
         return address
 
@@ -129,12 +132,12 @@ class TaskFunction:
 
 
 class CompiledForm(NamedTuple):
-    """What a module's method ``compiled_form`` returns.
+    """A function without Python that computes the same as a module: the result of the method ``compiled_form``.
 
     It is asked once, when the cell is first registered with CPU workers, of the cell's own copy of the module. It is
-    used only if inputs and outputs are those of the cell, and what they have in common is just what the cell carries;
-    and not for a module with hooks, or for a subclass, which may compute something else (it may name the method anew:
-    ``compiled_form = Base.compiled_form``).
+    used only if inputs and outputs are those of the cell, and the names in both are just what the cell carries. It is
+    not used for a module with hooks, nor for a subclass, which may compute something else. A subclass may name the
+    method again: ``compiled_form = Base.compiled_form``.
 
     Attributes:
         function: what runs.
@@ -154,15 +157,18 @@ class CompiledForm(NamedTuple):
     is_batch_invariant: bool = False
 
     def run(self, num_rows: int, inputs: Mapping[str, CellInput]) -> dict[str, torch.Tensor] | None:
-        """One step on contiguous CPU tensors with these rows; None if the function refuses.
+        """Run one step on contiguous CPU tensors with these rows; None if the function refuses.
 
-        Raises DefinitionError for other inputs than the form reads.
+        Raise DefinitionError for other inputs than the form reads.
         """
         call, outputs = self.bind(num_rows, inputs)
         return outputs if call() == DONE else None
 
     def bind(self, num_rows: int, inputs: Mapping[str, CellInput]) -> tuple[Callable[[], int], dict[str, torch.Tensor]]:
-        """As ``run``, to be called any number of times: a call that returns DONE or REFUSED, and what it writes to."""
+        """Return a call that can be repeated and returns DONE or REFUSED, and the tensors that it writes to.
+
+        The arguments are as of ``run``.
+        """
         check_inputs(self.inputs, num_rows, inputs)
         sizes = np.array([num_rows])
         given, offsets = [], []
@@ -188,28 +194,28 @@ class CompiledForm(NamedTuple):
 
 @nogil_part
 def array_at(address, shape, dtype):  # type: ignore[no-untyped-def]
-    """For task functions: the array of this shape and NumPy dtype at an address."""
+    """Return the array of this shape and NumPy dtype at an address; for task functions."""
     return carray(as_pointer(address), shape, dtype)
 
 
 @nogil_part
 def port_address(task, port):  # type: ignore[no-untyped-def]
-    """For task functions: where an input lies, or, after all inputs, an output."""
+    """Return the address of an input or, after all inputs, of an output; for task functions."""
     return read_word(task, FIRST_INPUT + port)
 
 
 @nogil_part
 def batch_sizes(task):  # type: ignore[no-untyped-def]
-    """For task functions: the number of rows of each step, int64 ``[steps]``."""
+    """Return the number of rows of each step, int64 ``[steps]``; for task functions."""
     return carray(as_pointer(read_word(task, BATCH_SIZES)), read_word(task, STEPS), np.int64)
 
 
 def find_compiled_form(
     module: object, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], carry: Mapping[str, str]
 ) -> CompiledForm | None:
-    """The compiled form of a cell's module if it has one that does just what the cell does; compiles it.
+    """Return the compiled form of a cell's module if it has one that does just what the cell does; compile it.
 
-    Raises DefinitionError if the module's ``compiled_form`` raises.
+    Raise DefinitionError if the module's ``compiled_form`` raises.
     """
     if numba.config.DISABLE_JIT or not USES_HAND_WRITTEN:
         return None
@@ -237,7 +243,7 @@ def find_compiled_form(
 
 
 def is_changed(module: object, method: str) -> bool:
-    """Whether a module may compute something else than the class whose method stands for its ``forward``.
+    """Return whether a module may compute something else than the class whose method stands for its ``forward``.
 
     So for a subclass, which may have changed anything (it may name the method anew), for a parametrized module, and
     for hooks.

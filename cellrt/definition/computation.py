@@ -22,7 +22,7 @@ from cellrt.errors import CellError
 
 
 class Computation:
-    """What a cell computes.
+    """The computation of a cell: its module and its declaration.
 
     Attributes:
         module: a module or function of its own (a snapshot).
@@ -59,22 +59,24 @@ class Computation:
 
     @property
     def has_steps(self) -> bool:
-        """Whether the module has a steps-first form for runs."""
+        """True if the module has a steps-first form for runs."""
         return self._steps is not None
 
     def replica(self) -> Self:
-        """The same with a module for one thread, whose weights are these: see ``replica_of``."""
+        """Return this computation for one thread: with a replica of the module that shares its weights
+        (``replica_of``).
+        """
         return self.with_module(replica_of(self.module))
 
     def with_module(self, module: Callable[..., Any]) -> Self:
-        """The same with a copy of its module."""
+        """Return this computation with another module in place of its own."""
         made = copy.copy(self)
         made.module, made._steps = module, steps_of(module)
         made._takes_order = not made.by_name or takes_order(module, list(made.inputs))
         return made
 
     def run_step(self, *inputs: CellInput) -> list[torch.Tensor]:
-        """Runs one step: takes inputs ``[rows, *shape]`` and returns outputs ``[rows, *shape]``, both in order.
+        """Run one step: takes inputs ``[rows, *shape]`` and return outputs ``[rows, *shape]``, both in order.
 
         It never looks at what it is given: the runtime's inputs are what they should be.
         """
@@ -84,27 +86,31 @@ class Computation:
         return self._in_order(self.module(**dict(zip(self.inputs, given, strict=True))))
 
     def run_padded(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-        """As ``run_step``, padded with zero rows to the next supported batch size if there are such sizes."""
+        """Run one step as ``run_step`` does, padded with zero rows to the next supported batch size if there are such
+        sizes.
+        """
         if not self.batch_sizes:
             return self.run_step(*inputs)
         padded = self.padded(inputs)
         return cut(self.run_step(*padded), count_rows(padded[0]), count_rows(inputs[0]))
 
     def padded(self, inputs: Sequence[CellInput]) -> Sequence[CellInput]:
-        """The inputs, with zero rows up to the next supported batch size if there are such sizes."""
+        """Return the inputs, with zero rows up to the next supported batch size if there are such sizes."""
         rows = count_rows(inputs[0])
         size = next((size for size in self.batch_sizes if size >= rows), rows)
         return inputs if size == rows else [_with_zeros(value, size - rows) for value in inputs]
 
     def run_watched(self, inputs: Sequence[CellInput], batch_sizes: list[int] | None = None) -> list[torch.Tensor]:
-        """As ``run_step`` or ``run_steps``, on tensors made outside inference; notes which of them are written to."""
+        """Run as ``run_step`` or ``run_steps`` does, on tensors made outside inference, and note which are written
+        to.
+        """
         watch = InputWatch(dict(zip(self.inputs, inputs, strict=True)))
         outputs = self.run_step(*inputs) if batch_sizes is None else self.run_steps(batch_sizes, *inputs)
         self.written |= watch.written()
         return outputs
 
     def run_steps(self, batch_sizes: list[int], *inputs: CellInput) -> list[torch.Tensor]:
-        """Runs ``len(batch_sizes)`` successive steps; step s has the first ``batch_sizes[s]`` rows (never growing).
+        """Run ``len(batch_sizes)`` successive steps; step s has the first ``batch_sizes[s]`` rows (never growing).
 
         Carried inputs are ``[batch_sizes[0], *shape]``, the others and all outputs are packed by step,
         ``[sum(batch_sizes), *shape]``. Uses the module's ``steps`` if it has one, else its plain form step by step.
@@ -129,17 +135,17 @@ class Computation:
         return [torch.cat(values) for values in zip(*collected)]
 
     def example_inputs(self, rows: int, device: str = "cpu") -> list[CellInput]:
-        """Zero inputs of ``rows`` rows; a ragged input has two rows a node."""
+        """Return zero inputs of ``rows`` rows; a ragged input has two rows a node."""
         return zero_inputs(self.inputs.values(), rows, device)
 
     def check_outputs(self, outputs: Sequence[torch.Tensor], rows: int) -> None:
-        """Raises CellError if the module returned other shapes or dtypes than it declared."""
+        """Raise CellError if the module returned other shapes or dtypes than it declared."""
         for (name, spec), value in zip(self.outputs.items(), outputs, strict=True):
             if tuple(value.shape) != (rows, *spec.shape) or value.dtype != spec.dtype:
                 raise CellError(f"cell {self.name!r}, output {name!r}: {_other_rows(rows, spec, value)}")
 
     def guarded(self, function: Callable[..., object]) -> Callable[..., object]:
-        """A function that takes what the module takes, given copies of the inputs that the module writes to."""
+        """Return a function that takes what the module takes, given copies of the inputs that the module writes to."""
         written = [place for place, name in enumerate(self.inputs) if name in self.written]
 
         def call_with_copies(*args: CellInput, **kwargs: CellInput) -> object:
@@ -151,11 +157,11 @@ class Computation:
         return call_with_copies if written else function
 
     def _with_copies(self, inputs: Sequence[CellInput]) -> list[CellInput]:
-        """The inputs, with copies of those that the module writes to."""
+        """Return the inputs, with copies of those that the module writes to."""
         return [copy_input(value) if name in self.written else value for name, value in zip(self.inputs, inputs)]
 
     def _in_order(self, result: object) -> list[torch.Tensor]:
-        """The outputs in the declared order. Raises CellError if they are others than declared."""
+        """Return the outputs in the declared order. Raise CellError if they are others than declared."""
         if type(result) is dict and len(result) == len(self.outputs):  # as of most cells
             values: list[torch.Tensor] = []
             for name in self.outputs:
@@ -172,13 +178,16 @@ class Computation:
 
 
 def call(module: Callable[..., Any], names: Iterable[str], inputs: Sequence[CellInput], by_name: bool) -> object:
-    """Calls a module on inputs in order."""
+    """Call a module on inputs in order."""
     return module(**dict(zip(names, inputs, strict=True))) if by_name else module(*inputs)
 
 
 def takes_order(module: Callable[..., Any], names: list[str]) -> bool:
-    """Whether inputs that go by name may as well go in order, which takes half a microsecond less at each step: to a
-    plain function of which these are the first parameters, or a module with such a ``forward`` and no hooks."""
+    """Return whether inputs that go by name may go in order, which saves half a microsecond a step.
+
+    It is so for a plain function of which these are the first parameters, and for a module with such a ``forward`` and
+    no hooks.
+    """
     function, first = module, 0
     if isinstance(module, nn.Module):
         if type(module).__call__ is not nn.Module.__call__ or any(vars(module)[hooks] for hooks in HOOKS):
@@ -192,16 +201,19 @@ def takes_order(module: Callable[..., Any], names: list[str]) -> bool:
 def _following(
     inputs: Iterable[str], places: Mapping[str, int], carry: Mapping[str, str]
 ) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
-    """What picks the inputs of a step, in order, out of those that are not carried and what the step before made."""
+    """Return a function that picks the inputs of a step, in order.
+
+    It takes the inputs that are not carried, followed by the outputs of the step before.
+    """
     others = [name for name in inputs if name not in carry]
     picked = [len(others) + places[carry[name]] if name in carry else others.index(name) for name in inputs]
     return itemgetter(*picked) if len(picked) > 1 else itemgetter(slice(picked[0], picked[0] + 1))
 
 
 def named_outputs(result: object) -> dict[str, torch.Tensor]:
-    """Outputs by name: a NamedTuple's fields, a dict's keys, "output" for one tensor, "output0".. for a plain tuple.
+    """Return outputs by name: a NamedTuple's fields, a dict's keys, "output" or "output0".. for a plain tuple.
 
-    Raises CellError if it is something else.
+    Raise CellError if the result is something else. A single tensor is "output".
     """
     if isinstance(result, torch.Tensor):
         return {"output": result}
@@ -218,19 +230,19 @@ def named_outputs(result: object) -> dict[str, torch.Tensor]:
 
 
 def cut(outputs: list[torch.Tensor], padded: int, rows: int) -> list[torch.Tensor]:
-    """The first ``rows`` of outputs of ``padded`` rows; a wrong output stays as it is."""
+    """Return the first ``rows`` of outputs of ``padded`` rows; a wrong output stays as it is."""
     return [output[:rows] if output.shape[:1] == (padded,) else output for output in outputs]
 
 
 def count_rows(value: CellInput) -> int:
-    """The number of rows (of a ragged input: of nodes)."""
+    """Return the number of rows (of a ragged input: of nodes)."""
     if isinstance(value, PagedRows | Spans):
         return value.positions.shape[0]
     return value.offsets.shape[0] - 1 if isinstance(value, RaggedRows) else value.shape[0]
 
 
 def steps_of(module: Callable[..., Any]) -> Callable[..., Any] | None:
-    """A module's method ``steps``, if it has one and that computes what the module does.
+    """Return a module's method ``steps``, if it has one and that computes what the module does.
 
     It is not asked where a subclass changes a method of the class that has it, such as ``forward``, where an object has
     a ``forward`` of its own, or hooks.
@@ -252,14 +264,14 @@ def steps_of(module: Callable[..., Any]) -> Callable[..., Any] | None:
 
 
 def _is_changed_by(kind: type, name: str) -> bool:
-    """Whether a class has its own of what the classes above it have, beside what makes and shows an object."""
+    """Return whether a class has its own of what the classes above it have, beside what makes and shows an object."""
     if name.startswith("__") and name != "__call__":
         return False
     return name != "extra_repr" and any(name in vars(base) for base in kind.__mro__[1:])
 
 
 def _with_zeros(value: CellInput, count: int) -> CellInput:
-    """An input with so many more rows of zeros; of a ragged input, nodes without rows."""
+    """Return an input with so many more rows of zeros; of a ragged input, nodes without rows."""
     if isinstance(value, RaggedRows):
         return RaggedRows(value.values, torch.cat([value.offsets, value.offsets[-1:].expand(count)]))
     if isinstance(value, PagedRows | Spans):
@@ -268,7 +280,7 @@ def _with_zeros(value: CellInput, count: int) -> CellInput:
 
 
 def _by_step(value: CellInput, sizes: list[int]) -> Sequence[CellInput]:
-    """The rows of each step of an input that is packed by step."""
+    """Return the rows of each step of an input that is packed by step."""
     if isinstance(value, PagedRows | Spans):
         raise TypeError("a cell with spans has no runs")
     if not isinstance(value, RaggedRows):
@@ -282,7 +294,7 @@ def _by_step(value: CellInput, sizes: list[int]) -> Sequence[CellInput]:
 
 
 def _other_rows(rows: int, spec: RowSpec, value: torch.Tensor) -> str:
-    """Says which rows were expected of a cell and which came, and what may be wrong."""
+    """Say which rows were expected of a cell and which came, and what may be wrong."""
     expected = RowSpec((rows, *spec.shape), spec.dtype)
     told = f"expected {expected} ({rows} row{'' if rows == 1 else 's'} of {spec}), got {describe(value)}"
     if tuple(value.shape) == spec.shape:

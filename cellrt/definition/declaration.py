@@ -1,4 +1,4 @@
-"""What is said of a cell beside its module, and the checks of it, where a cell is defined and where one is loaded."""
+"""The declaration of a cell beside its module, and its checks, both for cells that are defined and that are loaded."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ RESERVED_OUTPUTS = frozenset({"last"})
 
 
 class BatchSizes(NamedTuple):
-    """How many rows a task of a cell may have.
+    """The numbers of rows that a task of a cell may have.
 
     Attributes:
         largest: the most.
@@ -37,7 +37,7 @@ class BatchSizes(NamedTuple):
 
 @dataclass(frozen=True)
 class Declaration:
-    """What is said of a cell beside its module: see ``cellrt.cell`` for each field. Every field has been checked."""
+    """The declaration of a cell beside its module: see ``cellrt.cell`` for each field. Every field has been checked."""
 
     name: str
     inputs: Mapping[str, RowSpec]
@@ -49,7 +49,7 @@ class Declaration:
     row_wise: bool = True
 
     def of_identity(self) -> list[object]:
-        """What of it makes another cell type; the rest says only how a cell is served."""
+        """Return the fields that make another cell type. The others only say how a cell is served."""
         inputs, outputs = ({name: str(spec) for name, spec in specs.items()} for specs in (self.inputs, self.outputs))
         sizes = [self.sizes.largest, self.sizes.supported]
         if self.sizes.largest_rows != self.sizes.largest:
@@ -58,14 +58,14 @@ class Declaration:
 
 
 def check_name(name: object) -> str:
-    """The name of a cell. Raises DefinitionError, as all checks here do."""
+    """Return the name of a cell. Raise DefinitionError, as all checks here do."""
     if not isinstance(name, str) or not name:
         raise DefinitionError(f"cell {name!r}: expected a name, got {kind_of(name)}")
     return name
 
 
 def check_inputs(name: str, inputs: object) -> dict[str, RowSpec]:
-    """The specs of a cell's inputs, of what their author wrote."""
+    """Return the specs of a cell's inputs, of what their author wrote."""
     if not isinstance(inputs, Mapping):
         raise DefinitionError(f"cell {name!r}: expected inputs as a dict of shapes or specs, got {kind_of(inputs)}")
     if not inputs:
@@ -82,7 +82,7 @@ def check_inputs(name: str, inputs: object) -> dict[str, RowSpec]:
 
 
 def check_output_name(name: str, output: object) -> None:
-    """Whether an output may be called so."""
+    """Raise DefinitionError if an output may not have this name."""
     is_name = isinstance(output, str) and output.isidentifier() and not output.startswith("_")
     if not is_name or output in RESERVED_OUTPUTS:
         why = "expected an identifier that does not begin with an underscore"
@@ -100,8 +100,9 @@ def check_sizes(
     has_spans: bool = False,
     longest: int = 0,
 ) -> BatchSizes:
-    """The batch sizes of a cell, where the most rows are by default the largest of those it supports, and no fewer than
-    its longest node has."""
+    """Return the batch sizes of a cell, where the most rows are by default the largest of those it supports, and no
+    fewer than its longest node has.
+    """
     try:
         sizes = tuple(batch_sizes or ())
     except TypeError:
@@ -132,7 +133,7 @@ def check_sizes(
 
 
 def check_priority(name: str, priority: object) -> int | None:
-    """A cell's priority, or None for the default."""
+    """Return a cell's priority, or None for the default."""
     if priority is None:
         return None
     number = as_integer(priority)
@@ -146,7 +147,7 @@ def check_priority(name: str, priority: object) -> int | None:
 
 
 def check_row_wise(name: str, row_wise: object) -> bool:
-    """Whether a cell is said to be row-wise."""
+    """Return whether a cell is said to be row-wise."""
     if not isinstance(row_wise, bool):
         raise DefinitionError(f"cell {name!r}: expected row_wise=True or False, got {row_wise!r}")
     return row_wise
@@ -155,7 +156,7 @@ def check_row_wise(name: str, row_wise: object) -> bool:
 def check_carry(
     name: str, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec], given: object
 ) -> dict[str, str]:
-    """Which output each input is carried from; by default the one of the same name and spec.
+    """Return the output that each input is carried from; by default the one of the same name and spec.
 
     A cell with spans carries nothing: one of its chains has many rows in a task. Its loops say what they carry.
     """
@@ -180,7 +181,7 @@ def check_carry(
 
 
 def check_finite(name: str, outputs: Mapping[str, RowSpec], finite: object) -> tuple[str, ...]:
-    """The outputs that must be finite: one name or several."""
+    """Return the outputs that must be finite: one name or several."""
     given = (finite,) if isinstance(finite, str) else finite
     if not isinstance(given, Iterable):
         raise DefinitionError(f"cell {name!r}: expected finite as a list of outputs, got {kind_of(finite)}")
@@ -195,5 +196,5 @@ def check_finite(name: str, outputs: Mapping[str, RowSpec], finite: object) -> t
 
 
 def kind_of(value: object) -> str:
-    """What something is, for errors."""
+    """Return a word for the kind of a value, for errors."""
     return f"the class {value.__name__}" if isinstance(value, type) else type(value).__name__

@@ -37,7 +37,7 @@ from cellrt.numbers import as_integer
 BY_NAME = (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY)
 """Parameters that may be given by keyword."""
 ALIKE = 0.75
-"""How alike names are of which one may be a slip of the pen for the other, of 1."""
+"""The likeness, of 1, from which one name may be a misspelling of the other."""
 
 
 def cell(
@@ -54,19 +54,19 @@ def cell(
     finite: Sequence[str] = (),
     row_wise: bool = True,
 ) -> Cell:
-    """Makes a cell of a torch module or function.
+    """Make a cell of a torch module or function.
 
     Args:
         module: takes tensors ``[rows, *shape]`` and returns one tensor (named "output"), a NamedTuple, a dict or a
             plain tuple (named "output0", ...) of tensors, row dimension first. Inputs are passed by name if its
             parameters have those names, else in order. Of one that ``torch.compile`` made, what it was made of. It must
-            be row-wise: a row's outputs depend on that row alone.
-            If it has a method ``steps`` (see ``Cell.run_steps``), runs of several steps use it, with inputs by name;
-            with a method ``compiled_form`` a CPU runs it without Python (docs/compiled-forms.md). Its weights are
-            copied, a function's too (from its closure, defaults and globals), with the data that a function finds there
-            (numbers, texts, arrays, lists of them). It may write to its inputs in place: it is given copies of those
-            that it was seen to write to, in trials on meta tensors and random rows here and when a model is
-            registered. A write that only other values bring about is not seen, and must not be.
+            be row-wise: a row's outputs depend on that row alone. If it has a method ``steps`` (see
+            ``Cell.run_steps``), runs of several steps use it, with inputs by name; with a method ``compiled_form`` a
+            CPU runs it without Python (docs/compiled-forms.md). Its weights are copied, a function's too (from its
+            closure, defaults and globals), with the data that a function finds there (numbers, texts, arrays, lists of
+            them). It may write to its inputs in place: it gets copies of those that it writes to in trials. These run
+            on meta tensors and random rows, here and when a model is registered. A write that only other values bring
+            about is not seen, and must not be.
         inputs: of each input the shape without the row dimension (of float32 rows, ``(256,)`` or ``256``), or a spec
             made by ``cellrt.rows``, ``cellrt.ragged``, ``cellrt.grows``, ``cellrt.pages`` or ``cellrt.span``, or
             ``cellrt.token``.
@@ -82,10 +82,11 @@ def cell(
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.
-        row_wise: False says that rows of a batch influence each other on purpose, or that the cell draws numbers:
-            registration, which refuses such a cell, then takes it, and what a request gets depends on its company.
+        row_wise: False says that rows of a batch influence each other on purpose, or that the cell draws numbers.
+            Registration, which refuses such a cell otherwise, then takes it. A request's results depend on other rows
+            of the batch then.
 
-    Raises DefinitionError.
+    Raise DefinitionError.
     """
     was_compiled, module = has_compiled(module), original_of(module)
     name = check_name(name or str(getattr(module, "__name__", type(module).__name__)))
@@ -112,9 +113,9 @@ def cell(
 
 
 def load_cell(folder: str | Path) -> Cell:
-    """Reads a cell that ``Cell.save`` wrote. Load only files from whom you trust: a program is code.
+    """Read a cell that ``Cell.save`` wrote. Load only files that you trust: a program is code.
 
-    Raises DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
+    Raise DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
     """
     return Cell(*read_cell(folder))
 
@@ -126,9 +127,9 @@ def _longest_whole(module: object, specs: Mapping[str, RowSpec]) -> int:
 
 
 def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bool:
-    """Whether inputs of these names are passed by name; else they go in order.
+    """Return whether inputs of these names are passed by name; else they go in order.
 
-    Raises DefinitionError if one of them would so be taken for another, or if the module's ``steps`` has other names.
+    Raise DefinitionError if one of them would so be taken for another, or if the module's ``steps`` has other names.
     """
     steps = _parameters_of(steps_of(module))
     if steps and inspect.Parameter.VAR_KEYWORD not in steps.values() and not set(inputs) <= steps.keys():
@@ -154,7 +155,9 @@ def _takes_names(name: str, module: Callable[..., Any], inputs: list[str]) -> bo
 
 
 def _meant(key: str, names: list[str], inputs: list[str], taken: list[str]) -> str | None:
-    """The parameter that an input's name is a slip of the pen for, if it would be ``taken`` for one less alike."""
+    """Return the parameter that an input's name is a slip of the pen for, if it would be ``taken`` for one less
+    alike.
+    """
     if key in names or not set(inputs) & set(names):
         return None
     alike = {other: difflib.SequenceMatcher(None, key, other).ratio() for other in names if other not in inputs}
@@ -165,7 +168,9 @@ def _meant(key: str, names: list[str], inputs: list[str], taken: list[str]) -> s
 
 
 def _is_to_take_order(module: Callable[..., Any], function: Callable[..., Any]) -> bool:
-    """Whether inputs go in order where they can, as hooks expect and what passes on all it gets (``torch.vmap``)."""
+    """Return whether inputs go in order where they can, as hooks expect and what passes on all it gets
+    (``torch.vmap``).
+    """
     if isinstance(module, nn.Module) and any(vars(module)[hooks] for hooks in HOOKS):
         return True
     try:
@@ -177,13 +182,15 @@ def _is_to_take_order(module: Callable[..., Any], function: Callable[..., Any]) 
 
 
 def _are_in_order(function: Callable[..., Any], inputs: list[str]) -> bool:
-    """Whether inputs that have the names of parameters stand in their order, too, and none is for keywords alone."""
+    """Return whether inputs that have the names of parameters stand in their order, too, and none is for keywords
+    alone.
+    """
     first = list(_parameters_of(function).items())[: len(inputs)]
     return first == [(key, inspect.Parameter.POSITIONAL_OR_KEYWORD) for key in inputs]
 
 
 def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:
-    """Whether ``**`` takes those of the inputs that are no parameters, as of ``forward(self, x, **others)``."""
+    """Return whether ``**`` takes those of the inputs that are no parameters, as of ``forward(self, x, **others)``."""
     kinds = _parameters_of(function).values()
     if inspect.Parameter.VAR_KEYWORD not in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
         return False
@@ -194,7 +201,7 @@ def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:
 
 
 def _parameters_of(function: Callable[..., Any] | None) -> dict[str, Any]:
-    """The kinds of a function's parameters by name; none if they cannot be told."""
+    """Return the kinds of a function's parameters by name; none if they cannot be told."""
     try:
         parameters = inspect.signature(function).parameters if function is not None else {}
     except (TypeError, ValueError):

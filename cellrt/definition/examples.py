@@ -10,11 +10,11 @@ from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
 
 NUM_PAGES = 8
-"""Of an example, at most: nodes beyond share them."""
+"""The most pages of an example; further nodes share them."""
 
 
 def zero_inputs(specs: Iterable[RowSpec], rows: int, device: str = "cpu") -> list[CellInput]:
-    """Zeros for each spec; a ragged input has two rows a node, a node with pages or spans one row."""
+    """Return zeros for each spec; a ragged input has two rows a node, a node with pages or spans one row."""
     inputs: list[CellInput] = []
     for spec in specs:
         if spec.has_nodes:
@@ -27,7 +27,9 @@ def zero_inputs(specs: Iterable[RowSpec], rows: int, device: str = "cpu") -> lis
 
 
 def random_inputs(specs: Iterable[RowSpec], rows: int, generator: torch.Generator) -> list[CellInput]:
-    """Random normal numbers for each spec; integers and bools are zeros; a ragged input has one or two rows a node."""
+    """Return random normal numbers for each spec; integers and bools are zeros; a ragged input has one or two rows
+    a node.
+    """
     inputs: list[CellInput] = []
     for spec in specs:
         if spec.has_nodes:
@@ -48,8 +50,9 @@ def random_inputs(specs: Iterable[RowSpec], rows: int, generator: torch.Generato
 
 
 def zero_nodes(specs: Iterable[RowSpec], nodes: int, rows: int, keys: int, device: str) -> list[CellInput]:
-    """Zeros for each spec of a cell with pages or spans: so many nodes of so many rows each, behind which there is room
-    in pages for at least ``keys`` rows."""
+    """Return zeros for each spec of a cell with pages or spans: so many nodes of so many rows each, behind which
+    there is room in pages for at least ``keys`` rows.
+    """
     return [
         _nodes(spec, nodes, rows, -(-keys // max(1, spec.page_size)), device)
         if spec.has_nodes
@@ -61,7 +64,7 @@ def zero_nodes(specs: Iterable[RowSpec], nodes: int, rows: int, keys: int, devic
 def random_nodes(
     specs: Iterable[RowSpec], nodes: int, rows: int, before: int, generator: torch.Generator
 ) -> list[CellInput]:
-    """Random rows for a cell with pages or spans: so many nodes, each of so many rows behind so many others.
+    """Return random rows for a cell with pages or spans: so many nodes, each of so many rows behind so many others.
 
     No two nodes share a page. Numbers are as ``random_inputs`` has them.
     """
@@ -87,7 +90,7 @@ def random_nodes(
 
 
 def _nodes(spec: RowSpec, nodes: int, rows: int, num_pages: int, device: str) -> PagedRows | Spans:
-    """So many nodes of so many rows, the first of their chains, with tables of so many pages."""
+    """Return so many nodes of so many rows, the first of their chains, with tables of so many pages."""
     offsets = rows * torch.arange(nodes + 1, dtype=torch.int32, device=device)
     of_rows = torch.arange(nodes, dtype=torch.int32, device=device).repeat_interleave(rows)
     steps = torch.arange(rows, dtype=torch.int32, device=device).repeat(nodes)

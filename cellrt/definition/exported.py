@@ -24,7 +24,7 @@ EXAMPLE_ROWS, EXAMPLE_NODES = 7, 5
 LEAST_VALUES = 2
 """Fewest values of a ragged input: torch makes the code special for fewer."""
 ATTENTION = "cellrt.cells.cached_attention"
-"""Who computes what programs of cells with pages or spans call."""
+"""The module that implements the attention which programs of cells with pages or spans call."""
 
 
 class ExportedModule(nn.Module):
@@ -43,7 +43,7 @@ class ExportedModule(nn.Module):
             self.register_buffer(name, value)
         user_inputs = iter(range(len(program.graph_signature.input_specs)))
         self._order: list[int | str] = []
-        """For each input of the program: its number among weights and inputs, or the buffer of a constant."""
+        """The source of each input of the program: its number among weights and inputs, or the buffer of a constant."""
         for k, spec in enumerate(program.graph_signature.input_specs):
             if spec.kind is InputKind.USER_INPUT:
                 self._order.append(next(user_inputs))
@@ -52,11 +52,13 @@ class ExportedModule(nn.Module):
                 self.register_buffer(f"constant{k}", program.constants[str(spec.target)])
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """The weights by the names of their buffers, in the program's order; constants of the program are none."""
+        """Return the weights by the names of their buffers, in the program's order; constants of the program are
+        none.
+        """
         return {name: getattr(self, name) for name in self._weights}
 
     def forward(self, *inputs: CellInput) -> dict[str, torch.Tensor]:
-        """Runs the program on inputs ``[rows, *shape]``; returns the outputs by name."""
+        """Run the program on inputs ``[rows, *shape]``; return the outputs by name."""
         given, is_small = [getattr(self, name) for name in self._weights], False
         if any(isinstance(value, PagedRows | Spans) for value in inputs):
             importlib.import_module(ATTENTION)
@@ -84,7 +86,7 @@ class Exportable(nn.Module):
         self._cell, self._names, self._written = cell, list(weights), set(written)
 
     def forward(self, weights: list[torch.Tensor], inputs: list[torch.Tensor]) -> list[torch.Tensor]:
-        """Runs the cell; ``inputs`` as ``flatten`` makes them."""
+        """Run the cell; ``inputs`` as ``flatten`` makes them."""
         specs = self._cell.inputs
         given = unflatten(specs, inputs)
         given = [copy_input(value) if name in self._written else value for name, value in zip(specs, given)]
@@ -100,9 +102,9 @@ class Exportable(nn.Module):
 
 
 def export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor]) -> ExportedProgram:
-    """The program of a cell's module, which takes these weights of it and then the cell's inputs.
+    """Return the program of a cell's module, which takes these weights of it and then the cell's inputs.
 
-    It has a number of values of its own for each ragged input; if the code needs them equal, one for all. Raises
+    It has a number of values of its own for each ragged input; if the code needs them equal, one for all. Raise
     DefinitionError if torch cannot export the code.
     """
     if sum(spec.ragged for spec in cell.inputs.values()) > 1:
@@ -114,7 +116,7 @@ def export(cell: Computation, module: Callable[..., Any], weights: Mapping[str, 
 def _export_pure(
     cell: Computation, module: Callable[..., Any], weights: Mapping[str, torch.Tensor], are_equal: bool
 ) -> ExportedProgram:
-    """Exports a program that writes to no input: with copies of those that the cell was seen to write to, or of all."""
+    """Export a program that writes to no input: with copies of those that the cell was seen to write to, or of all."""
     plain_inputs = {name for name, spec in cell.inputs.items() if not spec.has_nodes}
     for written in (cell.written & plain_inputs, plain_inputs):
         program = _export_once(cell, module, weights, are_equal, written)
@@ -155,7 +157,7 @@ def _export_once(
 
 
 def _plain_example(cell: Computation, are_equal: bool) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
-    """As ``example_of``, of a program for two rows and more."""
+    """Return an example as ``example_of`` does, of a program for two rows and more."""
     rows = Dim("rows", min=2, max=max(4, cell.max_batch + 1))
     shared = Dim("values", min=2)
     inputs: list[torch.Tensor] = []
@@ -168,7 +170,7 @@ def _plain_example(cell: Computation, are_equal: bool) -> tuple[list[torch.Tenso
 
 
 def example_of(cell: Computation, rows: Any, has_equal_values: bool) -> tuple[list[torch.Tensor], list[dict[int, Any]]]:
-    """Zeros for the inputs, and what their sizes are: sizes that may differ do differ, and none is 0 or 1."""
+    """Return zeros for the inputs, and what their sizes are: sizes that may differ do differ, and none is 0 or 1."""
     inputs: list[torch.Tensor] = []
     sizes: list[dict[int, Any]] = []
     nodes = Dim("nodes", min=1)
@@ -204,13 +206,13 @@ def _flat(value: CellInput) -> list[torch.Tensor]:
 
 
 def _are_small(inputs: Sequence[CellInput]) -> bool:
-    """Whether a dimension is smaller than what the program is for."""
+    """Return whether a dimension is smaller than what the program is for."""
     flat = [value.values if isinstance(value, RaggedRows) else value for value in map(plain, inputs)]
     return count_rows(inputs[0]) < 2 or any(value.shape[0] < 2 for value in flat)
 
 
 def _with_one_more(value: CellInput) -> CellInput:
-    """One more row (a copy of the first), or one more node with two rows of zeros."""
+    """Return one more row (a copy of the first), or one more node with two rows of zeros."""
     value = plain(value)
     if not isinstance(value, RaggedRows):
         return torch.cat([value, value[:1]])

@@ -5,10 +5,10 @@
 - ``program.pt2``: a ``torch.export`` program for any number of rows, in which the weights are inputs;
 - ``weights.safetensors``: the weights, by their names in the module.
 
-A loaded cell has the identity of the saved one, so both batch together. It has no steps-first form: its runs go step
-by step. Every field is checked as where a cell is defined, and the identity is computed anew of the weights and fields
-that were read, so a folder cannot have another cell's requests served by its weights or limits. Of the program it says
-nothing: a program is code, so load only files from whom you trust.
+A loaded cell has the identity of the saved one, so both batch together. It has no steps-first form: its runs go step by
+step. Every field is checked as where a cell is defined. The identity is computed again from the weights and fields that
+were read. So a folder cannot pose as another cell and serve that cell's requests. Of the program it says
+nothing: a program is code, so load only files that you trust.
 """
 
 from __future__ import annotations
@@ -50,17 +50,17 @@ FIELDS = frozenset(
         *("priority", "definition", "identity", "weights", "sha256"),
     }
 )
-"""Of a description, beside its digest, and of a cell that says that it is not row-wise one more."""
+"""The fields of a description, beside its digest. A cell that is not row-wise has one more."""
 NOT_ROW_WISE, MAX_BATCH_ROWS = "row_wise", "max_batch_rows"
-"""Of some cells alone, as the parts of a spec of pages and spans are."""
+"""The fields that only some cells have, as only specs of pages and spans have some parts."""
 OF_NODES = ("page_size", "appends", "page_dim", "span")
 
 
 def save_cell(cell: Computation, identity: Identity, folder: str | Path) -> None:
-    """Writes a cell into a folder, which is made if there is none; a cell that is there already is replaced.
+    """Write a cell into a folder, which is made if there is none; a cell that is there already is replaced.
 
-    Raises DefinitionError if its code cannot be exported: if it decides by the values of tensors or by the number of
-    rows, or calls something that torch cannot trace; and if safetensors has no form for a weight.
+    Raise DefinitionError if its code cannot be exported: it decides by the values of tensors or by the number of rows,
+    or calls something that torch cannot trace. Raise it also if safetensors has no form for a weight.
     """
     from safetensors.torch import save  # here: a bare machine with a GPU need not have it
 
@@ -101,9 +101,9 @@ def save_cell(cell: Computation, identity: Identity, folder: str | Path) -> None
 
 
 def read_cell(folder: str | Path) -> tuple[ExportedModule, bool, Declaration, Identity]:
-    """What ``save_cell`` wrote: the module, whether it takes its inputs by name, the declaration and the identity.
+    """Return what ``save_cell`` wrote: the module, whether inputs go by name, the declaration and the identity.
 
-    Raises DefinitionError if a file is missing, was changed, was written by another version, or says what cannot be.
+    Raise DefinitionError if a file is missing, was changed, was written by another version, or has wrong contents.
     """
     folder = Path(folder)
     description = _read_description(folder)
@@ -124,7 +124,7 @@ def read_cell(folder: str | Path) -> tuple[ExportedModule, bool, Declaration, Id
 
 
 def _read_description(folder: Path) -> dict[str, Any]:
-    """The fields of ``cell.json``, as they were written."""
+    """Return the fields of ``cell.json``, as they were written."""
     try:
         description = json.loads((folder / DESCRIPTION).read_text())
         version = description["version"]
@@ -148,7 +148,7 @@ def _check_files(folder: Path, checksums: Mapping[str, str]) -> None:
 
 
 def _declaration_of(description: Mapping[str, Any]) -> Declaration:
-    """The declaration that a description holds, with the checks of ``cellrt.cell``."""
+    """Return the declaration that a description holds, with the checks of ``cellrt.cell``."""
     name = check_name(description["name"])
     inputs = check_inputs(name, {key: _spec_from_json(key, spec) for key, spec in description["inputs"].items()})
     outputs = {key: _spec_from_json(key, spec) for key, spec in description["outputs"].items()}
@@ -176,7 +176,7 @@ def _declaration_of(description: Mapping[str, Any]) -> Declaration:
 def _read_module(
     folder: Path, names: list[str], declaration: Declaration
 ) -> tuple[ExportedModule, dict[str, torch.Tensor]]:
-    """The program with its weights, and these in the program's order."""
+    """Return the program with its weights, and these in the program's order."""
     from safetensors.torch import load_file
 
     saved = load_file(folder / WEIGHTS)
@@ -188,13 +188,13 @@ def _read_module(
 
 @torch.inference_mode()
 def _try_out(loaded: Computation) -> None:
-    """Runs it once on zeros. Raises CellError if the program returns other outputs than are declared."""
+    """Run the loaded cell once on zeros. Raise CellError if the program returns other outputs than are declared."""
     rows = loaded.batch_sizes[0] if loaded.batch_sizes else min(2, loaded.max_batch)
     loaded.check_outputs(loaded.run_step(*loaded.example_inputs(rows)), rows)
 
 
 def _weights_of(module: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """A cell's weights; of a loaded cell, those it was loaded with."""
+    """Return a cell's weights; of a loaded cell, those it was loaded with."""
     return module.weights() if isinstance(module, ExportedModule) else weights_of(module)
 
 
@@ -222,7 +222,7 @@ def _hex(value: object) -> str:
 
 
 def _digest_of(description: Mapping[str, Any]) -> str:
-    """Of the other fields, in their order, as JSON without line breaks."""
+    """Return the digest of the other fields, in their order, as JSON without line breaks."""
     return hashlib.sha256(json.dumps(description).encode()).hexdigest()
 
 

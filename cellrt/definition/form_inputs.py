@@ -1,4 +1,6 @@
-"""What a user gives to a compiled form's ``run``, checked: who sees addresses looks no more."""
+"""Checks of the inputs that a user gives to a compiled form's ``run``; compiled code gets addresses and cannot
+check.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,7 @@ _OFFSETS, _NUMBER, _FLAG = (RowSpec((), dtype) for dtype in (torch.int64, torch.
 
 
 def check_inputs(specs: Mapping[str, RowSpec], num_rows: int, inputs: Mapping[str, CellInput]) -> None:
-    """Raises DefinitionError for inputs whose memory does not hold just these rows.
+    """Raise DefinitionError for inputs whose memory does not hold just these rows.
 
     Tasks of an engine, whose rows are gathered for the form, do not come here.
     """
@@ -46,8 +48,9 @@ def check_inputs(specs: Mapping[str, RowSpec], num_rows: int, inputs: Mapping[st
 
 
 def _checked_offsets(name: str, value: PagedRows | Spans, num_rows: int) -> list[int]:
-    """The offsets of nodes that have all rows between them, each at least one; what is said of each row is looked at,
-    too."""
+    """Return the offsets of nodes that have all rows between them, each at least one; what is said of each row is
+    looked at, too.
+    """
     found = value.offsets
     _check_rows(name, "offsets", found, max(2, found.numel()), _NUMBER)
     if found[0] != 0 or found[-1] != num_rows or (found.diff() < 1).any():
@@ -61,7 +64,7 @@ def _checked_offsets(name: str, value: PagedRows | Spans, num_rows: int) -> list
 
 
 def _check_pages(name: str, spec: RowSpec, value: PagedRows) -> None:
-    """After its offsets."""
+    """Check pages; their offsets are checked before."""
     nodes, rows = len(value.offsets) - 1, len(value.positions)
     if value.page_dim != spec.page_dim:
         raise DefinitionError(f"input {name!r}: expected page_dim {spec.page_dim}, got {value.page_dim}")

@@ -18,7 +18,7 @@ from cellrt.definition.spec import CellInput, copy_input
 TRIED_ROWS = (1, 5, 17)
 """One alone, fewer than go through a kernel together, and more."""
 TRIED_NODES = ((1, 1, 0), (2, 3, 5))
-"""Of a cell with pages or spans: nodes, rows of each, and rows before them."""
+"""The trials of a cell with pages or spans: nodes, rows of each, and rows before them."""
 
 
 @workers_modes()

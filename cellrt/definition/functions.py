@@ -1,4 +1,4 @@
-"""What functions find outside of themselves, and what of it is whose."""
+"""Finds what functions use from outside themselves, and tells the user's own data from that of libraries."""
 
 from __future__ import annotations
 
@@ -25,19 +25,20 @@ CODE = (type, FunctionType, ModuleType, nn.Module, torch.Tensor)
 
 
 def used_globals(function: FunctionType) -> dict[str, object]:
-    """The globals that a function's code reads, by name in order."""
+    """Return the globals that a function's code reads, by name in order."""
     names = sorted(_global_names(function.__code__, "LOAD_GLOBAL"))
     return {name: function.__globals__[name] for name in names if name in function.__globals__}
 
 
 def assigned_globals(function: FunctionType) -> frozenset[str]:
-    """The names of the globals that a function's code assigns."""
+    """Return the names of the globals that a function's code assigns."""
     return _global_names(function.__code__, "STORE_GLOBAL", "DELETE_GLOBAL")
 
 
 def constants_of(function: FunctionType) -> dict[str, object]:
-    """The data that a function of the user's finds in its globals; but for variables, which code of its module assigns
-    by ``global``."""
+    """Return the data that a function of the user's finds in its globals; but for variables, which code of its module
+    assigns by ``global``.
+    """
     if is_of_a_library(function) or is_installed(function):
         return {}
     found = {name: value for name, value in used_globals(function).items() if is_data(value)}
@@ -49,7 +50,7 @@ def constants_of(function: FunctionType) -> dict[str, object]:
 
 
 def is_data(value: object) -> bool:
-    """Whether a value is of numbers, texts and arrays alone, of at least one: in tuples, lists, sets, dicts, and
+    """Return whether a value is of numbers, texts and arrays alone, of at least one: in tuples, lists, sets, dicts, and
     objects of the user's classes.
 
     An empty list is none: it is where code notes something. Nor is what holds a library's object, such as a lock.
@@ -70,7 +71,7 @@ def is_data(value: object) -> bool:
 
 
 def _parts_of_data(value: object) -> Iterable[object] | None:
-    """What lies in a container or an object of data; None if it is another kind of value."""
+    """Return the parts of a container or an object of data; None if it is another kind of value."""
     if type(value) is dict:
         return [*value.keys(), *value.values()]
     if isinstance(value, tuple) or type(value) in (list, set, frozenset):
@@ -92,7 +93,7 @@ def _global_names(code: CodeType, *operations: str) -> frozenset[str]:
 
 
 def has_contents(cell: Any) -> bool:
-    """Whether a variable of a closure was assigned."""
+    """Return whether a variable of a closure was assigned."""
     try:
         _ = cell.cell_contents
     except ValueError:
@@ -101,7 +102,9 @@ def has_contents(cell: Any) -> bool:
 
 
 def is_of_a_library(definition: Any) -> bool:
-    """Whether a function or class is a library's; a class that a library derives from one of the user's is not."""
+    """Return whether a function or class is a library's; a class that a library derives from one of the user's is
+    not.
+    """
     parts = definition.__mro__ if isinstance(definition, type) else (definition,)
     return all((getattr(part, "__module__", None) or "").partition(".")[0] in LIBRARIES for part in parts) and (
         definition.__module__ != "builtins" or hasattr(builtins, definition.__name__)  # else ``exec`` made it
@@ -109,12 +112,12 @@ def is_of_a_library(definition: Any) -> bool:
 
 
 def is_installed(definition: Any) -> bool:
-    """Whether a function or class is of an installed package, or of this one."""
+    """Return whether a function or class is of an installed package, or of this one."""
     home = sys.modules.get(getattr(definition, "__module__", None) or "")
     return home is not None and lies_installed(home)
 
 
 def lies_installed(module: ModuleType) -> bool:
-    """Whether a module of code is of an installed package, or of this one."""
+    """Return whether a module of code is of an installed package, or of this one."""
     is_own = module.__name__.partition(".")[0] == OWN
     return is_own or not INSTALLED.isdisjoint(Path(getattr(module, "__file__", None) or "").parts)

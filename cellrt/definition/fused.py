@@ -60,9 +60,9 @@ class FusedModule(Protocol):
 
     On a GPU the runtime calls ``run_rows`` instead of ``forward`` for the steps of cell calls, chains and loops. It
     must do what ``forward`` does to the rows that ``inputs`` name, and put each output into the rows that ``outputs``
-    name, on the current stream, without waiting for the device and without a shape that depends on values. No row is
-    both read and written in one call, and none is written twice. Inputs from several places still use ``forward``, and
-    so do ragged ones, but in loops and single steps of a form that ``reads_ragged``. If it raises, the task is run
+    name. It runs on the current stream, does not wait for the device, and has no shape that depends on values. No row
+    is both read and written in one call, and none is written twice. Inputs from several places still use ``forward``,
+    and so do ragged ones, but in loops and single steps of a form that ``reads_ragged``. If it raises, the task is run
     again through ``forward``, which finds the rows to blame.
 
     Rows of a loop that have stopped read rows that they read before, and write none. A number outside what it indexes
@@ -72,8 +72,8 @@ class FusedModule(Protocol):
     ``can_run_rows(inputs, outputs) -> bool`` that refuses a cell's ``RowSpec`` of each input and output. That is asked
     once, when the weights are on the device.
 
-    When a model is registered it is called with zeros, for each power of two of rows and for the most: a form that a
-    kernel needs for some number of rows, and which is compiled first, must be that of the next power of two.
+    When a model is registered it is called with zeros, for each power of two of rows and for the most, so that kernels
+    are compiled then. Any other number of rows must use the kernel of the next power of two.
 
     With ``run_chain_rows`` (see ``ChainModule``) it takes a run's steps in one call. One that ``reads_spans`` is given
     ``SpannedRows``: then one captured graph serves any number of rows and any run.
@@ -108,7 +108,7 @@ Form = TypeVar("Form", bound=Callable[..., object])
 
 
 def reads_spans(form: Form) -> Form:
-    """Marks a ``run_rows`` that takes ``SpannedRows``, and ``run_chain_rows`` of the same class with it.
+    """Mark a ``run_rows`` that takes ``SpannedRows``, and ``run_chain_rows`` of the same class with it.
 
     All inputs and outputs of a call have spans of equal count. ``run_chain_rows`` gets ``IndexedRows``, of which there
     may be more than there are positions (they name rows that may be read), and ``sizes.values`` that end with zeros.
@@ -118,12 +118,12 @@ def reads_spans(form: Form) -> Form:
 
 
 def is_reading_spans(form: Callable[..., object]) -> bool:
-    """Whether it was marked."""
+    """Return whether a ``run_rows`` is marked by ``reads_spans``."""
     return getattr(form, SPANS, False)
 
 
 def reads_outputs(form: Form) -> Form:
-    """Marks a ``run_rows`` that reads rows of state that it has written: each row of other outputs has one.
+    """Mark a ``run_rows`` that reads rows of state that it has written: each row of other outputs has one.
 
     It is not called where a cell carries anything but what has the same name among inputs and outputs.
     """
@@ -132,12 +132,12 @@ def reads_outputs(form: Form) -> Form:
 
 
 def is_reading_outputs(form: Callable[..., object]) -> bool:
-    """Whether it was marked."""
+    """Return whether a ``run_rows`` is marked by ``reads_outputs``."""
     return getattr(form, OUTPUTS, False)
 
 
 def reads_ragged(form: Form) -> Form:
-    """Marks a ``run_rows``, which also ``reads_spans``, that takes ragged inputs in loops and single steps: each as
+    """Mark a ``run_rows``, which also ``reads_spans``, that takes ragged inputs in loops and single steps: each as
     ``RaggedRows``, at every step of a loop the same.
 
     There may be more nodes and more rows than there are: nodes behind the last have no rows, and nobody has the rows
@@ -148,7 +148,7 @@ def reads_ragged(form: Form) -> Form:
 
 
 def is_reading_ragged(form: Callable[..., object]) -> bool:
-    """Whether it was marked."""
+    """Return whether a ``run_rows`` is marked by ``reads_ragged``."""
     return getattr(form, RAGGED, False)
 
 

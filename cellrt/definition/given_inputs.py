@@ -1,4 +1,4 @@
-"""What a user gives to ``Cell.run``: inputs in order or by name, checked against the cell's specs."""
+"""Checks of the inputs that a user gives to ``Cell.run``, in order or by name, against the cell's specs."""
 
 from __future__ import annotations
 
@@ -14,8 +14,10 @@ from cellrt.errors import RequestError
 
 
 def fit(computation: Computation, inputs: Sequence[Any]) -> bool:
-    """Whether these are plainly what the cell takes; else ``in_order`` says what they are. Pages and spans, which the
-    runtime makes, are not looked at."""
+    """Return whether inputs plainly fit the cell; if not, ``in_order`` names the mistake.
+
+    Pages and spans, which the runtime makes, are not looked at.
+    """
     if len(inputs) != len(computation.inputs) or computation.has_spans:
         return len(inputs) == len(computation.inputs)
     rows = -1
@@ -30,7 +32,10 @@ def fit(computation: Computation, inputs: Sequence[Any]) -> bool:
 
 
 def in_order(computation: Computation, inputs: Sequence[Any], named: Mapping[str, Any]) -> list[CellInput]:
-    """The inputs in order. Raises RequestError that names the cell, the input, what was expected and what came."""
+    """Return the inputs in order.
+
+    Raise RequestError that names the cell, the input, what was expected and what came.
+    """
     where = f"cell {computation.name!r}"
     names = list(computation.inputs)
     if len(inputs) > len(names):

@@ -1,11 +1,11 @@
 """The identity of a cell: a digest of its definition, its weights and the shapes of its rows.
 
 Equal digests mean cells that may be batched together (BatchMaker section 2.4.2), in whatever process they were made.
-So nothing is digested that differs from process to process (addresses, file names, the name of the module a class was
-imported from); and what cannot be compared by value makes a digest of its own.
+So nothing is digested that differs from process to process: addresses, file names, the name of the module a class was
+    imported from. A value that cannot be compared makes a digest of its own.
 
 Code counts by its bytecode, with what it finds in its globals, its class and the user's modules that it names, and so
-on through everything they use; the code of torch, NumPy and the standard library counts by its name, with what a
+on through everything they use. The code of torch, NumPy and the standard library counts by its name, with what a
 function of theirs encloses. Of other packages that are installed, code and constants count, but not the objects in
 their globals, such as caches and loggers. A weak reference counts as what it refers to.
 """
@@ -61,7 +61,7 @@ NOT_DEFINITION = frozenset({"__annotations__", "__dict__", "__doc__", "__module_
 
 
 class Identity(NamedTuple):
-    """Who a cell is.
+    """The identity of a cell.
 
     Attributes:
         digest: hex digest of the definition, the weights and how they are used; equal digest = same cell type.
@@ -73,12 +73,14 @@ class Identity(NamedTuple):
 
 
 def identity_of(definition: Callable[..., Any], description: object) -> Identity:
-    """The identity of a snapshot; ``description`` are plain values that say how it is used."""
+    """Return the identity of a snapshot; ``description`` are plain values that say how it is used."""
     return _identity_of(definition, description, _TensorDigests())
 
 
 def likeness_of(definition: Callable[..., Any], description: object) -> str:
-    """A digest of the same, but of tensors by dtype and shape alone: cells of equal ones differ in their weights."""
+    """Return a digest of the same, but of tensors by dtype and shape alone: cells of equal ones differ in their
+    weights.
+    """
     return _identity_of(definition, description, _TensorShapes()).digest
 
 
@@ -93,7 +95,9 @@ def _identity_of(definition: Callable[..., Any], description: object, tensors: _
 
 
 def identity_with(definition: str, weights: Iterable[torch.Tensor], description: object) -> Identity:
-    """The identity of a cell with the digest of its definition and these weights, in the order of the snapshot's."""
+    """Return the identity of a cell with the digest of its definition and these weights, in the order of the
+    snapshot's.
+    """
     return _identity(definition, weights, description, _TensorDigests())
 
 
@@ -112,7 +116,7 @@ class _TensorDigests:
         self._known: dict[int, tuple[torch.Tensor, bytes]] = {}
 
     def of(self, tensor: torch.Tensor) -> bytes:
-        """The digest; one like no other for a tensor of a kind that has no values here."""
+        """Return the digest; one like no other for a tensor of a kind that has no values here."""
         if id(tensor) not in self._known:
             self._known[id(tensor)] = tensor, self._read(tensor)
         return self._known[id(tensor)][1]
@@ -139,8 +143,8 @@ class _TensorShapes(_TensorDigests):
 class _Digest:
     """Digests values by what they are. Code is queued and digested at the end, each function and class once.
 
-    Each object is read once, whatever number of others hold it. What is no part of a cycle counts by what it is,
-    whether two hold the same or equal ones; a part of a cycle that is met again counts as the one met before.
+    Each object is read once, whatever number of others hold it. An object outside cycles counts by its value, whether
+    two objects hold the same one or equal ones. A part of a cycle that is met again counts as the one met before.
     """
 
     def __init__(self, tensors: _TensorDigests, open_: Mapping[int, int] | None = None) -> None:
@@ -153,7 +157,7 @@ class _Digest:
         self._modules: set[tuple[str, frozenset[str]]] = set()
 
     def finish(self) -> str:
-        """The digest of all that was added."""
+        """Return the digest of all that was added."""
         done = 0
         while done < len(self._queue):
             definition = self._queue[done]
@@ -165,7 +169,7 @@ class _Digest:
         return self._hash.hexdigest()
 
     def add(self, value: object) -> None:
-        """Adds any value."""
+        """Add any value."""
         if isinstance(value, BY_TEXT) and not isinstance(value, enum.Enum):
             self._write(type(value).__name__, repr(value).encode())
         elif isinstance(value, float):
@@ -189,7 +193,7 @@ class _Digest:
             self._write("object", self._known[id(value)][1])
 
     def _read(self, value: object) -> bytes:
-        """What stands for an object: the digest of its parts; of a part of a cycle a number from its second time on."""
+        """Return a digest of an object's parts; for a part of a cycle, from its second time on, a number."""
         depth, outer, reached = len(self._open), self._hash, self._reaches
         self._hash, self._reaches = hashlib.sha256(), depth
         self._open[id(value)] = depth
@@ -207,7 +211,7 @@ class _Digest:
         self._hash.update(data)
 
     def _add_structure(self, value: object) -> None:
-        """Adds what consists of other values."""
+        """Add what consists of other values."""
         if isinstance(value, FunctionSnapshot):
             self._write("function snapshot")
             self._add_function(value.function, value.captured())
@@ -243,7 +247,7 @@ class _Digest:
         return digest.finish()
 
     def _add_module(self, module: nn.Module) -> None:
-        """Adds a module: its class, attributes, hooks, weights and submodules."""
+        """Add a module: its class, attributes, hooks, weights and submodules."""
         self._write("nn.Module")
         self.add(type(module))
         attributes = {key: value for key, value in vars(module).items() if key not in OF_EVERY_MODULE}
@@ -254,7 +258,7 @@ class _Digest:
         self.add(dict(module._modules))
 
     def _add_object(self, value: object) -> None:
-        """Adds any other object by the parts that pickle would write, or as itself alone."""
+        """Add any other object by the parts that pickle would write, or as itself alone."""
         try:
             parts = value.__reduce_ex__(2)
         except Exception:
@@ -265,7 +269,7 @@ class _Digest:
         self.add(parts if isinstance(parts, str) else [list(p) if isinstance(p, Iterator) else p for p in parts])
 
     def _refer(self, definition: Any) -> None:
-        """Adds a function or class by its name if it is a library's, else by a number, and queues it."""
+        """Add a function or class by its name if it is a library's, else by a number, and queue it."""
         definition = getattr(definition, "py_func", definition)  # numba's compiled functions
         while not isinstance(definition, type | FunctionType) and hasattr(definition, "__wrapped__"):
             definition = definition.__wrapped__  # a cache before a function
@@ -282,7 +286,7 @@ class _Digest:
         self._write("definition", str(self._numbers[id(definition)]).encode())
 
     def _add_function(self, function: FunctionType, captured: Mapping[str, object] | None = None) -> None:
-        """Adds a function's code and what it uses; ``captured`` are values in place of those it has."""
+        """Add a function's code and what it uses; ``captured`` are values in place of those it has."""
         self.add(function.__code__)
         if captured is None:
             self._add_enclosed(function)
@@ -300,7 +304,7 @@ class _Digest:
                 self._add_used(value, names, is_installed(function))
 
     def _add_used(self, value: object, names: frozenset[str], is_ready_made: bool) -> None:
-        """Adds what code with these names in it finds in a global."""
+        """Add what code with these names in it finds in a global."""
         is_code = _is_function(value) or isinstance(value, type)
         if isinstance(value, ModuleType):
             self._add_parts(value, names)
@@ -308,7 +312,7 @@ class _Digest:
             self.add(value)
 
     def _add_parts(self, module: ModuleType, names: frozenset[str]) -> None:
-        """Adds a module of code and, of the user's own, what it has of these names."""
+        """Add a module of code and, of the user's own, what it has of these names."""
         self.add(module)
         if (module.__name__, names) in self._modules or module.__name__.partition(".")[0] in LIBRARIES:
             return
@@ -325,7 +329,7 @@ class _Digest:
             self._add_used(cell.cell_contents if has_contents(cell) else None, names, is_ready_made=False)
 
     def _add_class(self, kind: type) -> None:
-        """Adds a class of the user: its bases, methods and attributes."""
+        """Add a class of the user: its bases, methods and attributes."""
         self._write("class", kind.__qualname__.encode())
         self._add_all("bases", kind.__bases__)
         is_ready_made = is_installed(kind)
@@ -355,7 +359,7 @@ def _is_constant(value: object) -> bool:
 
 
 def _parts_of_attribute(value: object, is_plain: bool) -> list[object]:
-    """What counts of a class attribute: code, constants and tensors, and if it ``is_plain`` whatever it is."""
+    """Return the parts of a class attribute that count: code, constants and tensors; if it ``is_plain``, any value."""
     if isinstance(value, staticmethod | classmethod):
         return [value.__func__]
     if isinstance(value, property):
@@ -369,6 +373,6 @@ def _parts_of_attribute(value: object, is_plain: bool) -> list[object]:
 
 
 def _names_in(code: CodeType) -> frozenset[str]:
-    """The names of attributes and globals in code and in what it defines."""
+    """Return the names of attributes and globals in code and in what it defines."""
     inner = [_names_in(constant) for constant in code.co_consts if isinstance(constant, CodeType)]
     return frozenset(code.co_names).union(*inner)

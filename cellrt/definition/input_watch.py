@@ -1,4 +1,4 @@
-"""Which inputs of a cell were written to in place, seen from outside."""
+"""Finds out which inputs a cell writes to in place, by looking at them from outside."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class InputWatch:
         self._before = {name: [_state(part) for part in parts] for name, parts in self._inputs.items()}
 
     def written(self) -> set[str]:
-        """The inputs that were written to since."""
+        """Return the inputs that were written to since."""
         return {name for name, parts in self._inputs.items() if any(map(_is_other, parts, self._before[name]))}
 
 
@@ -30,7 +30,7 @@ State = tuple[int, torch.Size, tuple[int, ...], torch.Tensor]
 
 
 def _parts(value: CellInput) -> tuple[torch.Tensor, ...]:
-    """The tensors of an input that a cell must not write to; pages are there to be appended to."""
+    """Return the tensors of an input that a cell must not write to; pages are there to be appended to."""
     if isinstance(value, PagedRows):
         return tuple(value[1:-1])
     return tuple(value) if isinstance(value, RaggedRows | Spans) else (value,)

@@ -37,13 +37,13 @@ class Refused(NamedTuple):
 
 
 def read_refused(text: str) -> Refused | None:
-    """What an error's text says of an input, if it does: processes tell each other errors as texts."""
+    """Return the refused input that an error's text names, if it does. Processes send each other errors as texts."""
     found = re.search(r"\(input '(\w+)': expected tokens from 0 to (\d+), got (-?\d+)\)", text)
     return None if found is None else Refused(found[1], int(found[3]), int(found[2]) + 1)
 
 
 class RefusedLookup(TorchFunctionMode):
-    """While it lasts, a lookup of this thread is noted in which an embedding's table has no row for an index."""
+    """A mode in which a lookup of this thread is noted if an embedding's table has no row for an index."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,9 @@ class RefusedLookup(TorchFunctionMode):
         self._inputs: dict[str, CellInput] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None) -> Any:
-        """See torch."""
+        """Call a function of torch. If an embedding raises IndexError, raise it again with the input and value to
+        blame.
+        """
         try:
             return func(*args, **dict(kwargs or {}))
         except IndexError as error:
@@ -65,7 +67,7 @@ class RefusedLookup(TorchFunctionMode):
             raise
 
     def noting(self, computation: Some) -> Some:
-        """A computation that notes its inputs when it is run."""
+        """Return a computation that notes its inputs when it is run."""
         made, run_step, run_steps = copy.copy(computation), computation.run_step, computation.run_steps
 
         def note(inputs: Sequence[CellInput]) -> None:
@@ -83,7 +85,7 @@ class RefusedLookup(TorchFunctionMode):
         return made
 
     def found(self, error: BaseException) -> Refused | None:
-        """The index, if a lookup raised this error; and its input, if it was looked up as that had it."""
+        """Return the index, if a lookup raised this error; and its input, if it was looked up as that had it."""
         if error is not self._error:
             return None
         for name, value in self._inputs.items():

@@ -14,7 +14,7 @@ import torch
 
 @contextmanager
 def workers_modes() -> Iterator[None]:
-    """Leaves the default device and autocast that the caller has entered: on workers a cell runs in neither.
+    """Leave the default device and autocast that the caller has entered: on workers a cell runs in neither.
 
     What cells draw inside, no generator of the process has drawn at the end.
     """
@@ -30,7 +30,7 @@ def workers_modes() -> Iterator[None]:
 
 @contextmanager
 def undrawn() -> Iterator[None]:
-    """Gives the generators of torch (on the CPU), NumPy and Python their states back, if something was drawn inside."""
+    """Give the generators of torch (on the CPU), NumPy and Python their states back, if something was drawn inside."""
     of_torch, of_numpy, of_python = torch.random.get_rng_state(), np.random.get_state(), random.getstate()
     try:
         yield
@@ -48,7 +48,7 @@ def _are_same(one: Any, other: Any) -> bool:
 
 
 def use_torch_threads(count: int) -> None:
-    """Sets the number for the calling thread, for good; threads that begin later get what they would have got."""
+    """Set the number for the calling thread, for good; threads that begin later get what they would have got."""
     # At its first operation a thread takes over the number that any thread set last; asking for it is an operation.
     torch.get_num_threads()
     with _SETTING:
@@ -71,7 +71,7 @@ def _on_a_new_thread(run: Callable[[], object]) -> None:
 
 @contextmanager
 def torch_threads(count: int) -> Iterator[None]:
-    """The calling thread uses so many inside, and as many as before after."""
+    """Let the calling thread use ``count`` threads inside the context, and as many as before after it."""
     before = torch.get_num_threads()
     if before == count:
         yield

@@ -16,7 +16,7 @@ from cellrt.definition.spec import DTYPE_NAMES, RowSpec
 from cellrt.errors import DefinitionError
 
 ATTRIBUTES = "longest_span", "vocabulary"
-"""What builders of graphs, and ready-made unfolders, ask a cell's module for: integers."""
+"""The integers that builders of graphs, and ready-made unfolders, read from a cell's module."""
 
 
 class Elsewhere:
@@ -31,7 +31,7 @@ class Elsewhere:
 
 
 def outline_of(cell: Cell) -> dict[str, Any]:
-    """Return what is declared of a cell and its identity, as JSON has it."""
+    """Return a cell's declaration and identity as values for JSON."""
     declaration = cell.declaration
     asked = {name: getattr(cell.module, name, None) for name in ATTRIBUTES}
     return {

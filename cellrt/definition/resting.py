@@ -1,7 +1,7 @@
-"""Weights that nobody writes to: snapshots share them, and those that lie in files rest there.
+"""Constant weights, which no code writes to: snapshots share them, and those that lie in files may stay there.
 
-A packed weight is a second copy of it. Of one that lies in a file the first is in memory only while somebody reads it:
-its memory is given back when a model is registered, and the system fetches it again from the file if somebody asks.
+A packed weight is a second copy of it. Of one that lies in a file the first is in memory only while it is read:
+its memory is given back when a model is registered, and the system fetches it again from the file if it is read.
 What is converted while it is read is set aside in a file without a name, which goes with the process.
 """
 
@@ -41,7 +41,7 @@ def set_aside(weight: Tensor) -> Tensor:
 
 
 def keep_constant(weights: Iterable[Tensor]) -> None:
-    """Note of weights that nobody but cells has and nobody will write to, and which of them lie in files."""
+    """Mark weights as constant: only cells have them, and no code will write to them. Note which lie in files."""
     found = list(weights)
     for weight in found:
         set_constant(weight)

@@ -1,13 +1,13 @@
-"""Whether a cell is row-wise: a row's outputs depend on that row alone, whoever is batched with it.
+"""Checks that a cell is row-wise: that each row's outputs depend on that row alone, whatever it is batched with.
 
-The runtime cannot do with less, and nothing else would tell: a cell that subtracts the mean of its rows, or takes one
+The runtime needs this, and nothing else would show a violation: a cell that subtracts the mean of its rows, or uses one
 scale for all of them, runs without an error. So a cell is tried once, on a few random rows together and on some of them
-alone (``company.py``). On the way it is noted which inputs the cell writes to, as in the trial where it was defined
-(``trial.py``). A cell that raises on all rows, which was tried on meta tensors alone where it was defined, is told too.
+alone (``company.py``). The trial also notes which inputs the cell writes to, as does the trial where it was defined
+(``trial.py``). A cell that raises on all rows is reported, too, if it was tried on meta tensors alone before.
 
-What differs by rounding is no influence. A row is judged by its own largest value, not by its neighbours', and by what
-the cell makes of inputs that differ in their last places: of a cell that amplifies these, as a sine of large numbers
-does, more is rounding.
+A difference by rounding is no influence. A row is judged by its own largest value, not by its neighbours'. It is also
+judged by what the cell makes of inputs that differ in their last places. A cell that amplifies these, as a sine of
+large numbers does, may differ by more.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ TRIAL_ROWS = 3
 NUM_DRAWS = 3
 """An output must differ on so many draws of rows: once may be a choice between two that are as good as equal."""
 TOLERANCE = 0.05
-"""Of a row's largest value, where numbers have the precision of bfloat16: several times the rounding of a product."""
+"""The tolerance, as a part of a row's largest value, for the precision of bfloat16: several roundings of a product."""
 FINE_TOLERANCE = 0.002
-"""The same where they have that of float32."""
+"""The tolerance where numbers have the precision of float32."""
 NEAR_ZERO = 1e-6
-"""What rounding leaves of numbers that cancel out: the logarithm of a probability near one, say."""
+"""The error that rounding leaves in numbers that cancel out, such as the logarithm of a probability near one."""
 NUM_NUDGES, NUDGES_WORTH = 4, 16
-"""So often a row is tried with other last places, and so many times what that changes is still rounding."""
+"""The number of trials with changed last places, and the factor by which their differences still count as rounding."""
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 MIXING = "the rows of a batch influence each other: "
 FICKLE = "equal rows give other results at each call, as where a cell counts in an attribute or draws numbers"
@@ -47,7 +47,7 @@ ON_PURPOSE = "One that is so on purpose says it: cellrt.cell(..., row_wise=False
 
 
 class _Difference(NamedTuple):
-    """Where an output of a row is another together than alone."""
+    """A row whose output differs between running together with others and running alone."""
 
     row: int
     together: float
@@ -55,7 +55,8 @@ class _Difference(NamedTuple):
 
 
 def influences_of(cell: Computation) -> dict[str, str]:
-    """The outputs of a cell that are others for rows together than for each row alone, beyond rounding, and how so.
+    """Return the outputs of a cell that are others for rows together than for each row alone, beyond rounding, and how
+    so.
 
     A cell that raises on such rows together, takes one row only or does not lie on the CPU is not tried. Integer
     outputs of a cell in half precision are not looked at: which of two tokens is best may hang on rounding.
@@ -86,14 +87,15 @@ def influences_of(cell: Computation) -> dict[str, str]:
 
 
 def refuse_unless_row_wise(cell: Computation) -> None:
-    """Raises DefinitionError if rows of a cell influence each other, unless it is said that they do."""
+    """Raise DefinitionError if rows of a cell influence each other, unless it is said that they do."""
     if cell.declaration.row_wise and (found := influences_of(cell)):
         raise DefinitionError(_told_of(cell, found))
 
 
 def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
-    """The outputs that others influence, with a RuntimeWarning if there are any that points at the caller so many calls
-    above."""
+    """Return the outputs that others influence, with a RuntimeWarning if there are any that points at the caller so
+    many calls above.
+    """
     found = influences_of(cell)
     if found:
         warnings.warn(_told_of(cell, found), RuntimeWarning, stacklevel=1 + depth)
@@ -101,7 +103,7 @@ def warn_unless_row_wise(cell: Computation, depth: int) -> list[str]:
 
 
 def _told_of(cell: Computation, found: Mapping[str, str]) -> str:
-    """What to say of influences."""
+    """Return the message about influences between rows."""
     what = FICKLE if FICKLE in found.values() else next(iter(found.values()))
     return (
         f"cell {cell.name!r}, output {', '.join(map(repr, found))}: {what}. A cell must compute each row from that row "
@@ -110,7 +112,7 @@ def _told_of(cell: Computation, found: Mapping[str, str]) -> str:
 
 
 def _hint(module: object) -> str:
-    """What to do with parts that are known to mix rows."""
+    """Return advice about parts of a module that are known to mix rows; empty if there is none."""
     parts = module.modules() if isinstance(module, nn.Module) else ()
     if any(type(part).__module__.startswith(QUANTIZED) for part in parts):
         return (
@@ -121,7 +123,8 @@ def _hint(module: object) -> str:
 
 
 def warn_if_it_raises(cell: Computation, depth: int) -> bool:
-    """Whether the cell raises on a few random rows; a RuntimeWarning that points at the caller so many calls above.
+    """Return whether the cell raises on a few random rows; a RuntimeWarning that points at the caller so many calls
+    above.
 
     No more than that: these may be no rows of this cell. One that lies on a device is not tried.
     """
@@ -152,7 +155,7 @@ def warn_if_it_raises(cell: Computation, depth: int) -> bool:
 
 
 def is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
-    """Whether they are equal but for rounding, which is judged by the largest of all; NaN is equal to NaN."""
+    """Return whether two outputs are equal but for rounding, judged by the largest of all; NaN is equal to NaN."""
     if not together.is_floating_point():
         return torch.equal(together, alone)
     together, alone = together.double(), alone.double()
@@ -162,7 +165,7 @@ def is_close(together: torch.Tensor, alone: torch.Tensor) -> bool:
 
 
 def _fickle_outputs(cell: Computation, has_halves: bool) -> set[str]:
-    """The outputs that differ between two calls on the same rows."""
+    """Return the outputs that differ between two calls on the same rows."""
     inputs = random_inputs(cell.inputs.values(), min(TRIAL_ROWS, cell.max_batch), torch.Generator().manual_seed(0))
     one = _outputs(cell, inputs)
     torch.rand(())  # each call gives the generator back as it was: the other draws other numbers
@@ -176,7 +179,7 @@ def _fickle_outputs(cell: Computation, has_halves: bool) -> set[str]:
 
 
 def _raised_by(cell: Computation, inputs: Sequence[CellInput]) -> BaseException | None:
-    """What the cell raises on these rows, if it does."""
+    """Return the error that the cell raises on these rows, or None."""
     try:
         with torch.random.fork_rng(devices=[]):
             _run(cell, inputs)
@@ -188,7 +191,9 @@ def _raised_by(cell: Computation, inputs: Sequence[CellInput]) -> BaseException 
 
 
 def _counts(cell: Computation, company: Company, inputs: Sequence[CellInput], row: int) -> bool:
-    """Whether a row is one of this cell's: zeros, or numbers so large or small, may be none, and then make it raise."""
+    """Return whether a row is one of this cell's: zeros, or numbers so large or small, may be none, and then make it
+    raise.
+    """
     if company.scales == (1.0,):
         return True
     return _outputs(cell, [lone_row_of(value, row) for value in inputs]) is not None
@@ -197,8 +202,11 @@ def _counts(cell: Computation, company: Company, inputs: Sequence[CellInput], ro
 def _differences(
     cell: Computation, inputs: Sequence[CellInput], rows: Sequence[int], has_halves: bool, generator: torch.Generator
 ) -> dict[str, _Difference]:
-    """The outputs that differ on a draw of rows, of which these run alone, too; all if one of them alone makes it
-    raise, as a norm over the batch does, which has no variance of one row; none if all together do."""
+    """Return the outputs that differ on a draw of rows, of which these run alone, too.
+
+    Return all if a row alone makes the cell raise, as a norm over the batch does, which has no variance of one row.
+    Return none if all rows together do.
+    """
     together = _outputs(cell, inputs)
     if together is None:
         return {}
@@ -224,7 +232,7 @@ def _differences(
 
 
 def _most_different(row: int, rows: Sequence[int], together: torch.Tensor, alone: torch.Tensor) -> _Difference:
-    """The numbers of a row that differ most."""
+    """Return the numbers of a row that differ most."""
     at = rows.index(row)
     a, b = together[at].flatten(), alone[at].flatten()
     place = int(_distances(a, b).argmax())
@@ -240,7 +248,7 @@ def _influence(
     has_halves: bool,
     generator: torch.Generator,
 ) -> str:
-    """What made a difference: the number of rows, or an input in which they are not alike."""
+    """Return a text that says what made a difference: the number of rows, or an input in which they differ."""
     row, count = difference.row, count_rows(inputs[0])
     if difference.alone is None:
         return f"it raises for one row alone, and not for {count}"
@@ -261,7 +269,7 @@ def _influence(
 
 
 def _distances(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
-    """How far two outputs are apart, by row: infinitely if they are other integers, or only one has a number."""
+    """Return the distance of two outputs for each row; infinity for unequal integers, or if one of two is NaN."""
     if not first.is_floating_point():
         apart = torch.where(first == second, 0.0, torch.inf)
     else:
@@ -272,7 +280,7 @@ def _distances(first: torch.Tensor, second: torch.Tensor) -> torch.Tensor:
 
 
 def _rounding(first: torch.Tensor, second: torch.Tensor, tolerance: float) -> torch.Tensor:
-    """By how much a row of an output may differ: a part of its own largest value."""
+    """Return the most that each row of an output may differ by: a part of its own largest value."""
     if not first.is_floating_point():
         return torch.zeros(len(first), dtype=torch.float64)
     both = torch.stack([first.double(), second.double()], 1).nan_to_num(0.0, 0.0, 0.0).abs()
@@ -286,7 +294,10 @@ def _worth_of_nudges(
     alone: list[torch.Tensor],
     generator: torch.Generator,
 ) -> list[torch.Tensor]:
-    """What inputs with other last places change in each output of rows that run alone, and so many times that."""
+    """Return how much nudged inputs may change each output of rows that run alone.
+
+    Inputs are nudged in their last places; the largest change counts ``NUDGES_WORTH`` times.
+    """
     worth = [torch.zeros(len(rows), dtype=torch.float64) for _ in alone]
     for _ in range(NUM_NUDGES):
         moved = _alone(cell, [nudged(value, generator) for value in inputs], rows)
@@ -309,7 +320,9 @@ class _DtypesSeen(TorchFunctionMode):
 
 
 def _computes_in_halves(cell: Computation, inputs: Sequence[CellInput]) -> bool:
-    """Whether a cell of other rows computes in half precision inside, as under autocast or by torch's setting."""
+    """Return whether a cell of other rows computes in half precision inside, as under autocast or by torch's
+    setting.
+    """
     if torch.get_float32_matmul_precision() != "highest":
         return True
     seen = _DtypesSeen()
@@ -319,7 +332,7 @@ def _computes_in_halves(cell: Computation, inputs: Sequence[CellInput]) -> bool:
 
 
 def _alone(cell: Computation, inputs: Sequence[CellInput], rows: Sequence[int]) -> list[torch.Tensor] | None:
-    """The outputs of rows that run one by one; None if one of them makes the cell raise."""
+    """Return the outputs of rows that run one by one; None if one of them makes the cell raise."""
     made = []
     for row in rows:
         outputs = _outputs(cell, [lone_row_of(value, row) for value in inputs])
@@ -330,7 +343,7 @@ def _alone(cell: Computation, inputs: Sequence[CellInput], rows: Sequence[int]) 
 
 
 def _outputs(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor] | None:
-    """The outputs for these rows; None if the cell raises."""
+    """Return the outputs for these rows; None if the cell raises."""
     try:
         return _run(cell, inputs)
     except KeyboardInterrupt:
@@ -343,7 +356,7 @@ def _outputs(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tenso
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-    """The outputs for these rows, which stay as they are; notes which inputs the cell writes to.
+    """Return the outputs for these rows, which stay as they are; note which inputs the cell writes to.
 
     Outside inference, where the ready-made cells take their plain form: there is nothing to compile for it. No weight
     of a cell asks for gradients, so there are none.

@@ -29,19 +29,19 @@ from cellrt.errors import DefinitionError
 Value = TypeVar("Value")
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 CONSTANT, OF_WEIGHTS = "_is_constant_to_cellrt", "is_of_weights_alone"
-"""Attributes: of a weight that nobody writes to, and of a class of values that are made of weights alone."""
+"""Names of attributes: of a constant weight, and of a class whose values are made of weights alone."""
 _SETTLED: WeakSet[nn.Module] = WeakSet()
 HOOKS = ("_forward_pre_hooks", "_forward_hooks")
-"""Where a module has functions that run with it."""
+"""The attributes in which a module has functions that run with it."""
 
 
 def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
-    """A private copy of a cell's module or function, in evaluation mode, its weights without gradients, and without
-    ``torch.compile``.
+    """Return a private copy of a cell's module or function, in evaluation mode, its weights without gradients, and
+    without ``torch.compile``.
 
     A function's tensors, modules and data (``is_data``) are copied with it: those in its closure, defaults and globals,
     in whatever they lie there, and those of functions that it finds there. What a module's methods find in globals is
-    not. Raises DefinitionError if something cannot be copied.
+    not. Raise DefinitionError if something cannot be copied.
     """
     try:
         copied = _copy_callable(definition)
@@ -52,8 +52,8 @@ def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., An
 
 
 def replica_of(definition: Callable[..., Any]) -> Callable[..., Any]:
-    """A copy of a snapshot that shares its weights: what a call leaves in attributes and containers, another thread
-    that calls another copy does not find there.
+    """Return a copy of a snapshot that shares its weights: what a call leaves in attributes and containers, another
+    thread that calls another copy does not find there.
 
     Weights are the parameters and buffers of modules, which no call may write to; any other tensor may be scratch. What
     is made of weights alone is shared with them, if its class says so (``OF_WEIGHTS``).
@@ -69,30 +69,32 @@ def replica_of(definition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def copy_of(definition: Value) -> Value:
-    """A copy of a snapshot, weights and all, but for those that are constant."""
+    """Return a copy of a snapshot, weights and all, but for those that are constant."""
     parts = list(_parts_of_copy(definition))
     return copy.deepcopy(definition, {**_code_in(parts), **_constants_in(parts)})
 
 
 def set_constant(weight: torch.Tensor) -> None:
-    """Have snapshots share a weight instead of copying it: nobody else has it, and nobody will ever write to it."""
+    """Let snapshots share a weight instead of copying it: no other code has it, or will ever write to it."""
     setattr(weight, CONSTANT, True)
 
 
 def _constants_in(parts: Iterable[object]) -> dict[int, torch.Tensor]:
-    """The constant weights of modules by their identity."""
+    """Return the constant weights of modules by their identity."""
     modules = (part for part in parts if isinstance(part, nn.Module))
     held = (tensor for module in modules for of in (module._parameters, module._buffers) for tensor in of.values())
     return {id(tensor): tensor for tensor in held if tensor is not None and getattr(tensor, CONSTANT, False)}
 
 
 def is_settled(module: nn.Module) -> bool:
-    """Whether a module is part of a snapshot or of a replica: its weights are what they were when it was first used."""
+    """Return whether a module is part of a snapshot or of a replica: its weights are what they were when it was first
+    used.
+    """
     return module in _SETTLED
 
 
 def weights_of(definition: Callable[..., Any]) -> dict[str, torch.Tensor]:
-    """The parameters and buffers of a snapshot by name, each once; a function that holds no tensor has none."""
+    """Return the parameters and buffers of a snapshot by name, each once; a function that holds no tensor has none."""
     if not isinstance(definition, nn.Module):
         return {}
     return dict((*definition.named_parameters(), *definition.named_buffers()))
@@ -134,11 +136,11 @@ class FunctionSnapshot(nn.Module):
         return made
 
     def captured(self) -> dict[str, Any]:
-        """The captured values as they are now."""
+        """Return the captured values as they are now."""
         return {key: self._values[key] if key in self._values else getattr(self, key) for key in self._names}
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the function with the captured values in place of its own."""
+        """Call the function with the captured values in place of its own."""
         made = self._made or self._rebind()
         if not self._assigned:
             return made(*args, **kwargs)
@@ -157,7 +159,7 @@ class FunctionSnapshot(nn.Module):
 
 
 def rebound(function: FunctionType, captured: Mapping[str, Any], names: dict[str, Any]) -> FunctionType:
-    """The function with these captured values and globals."""
+    """Return the function with these captured values and globals."""
     names_within = [f"closure_{name}" for name in function.__code__.co_freevars]
     closure = tuple(CellType(captured[name]) if name in captured else CellType() for name in names_within)
     defaults = captured.get("defaults", function.__defaults__)
@@ -172,7 +174,7 @@ def rebound(function: FunctionType, captured: Mapping[str, Any], names: dict[str
 
 
 def globals_of(captured: Mapping[str, Any]) -> dict[str, Any]:
-    """The captured globals by their names."""
+    """Return the captured globals by their names."""
     return {key.removeprefix("global_"): value for key, value in captured.items() if key.startswith("global_")}
 
 
@@ -185,7 +187,7 @@ class MethodSnapshot(nn.Module):
         self.method = method
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls the method."""
+        """Call the method."""
         return getattr(self.owner, self.method)(*args, **kwargs)
 
 
@@ -200,7 +202,7 @@ class _Globals(dict[str, Any]):
         return self._original[name]
 
     def give_back(self, names: Iterable[str]) -> None:
-        """Assigns what code assigned to these where everybody finds it."""
+        """Write captured globals back to their module, if code assigns to these names."""
         for name in names:
             if name in self:
                 self._original[name] = self.pop(name)
@@ -228,7 +230,8 @@ def _copy_callable(definition: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _copy_with_code(value: Value, memo: dict[int, Any]) -> Value:
-    """A deep copy in which functions of the user's that find weights find copies of them, wherever they lie in it.
+    """Return a deep copy in which functions of the user's that find weights find copies of them, wherever they lie in
+    it.
 
     ``memo``: as ``deepcopy`` has it, of all that is copied together.
     """
@@ -254,7 +257,7 @@ def _is_to_be_copied(function: FunctionType) -> bool:
 
 
 def _captures(function: FunctionType) -> dict[str, Any]:
-    """What a function holds beyond its code: ``closure_x``, and ``global_x`` and defaults that are its own."""
+    """Return the values that a function holds beyond its code: ``closure_x``, and its own ``global_x`` and defaults."""
     captured: dict[str, Any] = {}
     for name, cell in zip(function.__code__.co_freevars, function.__closure__ or ()):
         captured[f"closure_{name}"] = original_of(cell.cell_contents)
@@ -269,14 +272,15 @@ def _captures(function: FunctionType) -> dict[str, Any]:
 
 
 def _may_change(defaults: tuple[object, ...] | dict[str, object]) -> bool:
-    """Whether there is data among the defaults of a function that could be written to."""
+    """Return whether a function's defaults include data that could be written to."""
     values = defaults.values() if isinstance(defaults, dict) else defaults
     return any(not isinstance(value, BY_VALUE) and is_data(value) for value in values)
 
 
 def _holds_own(value: object) -> bool:
-    """Whether there is in a value, or in what a function of the user's finds, what is copied for a cell: a tensor or
-    module, or data in a function's globals."""
+    """Return whether a value contains something that a cell copies: a tensor, a module, or data in a function's
+    globals.
+    """
     return any(
         isinstance(part, torch.Tensor | nn.Module) or (isinstance(part, FunctionType) and constants_of(part))
         for part in _parts_of(value)
@@ -284,7 +288,7 @@ def _holds_own(value: object) -> bool:
 
 
 def _parts_of(value: object) -> Iterator[object]:
-    """A value and what lies in it, each once; not what lies in tensors and modules."""
+    """Yield a value and what lies in it, each once; not what lies in tensors and modules."""
     seen: set[int] = set()
     left = [value]
     while left:
@@ -315,12 +319,12 @@ def _parts_of(value: object) -> Iterator[object]:
 
 
 def _code_in(value: object) -> dict[int, Any]:
-    """The modules of code in a value by their identity, as ``deepcopy`` knows what is not to be copied."""
+    """Return the modules of code in a value by their identity, as ``deepcopy`` knows what is not to be copied."""
     return {id(part): part for part in _parts_of(value) if isinstance(part, ModuleType)}
 
 
 def _settle(definition: object) -> None:
-    """Puts modules in evaluation mode and weights without gradients, wherever they lie in a copy."""
+    """Put modules in evaluation mode and weights without gradients, wherever they lie in a copy."""
     for part in _parts_of_copy(definition):
         if isinstance(part, nn.Module):
             if any(isinstance(module, torch.jit.ScriptModule) for module in part.modules()):
@@ -337,7 +341,8 @@ def _settle(definition: object) -> None:
 
 
 def _parts_of_copy(definition: object, is_code_wanted: bool = False) -> Iterator[object]:
-    """All that lies in a copy; of a module also what lies in its attributes, but not in what it shares with others.
+    """Yield all that lies in a copy; of a module also what lies in its attributes, but not in what it shares with
+    others.
 
     ``is_code_wanted``: functions, too.
     """
@@ -361,7 +366,7 @@ def _parts_of_copy(definition: object, is_code_wanted: bool = False) -> Iterator
 
 
 def _register_tensors(module: nn.Module) -> None:
-    """Makes a module's plain tensor attributes buffers, so that they move and are saved with it; so with functions."""
+    """Make a module's plain tensor attributes buffers, so that they move and are saved with it; so with functions."""
     for key, value in list(vars(module).items()):
         if isinstance(value, torch.Tensor):
             delattr(module, key)

@@ -28,11 +28,11 @@ from cellrt.errors import DefinitionError
 __all__ = ["AT", "DIMS", "DTYPE", "FIRST_TENSOR", "SIZES", "STRIDES", "TENSOR", "SpanForm"]
 
 WIDTH = (-1,)
-"""In place of the shape of tables, which are as wide as the longest list of pages."""
+"""A mark in place of the shape of tables, which are as wide as the longest list of pages."""
 
 
 class _Call(NamedTuple):
-    """What a form's calls need.
+    """The data that each call of a form needs.
 
     Attributes:
         function: the C function.
@@ -51,7 +51,7 @@ class _Call(NamedTuple):
 
 
 class SpanForm(CompiledForm):
-    """See the module; ``of`` makes one."""
+    """A form for cells with spans, as the module describes. ``of`` makes one."""
 
     @classmethod
     def of(
@@ -66,14 +66,14 @@ class SpanForm(CompiledForm):
         least_rows: int = 1,
         origin: str = "written by hand",
     ) -> SpanForm:
-        """The form of a function, as of ``CompiledForm``.
+        """Return the form of a function, as of ``CompiledForm``.
 
         Args:
             function, inputs, outputs, constants, keeps, origin: see there.
             dtype_number: what says of each tensor's dtype.
             least_rows: fewer rows come with one more, which is of no node.
 
-        Raises DefinitionError for rows of too many dimensions.
+        Raise DefinitionError for rows of too many dimensions.
         """
         flat = _flat(inputs.values())
         tables = tuple(k for k, tensor in enumerate(flat) if tensor.shape == WIDTH)
@@ -98,7 +98,9 @@ class SpanForm(CompiledForm):
         return self._call.least_rows
 
     def words_with(self, num_pages: Mapping[str, int]) -> NDArray[np.int64]:
-        """The words of a task, with all that is the same in each; the inputs that grow have so many pages in all."""
+        """Return the words of a task, with all that is the same in each; the inputs that grow have so many pages in
+        all.
+        """
         words, number = self._call.words.copy(), 0
         for name, spec in self.inputs.items():
             if spec.page_size:
@@ -107,15 +109,16 @@ class SpanForm(CompiledForm):
         return words
 
     def run(self, num_rows: int, inputs: Mapping[str, CellInput]) -> dict[str, torch.Tensor] | None:
-        """One step on contiguous CPU tensors; appends to pages what the module would. None if the function refuses.
+        """Run one step on contiguous CPU tensors; append to pages what the module would. None if the function
+        refuses.
 
-        Raises DefinitionError for other inputs than the form reads.
+        Raise DefinitionError for other inputs than the form reads.
         """
         check_inputs(self.inputs, num_rows, inputs)
         return self.run_gathered(num_rows, inputs)
 
     def run_gathered(self, num_rows: int, inputs: Mapping[str, CellInput]) -> dict[str, torch.Tensor] | None:
-        """As ``run``, of what a worker has gathered for the form: nothing is looked at."""
+        """Run as ``run`` does, on inputs that a worker has gathered for the form; nothing is checked."""
         call = self._call
         given = [value if value.is_contiguous() else value.contiguous() for value in flatten(inputs.values())]
         rows = num_rows
@@ -150,7 +153,7 @@ class _Tensor(NamedTuple):
 
 
 def _flat(specs: Iterable[RowSpec]) -> list[_Tensor]:
-    """The tensors that ``flatten`` makes of a cell's inputs."""
+    """Return the tensors that ``flatten`` makes of a cell's inputs."""
     flat: list[_Tensor] = []
     by_row, by_node = (_Tensor((), torch.int32, is_by_row) for is_by_row in (True, False))
     for spec in specs:

@@ -1,4 +1,4 @@
-"""What a cell sees of inputs that tell it which rows are of one node: spans, and states that grow."""
+"""The tensors that tell a cell which rows belong to one node: spans, and states that grow."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cellrt.definition.bits import as_bits
 
 
 class Spans(NamedTuple):
-    """Which rows of a batch are of one node, and which steps of their chain or loop they are.
+    """The nodes to which the rows of a batch belong, and the steps of their chain or loop.
 
     Attributes:
         offsets: ``[nodes + 1]`` int32; node n has rows ``offsets[n]:offsets[n + 1]`` of the batch, at least one.
@@ -29,12 +29,12 @@ class Spans(NamedTuple):
         return nodes_of(self.offsets)
 
     def take(self, nodes: Sequence[int]) -> Spans:
-        """Those of some nodes."""
+        """Return the spans of some nodes."""
         offsets, rows = taken_rows(self.offsets, nodes)
         return Spans(offsets, self.positions[rows], self.is_read[rows])
 
     def copied(self) -> Spans:
-        """A copy in memory of its own."""
+        """Return a copy in memory of its own."""
         return Spans(*(value.clone() for value in self))
 
 
@@ -76,12 +76,12 @@ class PagedRows(NamedTuple):
         return self.pages.movedim(1 + self.page_dim, 1)
 
     def append(self, values: torch.Tensor) -> None:
-        """Writes each row's value to its place.
+        """Write each row's value to its place.
 
         Args:
             values: ``[rows, *shape]``.
 
-        Raises ValueError for another shape.
+        Raise ValueError for another shape.
         """
         by_row, size = self.by_row, self.page_size
         wanted = (len(self.positions), *by_row.shape[2:])
@@ -95,13 +95,13 @@ class PagedRows(NamedTuple):
         by_row[self.tables[self.nodes, self.positions // size], self.positions % size] = values
 
     def rows_of(self, node: int) -> torch.Tensor:
-        """A copy of all rows of a node ``[lengths[node], *shape]``, in order."""
+        """Return a copy of all rows of a node ``[lengths[node], *shape]``, in order."""
         length = int(self.lengths[node])
         pages = self.tables[node, : -(-length // self.page_size)]
         return self.by_row.index_select(0, pages).flatten(0, 1)[:length]
 
     def take(self, nodes: Sequence[int]) -> PagedRows:
-        """Those of some nodes; their rows stay where they are."""
+        """Return the pages of some nodes; the pages' rows stay where they are."""
         chosen = torch.as_tensor(nodes, dtype=torch.int64, device=self.tables.device)
         offsets, rows = taken_rows(self.offsets, nodes)
         tables, lengths = self.tables[chosen], self.lengths[chosen]
@@ -109,13 +109,15 @@ class PagedRows(NamedTuple):
         return PagedRows(self.pages, tables, lengths, offsets, *of_rows, self.page_dim)
 
     def copied(self) -> PagedRows:
-        """A copy in memory of its own."""
+        """Return a copy in memory of its own."""
         copies = {name: getattr(self, name).clone() for name in self._fields[:-1]}
         return self._replace(**copies)
 
 
 def _is_served(pages: torch.Tensor, values: torch.Tensor) -> bool:
-    """Whether these are plain tensors on a CPU, of one dtype, as a worker has them, and nobody looks at operations."""
+    """Return whether these are plain CPU tensors of one dtype, as a worker has them, outside tracing and dispatch
+    modes.
+    """
     is_seen = torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack()
     if is_seen or not torch.is_inference_mode_enabled():
         return False
@@ -125,12 +127,12 @@ def _is_served(pages: torch.Tensor, values: torch.Tensor) -> bool:
 
 
 def nodes_of(offsets: torch.Tensor) -> torch.Tensor:
-    """The node of each row ``[rows]`` int32, of offsets ``[nodes + 1]``."""
+    """Return the node of each row ``[rows]`` int32, of offsets ``[nodes + 1]``."""
     return torch.repeat_interleave(offsets.diff()).to(torch.int32)
 
 
 def taken_rows(offsets: torch.Tensor, nodes: Sequence[int]) -> tuple[torch.Tensor, torch.Tensor]:
-    """The offsets of some nodes' rows when they lie together, and the rows that they have now."""
+    """Return the offsets of some nodes' rows when they lie together, and the rows that they have now."""
     ranges = [range(*offsets[node : node + 2].tolist()) for node in nodes]
     counts = torch.tensor([0, *map(len, ranges)], device=offsets.device)
     rows = torch.tensor([row for rows in ranges for row in rows], device=offsets.device)

@@ -1,4 +1,4 @@
-"""What the rows of an input or output look like."""
+"""Specs of the rows of an input or output: shape, dtype and kind."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class RowSpec(NamedTuple):
     """One row: its shape without the row dimension, and its dtype.
 
     A ragged input takes any number of other nodes' outputs of this row shape per node; the cell sees ``RaggedRows``.
-    With a ``page_size`` it is a state that grows by rows of this shape, kept in pages of so many, which are dimension
-    ``page_dim`` of a page; the cell sees ``PagedRows``, and if it ``appends`` adds one row for each of its own. With a
-    ``span`` ("partial" or "whole") nobody gives it; the cell sees ``Spans``.
+    With a ``page_size`` it is a state that grows by rows of this shape. A page has that many rows, in dimension
+    ``page_dim``. The cell sees ``PagedRows``, and adds one row for each of its own if it ``appends``. With a ``span``
+    ("partial" or "whole") nobody gives it; the cell sees ``Spans``.
     """
 
     shape: tuple[int, ...]
@@ -47,12 +47,14 @@ class RowSpec(NamedTuple):
 
     @property
     def has_nodes(self) -> bool:
-        """Whether it tells a cell which rows are of one node: pages and spans do."""
+        """True if the input tells a cell which rows are of one node, as pages and spans do."""
         return bool(self.page_size or self.span)
 
     @property
     def stored(self) -> RowSpec:
-        """What an arena has rows of, for an input like this: of a ragged one its rows, of pages whole pages."""
+        """The spec of the rows that an arena stores for such an input: rows of a ragged one, whole pages of a growing
+        one.
+        """
         if self.page_size:
             shape = (*self.shape[: self.page_dim], self.page_size, *self.shape[self.page_dim :])
             return RowSpec(shape, self.dtype, page_size=self.page_size, page_dim=self.page_dim)
@@ -88,37 +90,39 @@ CellInput = torch.Tensor | RaggedRows | PagedRows | Spans
 
 
 def copy_input(value: CellInput) -> CellInput:
-    """A copy of an input in memory of its own."""
+    """Return a copy of an input in memory of its own."""
     if isinstance(value, PagedRows | Spans):
         return value.copied()
     return RaggedRows(value.values.clone(), value.offsets.clone()) if isinstance(value, RaggedRows) else value.clone()
 
 
 def plain(value: CellInput) -> torch.Tensor | RaggedRows:
-    """An input of a cell without pages and spans. Raises TypeError if it is one of these."""
+    """Return an input of a cell without pages and spans. Raise TypeError if it is one of these."""
     if isinstance(value, PagedRows | Spans):
         raise TypeError("expected rows, got pages or spans")
     return value
 
 
 def rows(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
-    """An input of one row of this shape per node: ``rows(256)``, or ``rows(dtype=torch.int64)`` for an integer."""
+    """Return an input of one row of this shape per node: ``rows(256)``, or ``rows(dtype=torch.int64)`` for an
+    integer.
+    """
     return RowSpec(_extents("rows", shape), dtype)
 
 
 def ragged(*shape: int, dtype: torch.dtype = torch.float32) -> RowSpec:
-    """An input of any number of rows of this shape per node."""
+    """Return an input of any number of rows of this shape per node."""
     return RowSpec(_extents("ragged", shape), dtype, ragged=True)
 
 
 def pages(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, page_dim: int = 0) -> RowSpec:
-    """An input that is a growing state of rows of this shape, which another cell appends to: see ``grows``."""
+    """Return an input that is a growing state of rows of this shape, which another cell appends to: see ``grows``."""
     return RowSpec(_extents("pages", shape), dtype, page_size=page_size, page_dim=page_dim)
 
 
 def grows(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, page_dim: int = 0) -> RowSpec:
-    """A state that grows by one row of this shape for each row of the cell, which appends it: the keys and values of a
-    decoder, say. The runtime keeps it in pages of ``page_size`` rows; the cell sees ``PagedRows``.
+    """Return a state that grows by one row of this shape for each row of the cell, which appends it: the keys and
+    values of a decoder, say. The runtime keeps it in pages of ``page_size`` rows; the cell sees ``PagedRows``.
 
     ``page_dim``: where the rows of a page are among its dimensions. With rows ``(layers, 2, heads, size)`` and 2 a page
     is ``[layers, 2, page_size, heads, size]``, so that what one layer reads of it lies together.
@@ -127,7 +131,7 @@ def grows(*shape: int, dtype: torch.dtype = torch.float32, page_size: int = 16, 
 
 
 def _extents(kind: str, shape: tuple[object, ...]) -> tuple[int, ...]:
-    """The extents of a row, as they were given to a function of that name."""
+    """Return the extents of a row, as they were given to a function of that name."""
     extents = [as_integer(extent) for extent in shape]
     for extent, number in zip(shape, extents):
         if number is None or number < 1:
@@ -137,10 +141,11 @@ def _extents(kind: str, shape: tuple[object, ...]) -> tuple[int, ...]:
 
 
 def span(*, whole: bool = False) -> RowSpec:
-    """An input that nobody gives: it tells the cell which rows of its batch are of one node (``Spans``).
+    """Return an input that tells the cell which rows of its batch are of one node (``Spans``); callers give nothing for
+    it.
 
-    ``whole``: all steps of a chain come in one task, as an encoder needs them whose rows look at those behind them;
-    else as many at a time as there is room for, in order.
+    ``whole``: all steps of a chain come in one task, as an encoder needs them, whose rows read rows after them. Else as
+    many come at a time as there is room for, in order.
     """
     return RowSpec((), torch.bool, span="whole" if whole else "partial")
 
@@ -150,9 +155,9 @@ token = RowSpec((), torch.int64)
 
 
 def as_spec(name: str, value: object) -> RowSpec:
-    """Turns what a user wrote for an input (a spec, or a shape for float32 rows: ``(256,)`` or ``256``) into a spec.
+    """Turn what a user wrote for an input (a spec, or a shape for float32 rows: ``(256,)`` or ``256``) into a spec.
 
-    Raises DefinitionError naming the input.
+    Raise DefinitionError naming the input.
     """
     spec = None
     if isinstance(value, RowSpec):
@@ -183,19 +188,19 @@ DTYPE_NAMES = MappingProxyType({_name(dtype): dtype for dtype in DTYPES})
 
 
 def check_dtype(where: str, dtype: torch.dtype) -> None:
-    """Raises DefinitionError if rows cannot have this dtype; ``where`` says whose it is."""
+    """Raise DefinitionError if rows cannot have this dtype; ``where`` says whose it is."""
     if dtype not in DTYPES:
         hint = "; give a complex row as one of floats (torch.view_as_real)" if dtype.is_complex else ""
         raise DefinitionError(f"{where}: expected rows of {', '.join(DTYPE_NAMES)}, got {_name(dtype)}{hint}")
 
 
 def conversion(wanted: torch.dtype, given: torch.dtype) -> str:
-    """What makes floats of one dtype those of another, as the end of an error; empty for other dtypes."""
+    """Return how to convert floats of one dtype to another, as the end of an error; empty for other dtypes."""
     if wanted == given or not (wanted.is_floating_point and given.is_floating_point):
         return ""
     return "; use .float()" if wanted == torch.float32 else f"; use .to({wanted})"
 
 
 def describe(value: torch.Tensor) -> str:
-    """A tensor's dtype and shape, for errors."""
+    """Return a tensor's dtype and shape, for errors."""
     return f"{_name(value.dtype)}{list(value.shape)}"

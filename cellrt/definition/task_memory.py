@@ -1,4 +1,4 @@
-"""What a cell's kernel is given for a task, and how the rows of a task come into its memory and out of it."""
+"""The memory of a task as a cell's kernel sees it, and the copies of rows into and out of it."""
 
 from __future__ import annotations
 
@@ -34,20 +34,20 @@ AT, DTYPE, DIMS, SIZES = range(4)
 STRIDES = SIZES + MOST_DIMS
 TENSOR = STRIDES + MOST_DIMS
 FIRST_TENSOR = 1
-"""Behind the number of tensors."""
+"""The first word after the number of tensors."""
 
 ALIGNMENT = 64
 
 
 @compiled
 def aligned(size: int) -> int:
-    """The next multiple of ALIGNMENT."""
+    """Return the next multiple of ALIGNMENT."""
     return (size + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
 
 
 @compiled
 def gather(buffer: Rows[int], port: Rows[int], own: int, target: int) -> int:
-    """Copies an input's rows to ``target`` unless they lie together already; returns where they are."""
+    """Copy an input's rows to ``target`` unless they lie together already; return where they are."""
     record, size = port[RECORD], port[ROW_BYTES]
     source, count = buffer[record + layout.IN_SOURCE], buffer[record + layout.IN_COUNT]
     rows = buffer[buffer[record + layout.IN_ROWS] :][:count]
@@ -69,7 +69,7 @@ def gather(buffer: Rows[int], port: Rows[int], own: int, target: int) -> int:
 
 @compiled
 def read_offsets(buffer: Rows[int], ports: Matrix, task: int, number: int, positions: int, at: int) -> int:
-    """Writes an input's offsets to ``at`` if it is ragged, and where they are to the task; returns what lies behind."""
+    """Write an input's offsets to ``at`` if it is ragged, and where they are to the task; return what lies behind."""
     port = ports[number]
     write_word(task, FIRST_INPUT + ports.shape[0] + number, at)
     if not port[FLAG]:
@@ -82,8 +82,9 @@ def read_offsets(buffer: Rows[int], ports: Matrix, task: int, number: int, posit
 
 @compiled
 def put(buffer: Rows[int], port: Rows[int], own: int, host: int, states: int, results: int) -> None:
-    """Copies an output's rows to where their readers find them: from ``states`` to arena rows, from ``results`` to the
-    host; the two differ for a loop that shows every step."""
+    """Copy an output's rows to where their readers find them: from ``states`` to arena rows, from ``results`` to the
+    host; the two differ for a loop that shows every step.
+    """
     record, size = port[RECORD], port[ROW_BYTES]
     rows = buffer[buffer[record + layout.OUT_STORE_ROWS] :]
     positions = buffer[buffer[record + layout.OUT_STORE_POSITIONS] :]
@@ -97,7 +98,7 @@ def put(buffer: Rows[int], port: Rows[int], own: int, host: int, states: int, re
 
 @compiled
 def are_finite(address: int, count: int) -> bool:
-    """Whether so many float32 numbers are neither infinite nor NaN."""
+    """Return whether ``count`` float32 numbers at an address are all finite."""
     for k in range(count):
         value = read_float(address, k)
         if value - value != 0:  # infinite, or not a number

@@ -1,7 +1,7 @@
-"""What a cell's module sees of pages and spans while its step is traced: attention becomes an operator of the program.
+"""Stand-ins for pages and spans while a cell's step is traced. Attention becomes an operator of the program.
 
-The program takes the pages as they lie in an arena. Only the operators of ``attention_operator.py`` touch them; what
-reads or writes them otherwise stays eager.
+The program takes the pages as they lie in an arena. Only the operators of ``attention_operator.py`` touch them. A
+module that reads or writes them in another way is not compiled.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def implement(**functions: Callable[..., Tensor]) -> None:
 
 
 KERNELS: dict[str, Any] = {}
-"""The functions (``TaskFunction``) that compiled code calls by its variables' names, from whoever has them."""
+"""The functions (``TaskFunction``) that compiled code calls by its variables' names, from the object that has them."""
 
 
 class PagesAreReadError(Exception):
@@ -44,9 +44,9 @@ class TracedPages(PagedRows):
 
     def __init__(self, *_: object) -> None:
         self.after = self.tables
-        """What the last operator on it made."""
+        """The result of the last operator on the pages."""
         self.is_appended = False
-        """Whether something was appended that no operator has read since."""
+        """True if rows were appended that no operator has read since."""
 
     @property
     def pages(self) -> Tensor:
@@ -56,7 +56,7 @@ class TracedPages(PagedRows):
     def append_and_attend(
         self, query: Tensor, key: Tensor, value: Tensor, layer: int | None, window: int, scale: float | None
     ) -> Tensor:
-        """As ``cached_attention``."""
+        """Append rows and attend, as ``cached_attention`` does."""
         rows = _packed(query), _packed(key), _packed(value)
         mask = self._mask(query, True, window, None, scale)
         return self._made(operators.APPEND_AND_ATTEND(*rows, *self._words(layer), *mask))
@@ -64,12 +64,12 @@ class TracedPages(PagedRows):
     def attend(
         self, query: Tensor, layer: int | None, causal: bool, window: int, bias: Tensor | None, scale: float | None
     ) -> Tensor:
-        """What each query reads of what is there."""
+        """Return the attention of each query to the rows that are there."""
         mask = self._mask(query, causal, window, bias, scale)
         return self._made(operators.ATTEND_PAGES(_packed(query), *self._words(layer), *mask))
 
     def append_rows(self, key: Tensor, value: Tensor, layer: int | None) -> None:
-        """As ``append_key_values``."""
+        """Append rows, as ``append_key_values`` does."""
         self._made(operators.APPEND_PAGES(_packed(key), _packed(value), *self._words(layer)))
         self.is_appended = True
 
@@ -94,7 +94,7 @@ class TracedSpans(Spans):
 
     @property
     def nodes(self) -> Tensor:
-        """See ``Spans``."""
+        """The node of each row, as ``Spans.nodes`` is."""
         return self.of_rows
 
 
@@ -109,7 +109,7 @@ def attend_span(
     bias: Tensor | None,
     scale: float | None,
 ) -> Tensor:
-    """What each row reads of those of its own node, while a program is traced."""
+    """Return the attention of each row to the rows of its own node, while a program is traced."""
     rows = _packed(query), _packed(key), _packed(value)
     made: Tensor = operators.ATTEND_SPAN(*rows, offsets, positions, *_mask(query, offsets, causal, window, bias, scale))
     return made
@@ -118,13 +118,13 @@ def attend_span(
 def _mask(
     query: Tensor, no_bias: Tensor, causal: bool, window: int, bias: Tensor | None, scale: float | None
 ) -> tuple[Any, ...]:
-    """The last arguments of attention."""
+    """Return the last arguments of attention."""
     factor = query.shape[2] ** -0.5 if scale is None else scale
     return (no_bias if bias is None else _packed(bias), int(causal), window, float(factor))
 
 
 def is_traced(value: Tensor) -> bool:
-    """Whether a value has no numbers because a cell's step is traced with it."""
+    """Return whether a value has no numbers because a cell's step is traced with it."""
     return _TRACING.is_on and isinstance(value, FakeTensor)
 
 
@@ -137,7 +137,7 @@ _TRACING = _Tracing()
 
 @contextmanager
 def tracing() -> Iterator[None]:
-    """While one is inside, attention of this thread on values without numbers becomes an operator."""
+    """Make attention of this thread on values without numbers an operator, inside the context."""
     _TRACING.is_on = True
     try:
         yield
@@ -146,12 +146,12 @@ def tracing() -> Iterator[None]:
 
 
 def _packed(rows: Tensor) -> Tensor:
-    """Contiguous rows; to ask whether they are would make the program special for a single one."""
+    """Return contiguous rows; to ask whether they are would make the program special for a single one."""
     return rows.clone(memory_format=torch.contiguous_format)
 
 
 def flatten(inputs: Iterable[CellInput]) -> list[Tensor]:
-    """The inputs of a step as tensors: of each its own, then what those with nodes share."""
+    """Return the inputs of a step as tensors: of each its own, then what those with nodes share."""
     flat: list[Tensor] = []
     first: PagedRows | Spans | None = None
     for value in inputs:
@@ -167,7 +167,7 @@ def flatten(inputs: Iterable[CellInput]) -> list[Tensor]:
 
 
 def unflatten(specs: Mapping[str, RowSpec], flat: Sequence[Tensor]) -> list[CellInput]:
-    """The inputs as the module sees them, of what ``flatten`` made."""
+    """Return the inputs as the module sees them, of what ``flatten`` made."""
     left, shared, inputs = iter(flat), flat[-3:], list[CellInput]()
     for spec in specs.values():
         if spec.page_size:
@@ -184,7 +184,7 @@ def unflatten(specs: Mapping[str, RowSpec], flat: Sequence[Tensor]) -> list[Cell
 
 
 def with_what_was_appended(inputs: Iterable[CellInput], outputs: Sequence[Tensor]) -> list[Tensor]:
-    """The outputs, of which the first is made after all that was appended: else it would not be."""
+    """Return the outputs, of which the first is made after all that was appended: else it would not be."""
     made = list(outputs)
     for value in inputs:
         if isinstance(value, TracedPages) and value.is_appended:
@@ -193,5 +193,5 @@ def with_what_was_appended(inputs: Iterable[CellInput], outputs: Sequence[Tensor
 
 
 def is_own(operator: object) -> bool:
-    """Whether it is an operator of attention."""
+    """Return whether an operator is one of attention."""
     return isinstance(operator, torch._ops.OpOverload) and operator in operators.ALL

@@ -27,7 +27,7 @@ INSTEAD: Mapping[type, str] = MappingProxyType(
         "for an nn.LSTM or nn.GRU",
     }
 )
-"""What to use instead of modules of torch that are no cells."""
+"""Replacements to suggest for modules of torch that are no cells."""
 ANEW = (
     ", or delete what each call makes anew (of torch's weight_norm, spectral_norm and prune by their remove functions) "
     "before the module becomes a cell"
@@ -37,8 +37,10 @@ SMALL_BYTES = 64 << 20
 
 
 class Trial:
-    """Runs copies of a module for two numbers of rows that it takes, where there are two: a small one on zeros, a large
-    one on meta tensors, and where that cannot be, the other way. If it lies on the CPU, then on random rows.
+    """Runs of copies of a module for two numbers of rows, if it takes two.
+
+    The small one runs on zeros, the large one on meta tensors; where that cannot be, the other way. If it lies on the
+    CPU, then on random rows.
 
     Attributes:
         outputs: their specs by name.
@@ -70,7 +72,7 @@ class Trial:
             self._run_on_random(copy_of(module), sizes_tried[0])
 
     def _run_on_nothing(self, module: Callable[..., Any], rows: int, is_small: bool) -> dict[str, torch.Tensor]:
-        """The outputs for zeros or for meta tensors."""
+        """Return the outputs for zeros or for meta tensors."""
         first, second = (self._run_on_zeros, self._run_on_meta) if is_small else (self._run_on_meta, self._run_on_zeros)
         try:
             return first(module, rows)
@@ -91,7 +93,7 @@ class Trial:
             ) from failed
 
     def _batch_hint(self) -> str:
-        """For rows whose shape begins as that of a batch of one."""
+        """Return a hint for rows whose shape begins like a batch of one."""
         for key, spec in self._specs.items():
             if len(spec.shape) > 1 and spec.shape[0] == 1:
                 instead = f"({spec.shape[1]},)" if len(spec.shape) == 2 else f"{spec.shape[1:]}"
@@ -106,8 +108,10 @@ class Trial:
         return self._run(on_meta, zero_inputs(self._specs.values(), rows, "meta"))
 
     def _run_on_random(self, module: Callable[..., Any], rows: int) -> None:
-        """Looks for writes that depend on values, and for rows that should be appended. With gradients on, where
-        ready-made cells take their plain form."""
+        """Look for writes that depend on values, and for rows that should be appended.
+
+        With gradients on, where ready-made cells take their plain form.
+        """
         generator = torch.Generator().manual_seed(1)  # other rows than those of the row-wise check
         with torch.inference_mode(False), torch.enable_grad(), torch.random.fork_rng(devices=[]):
             inputs = random_inputs(self._specs.values(), rows, generator)
@@ -172,9 +176,9 @@ class Trial:
 
 @workers_modes()
 def try_steps(computation: Computation) -> None:
-    """Runs the steps-first form once on zeros, two rows and then one (one row twice for a cell of one row).
+    """Run the steps-first form once on zeros, two rows and then one (one row twice for a cell of one row).
 
-    Adds the inputs that it writes to. Raises DefinitionError if it does not run.
+    Adds the inputs that it writes to. Raise DefinitionError if it does not run.
     """
     batch_sizes = [min(2, computation.max_batch), 1]
     try:
@@ -194,14 +198,14 @@ def try_steps(computation: Computation) -> None:
 
 
 def _trial_rows(sizes: BatchSizes) -> list[int]:
-    """Two numbers of rows that the cell takes, where there are two."""
+    """Return two numbers of rows that the cell takes, where there are two."""
     if sizes.supported:
         return sorted({sizes.supported[0], sizes.supported[-1]})
     return sorted({min(2, sizes.largest), min(3, sizes.largest)})
 
 
 def _versions(module: Callable[..., Any]) -> dict[str, tuple[int, int]]:
-    """Which tensors a module has and how often each was written."""
+    """Return the identity and version of each tensor of a module, to see which ones are written to."""
     tensors = weights_of(module)
     return {key: (id(value), 0 if value.is_inference() else value._version) for key, value in tensors.items()}
 
@@ -223,7 +227,7 @@ def _check_output(name: str, output: object, value: torch.Tensor, rows: int) -> 
 
 
 def describe_error(error: BaseException) -> str:
-    """Type and text of an error, whose text may itself raise."""
+    """Return the type and text of an error, whose text may itself raise."""
     kind = type(error).__name__
     try:
         return f"{kind}: {error}"

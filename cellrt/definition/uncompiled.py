@@ -14,29 +14,29 @@ from typing import Any
 from torch import nn
 
 ORIGINAL_MODULE, ORIGINAL_FUNCTION = "_orig_mod", "_torchdynamo_orig_callable"
-"""Where a compiled module and a compiled function have what they were made of."""
+"""The attributes in which a compiled module, and a compiled function, keep the original."""
 WRAPPERS_AT = os.path.join("torch", "_dynamo", "external_utils.py")
-"""Where torch wraps a function of its own before it compiles it."""
+"""The file in which torch wraps a function of its own before it compiles it."""
 MARK = "_is_torch_compile"
-"""What it leaves on a module that it was given."""
+"""The attribute that ``torch.compile`` leaves on a module that it was given."""
 LEFT_OUT = "torch.compile is left out, and what it was given runs: cellrt compiles cells itself (Engine(compile=...))"
 HINT = "a part is compiled (torch.compile): give what it was made of; cellrt compiles cells itself"
 
 
 def original_of(value: Any) -> Any:
-    """What a compiled module or function was made of; any other value as it is."""
+    """Return the module or function that a compiled one was made of; any other value as it is."""
     while (original := _made_of(value)) is not None:
         value = original
     return value
 
 
 def is_compiled(value: object) -> bool:
-    """Whether ``torch.compile`` made it."""
+    """Return whether ``torch.compile`` made it."""
     return _made_of(value) is not None
 
 
 def has_compiled(definition: object) -> bool:
-    """Whether ``torch.compile`` made a module or function, or a part of a module."""
+    """Return whether ``torch.compile`` made a module or function, or a part of a module."""
     if is_compiled(definition):
         return True
     parts = definition.modules() if isinstance(definition, nn.Module) else ()
@@ -44,9 +44,9 @@ def has_compiled(definition: object) -> bool:
 
 
 def put_back_originals(module: nn.Module) -> None:
-    """Puts what was compiled back in its place, in a module that is nobody else's.
+    """Replace compiled parts by their originals, in a module that has no other owner.
 
-    Raises TypeError for an attribute that is a compiled method of another object, or a function with a closure: it
+    Raise TypeError for an attribute that is a compiled method of another object, or a function with a closure: it
     would go on with weights that later training reaches.
     """
     for part in [part for part in module.modules() if not is_compiled(part)]:
@@ -58,7 +58,7 @@ def put_back_originals(module: nn.Module) -> None:
 
 
 def _compiled_functions(part: nn.Module) -> dict[str, Any]:
-    """The attributes of a module that are compiled functions."""
+    """Return the attributes of a module that are compiled functions."""
     return {key: value for key, value in vars(part).items() if is_compiled(value)}
 
 

@@ -73,7 +73,10 @@ class Modules(NamedTuple):
 
 
 def package_folder(package: str, to_install: str) -> Path:
-    """Folder of an installed package, without importing it. Raises DefinitionError saying how to install it."""
+    """Return the folder of an installed package, without importing it.
+
+    Raise DefinitionError saying how to install it.
+    """
     spec = importlib.util.find_spec(package)
     if spec is None or not spec.submodule_search_locations:
         raise DefinitionError(f"the package {package} is not installed: pip install {to_install}")
@@ -81,7 +84,7 @@ def package_folder(package: str, to_install: str) -> Path:
 
 
 def read_weights() -> Weights:
-    """The trained weights. Raises DefinitionError if the package g2p-en is not installed."""
+    """Return the trained weights. Raise DefinitionError if the package g2p-en is not installed."""
     path = package_folder("g2p_en", "--no-deps g2p-en==2.1.0") / "checkpoint20.npz"
     if not path.exists():
         raise DefinitionError(f"{path} is missing: pip install --force-reinstall --no-deps g2p-en==2.1.0")
@@ -95,7 +98,7 @@ def read_weights() -> Weights:
 
 
 def torch_modules(weights: Weights | None = None) -> Modules:
-    """The model as torch's own modules, for everybody who does not use cellrt."""
+    """Return the model as torch's own modules, for comparisons."""
     weights = weights or read_weights()
     encoder = nn.GRU(weights.encoder.w_ih.shape[1], weights.encoder.w_hh.shape[1])
     encoder.load_state_dict({f"{name}_l0": value for name, value in _named(weights.encoder).items()})
@@ -111,19 +114,19 @@ def torch_modules(weights: Weights | None = None) -> Modules:
 
 
 def _named(weights: GRUWeights) -> dict[str, torch.Tensor]:
-    """The weights of the layer itself by torch's names."""
+    """Return the weights of the layer itself by torch's names."""
     return dict(weight_ih=weights.w_ih, weight_hh=weights.w_hh, bias_ih=weights.b_ih, bias_hh=weights.b_hh)
 
 
 def make_g2p(weights: Weights | None = None, *, fold: bool = True, max_batch: int = 512) -> Unfolder:
-    """The model ``"g2p"``: a request is a word (a string), its result ``phonemes`` is int64 ``[1 to 20]``.
+    """Return the model ``"g2p"``: a request is a word (a string), its result ``phonemes`` is int64 ``[1 to 20]``.
 
     Args:
         weights: default: those of the installed package g2p-en.
         fold: whether the input half of each GRU is folded into its embedding.
         max_batch: most rows of a task, for both cells.
 
-    Raises DefinitionError if g2p-en is not installed.
+    Raise DefinitionError if g2p-en is not installed.
     """
     modules = torch_modules(weights)
     hidden = (modules.encoder.hidden_size,)
@@ -152,11 +155,11 @@ def make_g2p(weights: Weights | None = None, *, fold: bool = True, max_batch: in
 
 
 def letter_ids(word: str) -> list[int]:
-    """The encoder's input: an id for each letter, whatever its case, then the end mark."""
+    """Return the encoder's input: an id for each letter, whatever its case, then the end mark."""
     return [_LETTER_IDS.get(letter, UNKNOWN_LETTER) for letter in word.lower()] + [END_OF_WORD]
 
 
 def arpabet(ids: torch.Tensor | Sequence[int]) -> str:
-    """Phoneme ids as text, such as "T AO1 R CH", up to but without the stop mark."""
+    """Return phoneme ids as text, such as "T AO1 R CH", up to but without the stop mark."""
     names = [PHONEMES[index] for index in torch.as_tensor(ids).tolist()]
     return " ".join(names[: names.index("</s>")] if "</s>" in names else names)

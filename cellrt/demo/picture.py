@@ -1,4 +1,4 @@
-"""The demo's picture: some successive words of a busy moment, and who was batched with whom."""
+"""The demo's picture: some successive words of a busy moment, and which were batched together."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ A column above is a task, one batch of a cell: as high as its rows (words not dr
 
 
 def save_picture(timeline: Timeline, words: Sequence[str], path: Path) -> str:
-    """Draws the busiest moment of a run whose k-th request is ``words[k]`` into a .png or .svg file.
+    """Draw the busiest moment of a run whose k-th request is ``words[k]`` into a .png or .svg file.
 
-    Returns a line that says what was drawn, or that nothing was because matplotlib is not installed. Raises ValueError
+    Returns a line that says what was drawn, or that nothing was because matplotlib is not installed. Raise ValueError
     if there are no requests.
     """
     if importlib.util.find_spec("matplotlib") is None:
@@ -30,6 +30,6 @@ def save_picture(timeline: Timeline, words: Sequence[str], path: Path) -> str:
 
 
 def label(timeline: Timeline, words: Sequence[str]) -> Timeline:
-    """The same run with each request labelled with its word."""
+    """Return the run with each request labelled with its word."""
     ordered = sorted(timeline.requests, key=lambda span: span.request)
     return Timeline(timeline.tasks, [replace(span, label=word) for span, word in zip(ordered, words, strict=True)])

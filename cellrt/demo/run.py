@@ -16,8 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cellrt.demo.g2p import Modules, arpabet, torch_modules
-from cellrt.demo.load import Served, measure_capacity, poisson_arrivals, serve
 from cellrt.demo.picture import save_picture
+from cellrt.demo.sending import Served, measure_capacity, poisson_arrivals, serve
 from cellrt.demo.servers import MAX_BATCH, CellServer, Server, TorchServer
 from cellrt.demo.tables import Section, result_table
 from cellrt.demo.words import choose_words
@@ -34,7 +34,7 @@ TO_INSTALL = "pip install '.[demo]' && pip install --no-deps g2p-en==2.1.0"
 
 @dataclass(frozen=True)
 class Options:
-    """What the command line chooses.
+    """The options of the command line.
 
     Attributes:
         words: how many words each server gets at each load.
@@ -54,9 +54,9 @@ class Options:
 
 
 def run(options: Options, console: Console) -> bool:
-    """Runs the demo; returns whether all servers gave identical phonemes.
+    """Run the demo; return whether all servers gave identical phonemes.
 
-    Raises DefinitionError, before anything is served, if a package is missing, and any error of serving. Without
+    Raise DefinitionError, before anything is served, if a package is missing, and any error of serving. Without
     matplotlib there is no picture.
     """
     check_packages()
@@ -73,7 +73,7 @@ def run(options: Options, console: Console) -> bool:
 
 
 def check_packages() -> None:
-    """Raises DefinitionError that names all missing packages and the command that installs them."""
+    """Raise DefinitionError that names all missing packages and the command that installs them."""
     missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
     if missing:
         names = " and ".join(f"{name.replace('_', '-')} ({NEEDED[name]})" for name in missing)
@@ -91,7 +91,7 @@ class _Demo:
         self.seconds = 0.1 if options.is_quick else 0.5
 
     def run(self) -> bool:
-        """Start, measure, serve, show."""
+        """Start, measure, serve, and show."""
         with self.console.status("Compiling the scheduler: some minutes, and only the first time ..."):
             cells = CellServer(self.workers, max_waiting=max(8192, 2 * len(self.words)))
             self.stack.enter_context(closing(cells))
@@ -120,7 +120,7 @@ class _Demo:
         return self.compare(sections)
 
     def best_torch(self, name: str, *, max_batch: int) -> tuple[TorchServer, float]:
-        """The faster of two ways to use the cores: a thread a core, or one thread that computes on all cores."""
+        """Return the faster of two ways to use the cores: a thread a core, or one thread that computes on all cores."""
         best: tuple[TorchServer, float] | None = None
         for num_servers in sorted({1, self.workers}, reverse=True):
             num_threads = self.workers // num_servers
@@ -136,7 +136,7 @@ class _Demo:
         return best
 
     def serve(self, server: Server, rate: float, arrivals_s: NDArray[np.float64]) -> Served:
-        """Serves all words behind a progress bar, which is drawn rarely because it takes time from the servers."""
+        """Serve all words behind a progress bar, which is drawn rarely because it takes time from the servers."""
         columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn()
         is_hidden = not self.console.is_terminal
         with Progress(
@@ -148,12 +148,12 @@ class _Demo:
             )
 
     def show_words(self, served: Served) -> None:
-        """Prints some pronunciations."""
+        """Print some pronunciations."""
         for word, ids in list(zip(self.words, served.phonemes, strict=True))[:NUM_SHOWN]:
             self.console.print(f"  {word:<18} {arpabet(ids)}", highlight=False)
 
     def compare(self, sections: Sequence[Section]) -> bool:
-        """Prints whether all answers of all servers agree, and returns it."""
+        """Print whether all answers of all servers agree, and return it."""
         answers = [served.phonemes for section in sections for served in section.served.values()]
         different = {word for word, *ids in zip(self.words, *answers, strict=True) if len(set(ids)) > 1}
         if different:

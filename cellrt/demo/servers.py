@@ -23,29 +23,29 @@ from cellrt.view.timeline import Timeline
 
 MAX_BATCH = 512
 JOIN_BUDGET_S = 3e-3
-"""How long a word may wait to join a run: about the time that computing a whole word takes among other threads."""
+"""The time that a word may wait to join a run: about that of computing a whole word among other threads."""
 
 
 class Observed(NamedTuple):
-    """When the computation of each word began, in the order of submission, and the rows of each batch."""
+    """The start of each word's computation, in the order of submission, and the rows of each batch."""
 
     starts_s: list[float]
     batches: list[int]
 
 
 class Server(Protocol):
-    """What the demo asks of a server. ``name`` is for the table."""
+    """The interface of a server in the demo. ``name`` is for the table."""
 
     name: str
 
     def submit(self, word: str) -> Future[torch.Tensor]:
-        """Submits a word; the future gives its phonemes, int64 ``[steps]``."""
+        """Submit a word; the future gives its phonemes, int64 ``[steps]``."""
 
     def observe(self) -> Observed:
-        """What happened since the last call; no word may be unfinished."""
+        """Return the events since the last call. No word may be unfinished."""
 
     def close(self) -> None:
-        """Ends the server's threads."""
+        """End the server's threads."""
 
 
 class CellServer:
@@ -61,13 +61,13 @@ class CellServer:
         self.last_timeline = Timeline([], [])
 
     def submit(self, word: str) -> Future[torch.Tensor]:
-        """See ``Server``."""
+        """Submit a word, as ``Server.submit`` says."""
         answer: Future[torch.Tensor] = Future()
         self._engine.submit("g2p", word).add_done_callback(lambda done: _pass_on(done, answer))
         return answer
 
     def observe(self) -> Observed:
-        """See ``Server``."""
+        """Return the events since the last call, as ``Server.observe`` says."""
         whole = self._engine.timeline()
         last = Timeline(whole.tasks[self._num_tasks :], whole.requests[self._num_requests :])
         self._num_tasks, self._num_requests = len(whole.tasks), len(whole.requests)
@@ -79,7 +79,7 @@ class CellServer:
         return Observed([starts[request] for request in sorted(starts)], [task.rows for task in last.tasks])
 
     def close(self) -> None:
-        """See ``Server``."""
+        """Close the engine."""
         self._engine.close()
 
 
@@ -113,14 +113,14 @@ class TorchServer:
             thread.start()
 
     def submit(self, word: str) -> Future[torch.Tensor]:
-        """See ``Server``."""
+        """Submit a word, as ``Server.submit`` says."""
         answer: Future[torch.Tensor] = Future()
         self._waiting.put(_Waiting(self._num_submitted, word, answer))
         self._num_submitted += 1
         return answer
 
     def observe(self) -> Observed:
-        """See ``Server``."""
+        """Return the events since the last call, as ``Server.observe`` says."""
         starts: dict[int, float] = {}
         batches = []
         while not self._begun.empty():
@@ -130,7 +130,7 @@ class TorchServer:
         return Observed([starts[index] for index in sorted(starts)], batches)
 
     def close(self) -> None:
-        """See ``Server``."""
+        """End the threads and wait for each."""
         for _ in self._threads:
             self._waiting.put(None)
         for thread in self._threads:
@@ -166,7 +166,7 @@ class TorchServer:
 
 @torch.inference_mode()
 def pronounce_padded(modules: Modules, words: Sequence[str]) -> list[torch.Tensor]:
-    """Phonemes of some words as one batch: the encoder on padded letters, then the decoder step by step.
+    """Return the phonemes of some words as one batch: the encoder on padded letters, then the decoder step by step.
 
     A row that has stopped is dropped from the decoder's batch; the answers are there when all have stopped.
     """

@@ -9,13 +9,13 @@ import numpy as np
 from rich import box
 from rich.table import Table
 
-from cellrt.demo.load import Served
+from cellrt.demo.sending import Served
 
 PERCENTILES = (50, 90, 99)
 
 
 class Section(NamedTuple):
-    """What the servers, by name, did with the same words at the same times; ``rate`` is words per second."""
+    """The results of the servers, by name, for the same words at the same times. ``rate`` is in words per second."""
 
     rate: float
     served: Mapping[str, Served]
@@ -46,6 +46,6 @@ def result_table(sections: Sequence[Section]) -> Table:
 
 
 def _milliseconds(seconds: float) -> str:
-    """Three significant digits, without an exponent."""
+    """Return a number's three significant digits, without an exponent."""
     value = seconds * 1e3
     return f"{value:.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"

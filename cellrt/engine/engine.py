@@ -410,10 +410,12 @@ class Engine(Serving):
 
         Raises RequestError for a future that is not of this engine in this process, EngineClosedError.
         """
-        return explain(self._manager.turns, self._processor, self._registry.name_of, future)
+        return explain(self._manager.turns, self._manager.requests, self._processor, self._registry.name_of, future)
 
     def _explain(self, arrival: Arrival, place: int) -> str:
-        return explain_request(self._manager.turns, self._processor, self._registry.name_of, arrival, place)
+        return explain_request(
+            self._manager.turns, self._manager.requests, self._processor, self._registry.name_of, arrival, place
+        )
 
     def check(self) -> None:
         """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""

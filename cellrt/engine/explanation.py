@@ -8,13 +8,14 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.moves import LIVE_REQUEST, LiveState
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.records import Arrival
+from cellrt.engine.requests import Requests
 from cellrt.engine.turns import Turns
 from cellrt.errors import RequestError
 
 HAS_ENDED = "the request has ended"
 
 
-def explain(turns: Turns, processor: Processor, name_of: Namer, future: RequestFuture) -> str:
+def explain(turns: Turns, requests: Requests, processor: Processor, name_of: Namer, future: RequestFuture) -> str:
     """Return in words what the request of a future waits for; it calls a turn.
 
     Raises RequestError for a future that is not of an engine in this process, EngineClosedError.
@@ -24,19 +25,22 @@ def explain(turns: Turns, processor: Processor, name_of: Namer, future: RequestF
         return HAS_ENDED
     if not isinstance(arrival, Arrival):
         raise RequestError(f"explain: expected a future of this engine, got {future!r}")
-    return explain_request(turns, processor, name_of, arrival, future.place)
+    return explain_request(turns, requests, processor, name_of, arrival, future.place)
 
 
-def explain_request(turns: Turns, processor: Processor, name_of: Namer, arrival: Arrival, place: int) -> str:
+def explain_request(
+    turns: Turns, requests: Requests, processor: Processor, name_of: Namer, arrival: Arrival, place: int
+) -> str:
     """Return the same for a request by its place among those that it was handed in with."""
     turns.call(bool)  # a turn answers calls before it admits: what was handed in just now is in the tables after one
-    return turns.call(lambda: _explain(processor, name_of, arrival, place))
+    return turns.call(lambda: _explain(requests, processor, name_of, arrival, place))
 
 
-def _explain(processor: Processor, name_of: Namer, arrival: Arrival, place: int) -> str:
-    bulk, number = arrival.bulk, arrival.first + place
+def _explain(requests: Requests, processor: Processor, name_of: Namer, arrival: Arrival, place: int) -> str:
+    bulk = requests.bulk_of(arrival)
     if bulk is None:
-        return LIVE_REQUEST.states[LiveState.SUBMITTED]
+        return HAS_ENDED
+    number = arrival.first + place
     state = LiveState(bulk.states[number])
     told = [f"{bulk.name_of(number)}: {LIVE_REQUEST.states[state]}"]
     if state == LiveState.ADMITTED:

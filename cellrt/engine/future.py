@@ -36,6 +36,13 @@ class Results(Protocol):
         """Those of some of them, each in memory of its own; each asked for once."""
 
 
+class PackedResults(Results, Protocol):
+    """Those that lie in memory as bytes."""
+
+    def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
+        """Of each result of a request: which it is, its rows (-1: one without a row dimension), and its bytes."""
+
+
 Outcome = Result | BaseException | Results
 
 
@@ -263,20 +270,20 @@ class RequestFuture(Future[Result]):
                 hold(told)
 
 
-def finish_together(ended: Iterable[tuple[int, RequestFuture]], results: Results) -> None:
-    """Ends futures with their results, each by its number among these; called by the engine, once. What was cancelled
-    stays so."""
-    others: list[tuple[int, RequestFuture]] = []
+def finish_together(ended: Iterable[tuple[Results, int, RequestFuture]]) -> None:
+    """Ends futures with results, each by its number among these; called by the engine, once. What was cancelled stays
+    so."""
+    others: list[tuple[Results, int, RequestFuture]] = []
     with SETTLING:
-        for number, future in ended:
+        for results, number, future in ended:
             if future._made_condition is not None or future._callbacks is not None:
-                others.append((number, future))
+                others.append((results, number, future))
             elif future._state == PENDING:
                 future._together, future.place = results, number
                 future._state, future._owner = FINISHED, None
                 if future._sleepers:
                     future._wake()
-    for number, future in others:
+    for results, number, future in others:
         future._settle(results, FINISHED, number)
         future._invoke_callbacks()
 

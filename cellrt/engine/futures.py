@@ -12,13 +12,14 @@ from concurrent.futures._base import FINISHED
 from contextlib import contextmanager, suppress
 from itertools import groupby
 from types import NoneType
-from typing import Any, Protocol, overload
+from typing import Any, Protocol, TypeAlias, overload
 
 from cellrt.engine.future import (
     OVER,
     SETTLING,
     Outcome,
     Owner,
+    PackedResults,
     RequestFuture,
     Result,
     Results,
@@ -27,11 +28,12 @@ from cellrt.engine.future import (
 )
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.mailbox import mailbox_of
-from cellrt.engine.together import Together
 from cellrt.errors import CellrtError
 
 _TAKEN = (dict, BaseException, NoneType)
 """What an outcome is unless it is still among results of many."""
+Made: TypeAlias = list[tuple[Results, int, RequestFuture]]
+"""Futures that end, each with results and its number among these."""
 NO_PLACES: list[int] = []
 """In place of a list; never written to."""
 
@@ -142,12 +144,10 @@ class Ends(Protocol):
     def fail(self, number: int, error: CellrtError) -> None:
         """One has ended with an error."""
 
-    def note(
-        self, numbers: Sequence[int], results: Together, first: int, made: list[tuple[int, RequestFuture]]
-    ) -> None:
+    def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
         """Some have results, from number ``first`` of these on; under SETTLING.
 
-        ``made`` gets the futures that the caller ends, each with its number among the results.
+        ``made`` gets the futures that the caller ends, each with the results and its number among these.
         """
 
 
@@ -260,7 +260,7 @@ class Outcomes:
         if future is not None:
             future.finish(error)
 
-    def note(self, numbers: Sequence[int], results: Results, first: int, made: list[tuple[int, RequestFuture]]) -> None:
+    def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
         """As of ``Ends``: ``made`` gets those futures that somebody asked for."""
         futures = self._futures
         if isinstance(numbers, range) and not futures:
@@ -269,7 +269,7 @@ class Outcomes:
         else:
             for place, number in enumerate(numbers, first):
                 if number in futures:
-                    made.append((place, futures[number]))
+                    made.append((results, place, futures[number]))
                 else:
                     self._room()[number], self._places[number] = results, place
         self._note_over(len(numbers))
@@ -305,26 +305,28 @@ class SingleOutcomes:
         elif its is not None:
             its.fail(0, error)
 
-    def note(
-        self, numbers: Sequence[int], results: Together, first: int, made: list[tuple[int, RequestFuture]]
-    ) -> None:
+    def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
         """As of ``Ends``."""
         each = self._each
         for place, number in enumerate(numbers, first):
             its, each[number] = each[number], None
             if isinstance(its, RequestFuture):
-                made.append((place, its))
+                made.append((results, place, its))
             elif its is not None:
                 its.note((0,), results, place, made)
 
 
-def finish_all(ended: Sequence[tuple[Ends, Sequence[int]]], results: Together) -> None:
-    """Ends requests with their results, which lie in the order of these; called by the holder of the turn."""
-    made: list[tuple[int, RequestFuture]] = []
-    first = 0
+def finish_all(ended: Iterable[tuple[RequestFuture | Ends, Sequence[int], PackedResults, int]]) -> None:
+    """Ends requests with results; called by the holder of the turn.
+
+    ``ended``: of each who is told, the numbers there, and the results with the number of the first among these.
+    """
+    made: Made = []
     with SETTLING:
-        for outcomes, numbers in ended:
-            outcomes.note(numbers, results, first, made)
-            first += len(numbers)
+        for told, numbers, results, first in ended:
+            if isinstance(told, RequestFuture):
+                made.append((results, first, told))
+            else:
+                told.note(numbers, results, first, made)
     if made:
-        finish_together(made, results)
+        finish_together(made)

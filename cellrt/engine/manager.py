@@ -9,11 +9,13 @@ from functools import partial
 from typing import TypeVar
 
 from cellrt.core.processor import Processor
+from cellrt.core.state.tables import MANY_ARRIVALS
 from cellrt.core.state.task_layout import TaskView
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.crew import Crew
+from cellrt.engine.door import Door
 from cellrt.engine.places import Places, QueueLimit, Room, Size
-from cellrt.engine.records import Arrival, Bulk, SessionRecord
+from cellrt.engine.records import Arrival, SessionRecord
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.replies import Replies
 from cellrt.engine.requests import Requests
@@ -37,8 +39,6 @@ LEARNING_S, LEARNED_EVERY_S = 120.0, 0.01
 """How long a registration waits for each worker to load its cells, at most, and how often it looks."""
 SLACK_NS = 1_000_000
 """So much later a session may expire."""
-MANY_ARRIVALS = 64
-"""After so many at one time the smoothed time between arrivals is next to nothing."""
 
 
 class SessionCall(Call[T]):
@@ -76,7 +76,14 @@ class Manager:
     ) -> None:
         self.workers: list[Worker] = []
         self.turns = Turns(
-            self.workers, make_words(processor.num_workers), self.step, self._next_moment_s, self._end, self.abandon
+            self.workers,
+            make_words(processor.num_workers),
+            self.step,
+            self._tell,
+            self._has_arrivals,
+            self._next_moment_s,
+            self._end,
+            self.abandon,
         )
         self.places = Places("the engine", max_queue)
         self.room = Room(self.turns.gate)
@@ -89,9 +96,9 @@ class Manager:
         self.after_turn: Callable[[], None] | None = None
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        late = Deadlines(processor, registry.name_of)
-        self._requests = Requests(processor, arenas, self.sessions, self._replies, late)
-        room = self.sessions.evict_some, self._requests.give_way
+        late, self._door = Deadlines(processor, registry.name_of), Door(processor)
+        self.requests = Requests(processor, arenas, self.sessions, self._replies, late, self._door)
+        room = self.sessions.evict_some, self.requests.give_way
         self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), *room)
         self._processor, self._clock, self._registry, self._models = processor, processor.clock, registry, models
         self._debug, self._clock_ns = debug, clock_ns
@@ -104,7 +111,7 @@ class Manager:
 
     def start(self, make_worker: Callable[[int], Worker], count: int, trace: Trace | None) -> None:
         """Starts workers at locations 1 .. ``count``, and the timekeeper."""
-        self._replies.trace = trace
+        self._replies.trace, self._door.is_shut = trace, trace is not None
         self._crew.hire(make_worker, count)
         self.turns.start()
 
@@ -130,37 +137,50 @@ class Manager:
 
     def step(self) -> None:
         """One turn: take in what happened, then keep the workers busy."""
+        self._clock.set(self._clock_ns())
         for notices in self._crew.take_notices():  # first: what is over is known before anybody asks for it
-            self._requests.take_notices(notices)
+            self.requests.take_notices(notices)
         if self.turns.has_messages() or self.turns.was_interrupted:
             self._take_messages()
-        self._clock.set(self._clock_ns())
         dead = self._crew.find_dead()  # before the poll: whatever they completed before is then there
         for location, done in self._crew.poll():
             self._complete(location, done)
         for location in dead:
             self._bury(location)
-        self._requests.expire(self._clock_ns())
+        self.requests.expire(self._clock_ns())
         self.sessions.expire()
-        self._requests.admit()
-        if self._requests.has_admitted:
+        self.requests.join()
+        self.requests.admit()
+        if self.requests.has_admitted:
             self._crew.launch(self._note_launch)
+        self._look_ahead()
+        self._tell()
+        if self._debug and not self._processor.num_running:
+            self.check()
+        self.turns.words[BY_HAND] = self._by_hand()
+
+    def _tell(self) -> None:
+        """Tells clients what has ended: all of a turn that compiled code cannot do, if nothing else happened."""
+        self._crew.wake_given()
+        self.requests.tell_by_door()
         self._replies.tell()
         self.room.note_place()
         if self._retired or self._drains:
             self._look_who_is_gone()
-        self._look_ahead()
         if self.after_turn is not None:
             self.after_turn()
-        if self._debug and not self._processor.num_running:
-            self.check()
-        self.turns.words[BY_HAND] = self._by_hand()
+
+    def _has_arrivals(self) -> bool:
+        """Whether requests came by the door that no turn has seen."""
+        return self._processor.has_arrivals
 
     def _by_hand(self) -> int:
         """Why the next turns must be taken in Python (``turn_words.py``)."""
         processor = self._processor
         is_traced = self._replies.trace is not None
-        if is_traced or processor.has_pages or processor.must_take_over or self._requests.has_waiting:
+        if is_traced or processor.has_pages or processor.must_take_over or self.requests.has_waiting:
+            return ALWAYS
+        if not self._crew.is_whole:
             return ALWAYS
         return WHEN_IDLE if self._debug else 0
 
@@ -171,7 +191,7 @@ class Manager:
 
     def ask_to_cancel(self, arrival: Arrival, place: int) -> None:
         """Has a request ended early, if it has not ended; from any thread."""
-        self.turns.command(lambda: self._requests.cancel(arrival, place))
+        self.turns.command(lambda: self.requests.cancel(arrival, place))
 
     def refuse_in_callback(self) -> None:
         """See ``Turns.refuse_in_callback``."""
@@ -204,7 +224,7 @@ class Manager:
 
     def note_opened(self, record: SessionRecord) -> None:
         """Takes in that a session was opened: it is idle from now on; from any thread."""
-        self.turns.command(lambda: self._requests.go_on(record))
+        self.turns.command(lambda: self.requests.go_on(record))
 
     def hand_in(self, arrivals: Sequence[Arrival], wanted: Sequence[tuple[Places, Size]]) -> None:
         """Hands in requests with the same deadlines, all or none, under the gate; ``wanted``: places in each queue.
@@ -214,7 +234,10 @@ class Manager:
         try:
             for places, size in wanted:
                 places.take(size)
-            self.turns.hand_in(arrivals, arrivals[0].has_deadline or not self.has_workers)
+            if self.turns.stopped is None and self._door.hand_in(arrivals):
+                self.turns.wake_a_worker()
+            else:
+                self.turns.hand_in(arrivals, arrivals[0].has_deadline or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
             self.turns.wake()
@@ -273,12 +296,12 @@ class Manager:
             if record.error is None:
                 self.sessions.end(record, error)
 
-        self._requests.ask_session(record, Call(end))
+        self.requests.ask_session(record, Call(end))
 
     def end_all(self) -> None:
         """Ends every request, because the engine closes; called in a turn."""
         self._crew.is_closing = True
-        self._requests.end_early_all(EngineClosedError("the engine closed before the request was done"))
+        self.requests.end_early_all(EngineClosedError("the engine closed before the request was done"))
 
     def check(self) -> None:
         """Raises InternalError if a rule of the tables is broken; called in a turn."""
@@ -296,16 +319,13 @@ class Manager:
         for message in self.turns.take_messages():
             if isinstance(message, Arrival):
                 arrivals_ns += [message.arrival_ns] * min(message.count, MANY_ARRIVALS)
-                if together and not message.follows(together[-1]):
-                    self._accept(together)
-                    together = []
                 together.append(message)
                 continue
             if together:
                 self._accept(together)
                 together = []
             if isinstance(message, SessionCall):
-                self._requests.ask_session(message.record, message)
+                self.requests.ask_session(message.record, message)
             elif isinstance(message, Call):
                 message.run()
             elif callable(message):
@@ -318,37 +338,43 @@ class Manager:
             self._heal()
 
     def _accept(self, arrivals: Sequence[Arrival]) -> None:
-        bulk = Bulk(arrivals)
-        size = Size(bulk.size, bulk.num_rows(range(bulk.size)))
-        self.places.note_accepted(size)
-        bulk.model.places.note_accepted(size)
-        self._requests.accept(bulk)
+        self.requests.accept_all(arrivals)
         if not self._crew.has_workers:
-            self._requests.end_early(bulk, bulk.unanswered(), EngineClosedError("the engine has no worker left"))
+            self.requests.end_early_all(EngineClosedError("the engine has no worker left"))
 
     def _heal(self) -> None:
         """After a client was interrupted while it handed in: counts anew what came."""
         with self.turns.gate:
             self.turns.was_interrupted = False
             self._take_messages()
-            for places in (self.places, *(model.places for model in (*self._models.values(), *self._retired))):
-                places.heal()
+            self.requests.join()
+            self.requests.tell_by_door()
+            self._door.heal()
+            of_models = [model.places for model in (*self._models.values(), *self._retired)]
+            unseen = {places: [0, 0] for places in (self.places, *of_models)}
+            for arrival in self._door.all():
+                count = arrival.count - arrival.num_told
+                for places in (self.places, arrival.model.places):
+                    unseen[places][0] += count
+                    unseen[places][1] += count * arrival.plan.num_nodes
+            for places, size in unseen.items():
+                places.heal(Size(*size))
 
     def _note_launch(self, task: int) -> None:
         if self._replies.trace is not None:
             requests = [request for request, _ in self._processor.rows_in_flight(task)]
-            self._replies.trace.launch(task, self._requests.sequences_of(requests))
+            self._replies.trace.launch(task, self.requests.sequences_of(requests))
 
     def _complete(self, location: int, done: Done) -> None:
         if done.failures:
             whose, failed = self._processor.rows_in_flight(done.task), self._processor.counts_of(done.task)[0]
             for failure in done.failures:
-                self._requests.note_failure(*whose[failure.row], self._registry.types[failed], failure.error)
+                self.requests.note_failure(*whose[failure.row], self._registry.types[failed], failure.error)
         notices = self._processor.complete(done.task, max(1, done.busy_ns))
         if self._replies.trace is not None:
             row = self._processor.tables.tasks[done.task]
             self._replies.trace.complete(row, location, self._registry.name_of(int(row["cell_type"])), done)
-        self._requests.take_notices(notices)
+        self.requests.take_notices(notices)
 
     def _bury(self, location: int) -> None:
         """A worker died: what it ran fails, once. If another takes its place the rest goes on, else that fails too."""
@@ -358,13 +384,13 @@ class Manager:
         if begun is not None:
             for launch in begun:
                 TaskView(launch.buffer).has_failed[:] = 1
-                self._requests.take_notices(self._processor.complete(launch.task, 0), error)
+                self.requests.take_notices(self._processor.complete(launch.task, 0), error)
             return
         notices = self._processor.lose_worker(location)
         self.sessions.lose_worker(location, error)
-        self._requests.take_notices(notices, error)
+        self.requests.take_notices(notices, error)
         if not self._crew.has_workers:
-            self._requests.end_early_all(error)
+            self.requests.end_early_all(error)
 
     def _look_who_is_gone(self) -> None:
         """Frees what no request and session of a retired model needs any more; wakes who waits for the last request."""
@@ -384,7 +410,7 @@ class Manager:
         return self._is_drained()
 
     def _is_drained(self) -> bool:
-        return self._requests.is_empty and not self.turns.has_messages()
+        return self.requests.is_empty and not self.turns.has_messages()
 
     @property
     def has_failed(self) -> bool:
@@ -393,7 +419,7 @@ class Manager:
 
     def _look_ahead(self) -> None:
         """Notes when the next turn is due, and tells the timekeeper if that is earlier than it knows."""
-        next_ns, known_ns = self._requests.next_deadline_ns, self._next_ns
+        next_ns, known_ns = self.requests.next_deadline_ns, self._next_ns
         for wait_s in (self.sessions.until_expiry_s(), self._crew.check_every_s):
             if wait_s is not None:
                 due_ns = self._clock_ns() + int(1e9 * wait_s)
@@ -413,10 +439,10 @@ class Manager:
         self._replies.tell()
         for message in self.turns.take_messages():
             if isinstance(message, Arrival):
-                self._requests.accept(Bulk([message]))
+                self.requests.accept_all([message])
             elif isinstance(message, Call):
                 message.fail(EngineClosedError(str(error)))
-        self._requests.abandon_all(error)
+        self.requests.abandon_all(error)
         self.sessions.fail_calls(EngineClosedError(str(error)))
         self.is_over = True
         self.room.note_place()

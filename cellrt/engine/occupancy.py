@@ -35,7 +35,7 @@ def rows_by_place(processor: Processor, kinds: Sequence[RowSpec]) -> dict[str, d
 
 def session_bytes_by_place(processor: Processor, kinds: Sequence[RowSpec], sessions: Sequence[int]) -> dict[str, int]:
     """Bytes of the states that these sessions (-1: one that is new) have in the arenas while no request of theirs runs,
-    by place: as ``rows_by_place``, of any thread."""
+    by place; what several share counts once. As ``rows_by_place``, of any thread."""
     tables, at = processor.tables, np.array([session for session in sessions if session >= 0], np.int64)
     slots = tables.slots.reshape(-1, MAX_STATES)[at].reshape(-1)
     row_bytes = np.array([spec.num_bytes for spec in kinds] or [0], np.int64)
@@ -43,7 +43,8 @@ def session_bytes_by_place(processor: Processor, kinds: Sequence[RowSpec], sessi
     for slot in slots[slots["pages"] > 0]:
         handles.append(tables.places[slot["place"] :][: slot["pages"]])
         of_kind.append(np.full(handles[-1].size, slot["kind"]))
-    locations, sizes = np.concatenate(handles) >> LOCATION_SHIFT, row_bytes[np.concatenate(of_kind)]
+    held = np.unique(np.concatenate(of_kind).astype(np.int64) << 32 | np.concatenate(handles))
+    locations, sizes = (held & 0xFFFFFFFF) >> LOCATION_SHIFT, row_bytes[held >> 32]
     found = np.bincount(np.clip(locations, 0, processor.num_workers), sizes, processor.num_workers + 1)
     return {_name_of(location): int(size) for location, size in enumerate(found)}
 

@@ -107,9 +107,18 @@ class Places:
         self._num_ended += size[0]
         self._rows_ended += size[1]
 
-    def heal(self) -> None:
-        """Forgets places taken for requests that never came; in a turn, under the gate, with an empty inbox."""
-        self._num_taken, self._rows_taken = self._num_accepted, self._rows_accepted
+    def note_passed(self, size: Size) -> None:
+        """Counts requests that have ended which no turn in Python has seen before."""
+        self.note_accepted(size)
+        self.give_back(size)
+
+    def heal(self, unseen: Size) -> None:
+        """Forgets places taken for requests that never came; in a turn, under the gate, with an empty inbox.
+
+        ``unseen``: those that came, and no turn in Python has seen.
+        """
+        self._num_taken = self._num_accepted + unseen.requests
+        self._rows_taken = self._rows_accepted + unseen.rows
 
 
 Wanted: TypeAlias = Sequence[tuple[Places, Size]]

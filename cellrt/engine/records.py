@@ -12,11 +12,13 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Template
 from cellrt.core.state.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
+from cellrt.engine.answers import fits
 from cellrt.engine.brought import Brought, Externals
-from cellrt.engine.future import RequestFuture
+from cellrt.engine.future import RequestFuture, Result
 from cellrt.engine.futures import Ends, Outcomes, SingleOutcomes
 from cellrt.engine.registry import Model, Plan
 from cellrt.engine.stream import Channel
+from cellrt.engine.together import Together
 from cellrt.engine.turns import Call
 from cellrt.errors import CellrtError, SessionError
 from cellrt.graph.results import StateLayout
@@ -24,6 +26,7 @@ from cellrt.graph.results import StateLayout
 ALONE = (0,)
 """The number of a request that is alone in its bulk."""
 NOT_ADMITTED = (-1,)
+NO_MEMORY = memoryview(b"")
 
 
 class Canceller(Protocol):
@@ -55,8 +58,11 @@ class Arrival:
 
     Attributes:
         outcome: who that is.
-        bulk: whom they go on with; None until a turn takes them in.
+        bulk: whom they go on with in Python; None until a turn takes them in, or while compiled code has them.
         first: the number of the first of them there.
+        row: where compiled code has them (``door.py``), or -1.
+        memory: where it puts their results.
+        num_told: how many it has answered whose clients were told.
     """
 
     __slots__ = (
@@ -70,11 +76,15 @@ class Arrival:
         "deadline_ns",
         "externals",
         "first",
+        "memory",
         "model",
+        "num_told",
         "order",
         "outcome",
         "plan",
         "priority",
+        "results",
+        "row",
         "schedule_by_ns",
         "sequence",
         "sessions",
@@ -106,7 +116,37 @@ class Arrival:
         self._may_join = count == 1 and channel is None and not self.has_deadline
         self.outcome = ends(self)
         self.bulk: Bulk | None = None
-        self.first = 0
+        self.first = self.num_told = 0
+        self.row = -1
+        self.memory = NO_MEMORY
+        self.results: Together | None = None
+
+    @property
+    def may_go_by_door(self) -> bool:
+        """Whether compiled code may admit and answer them."""
+        return (
+            self.channel is None
+            and self.sessions is None
+            and not self.has_deadline
+            and fits(self.externals, self.count, self.plan.answers)
+        )
+
+    def of(self, number: int) -> Result:
+        """The results of a request that compiled code has answered; asked for once. As ``Results``."""
+        return self.plan.answers.result_in(self.memory, self.count, number)
+
+    def of_many(self, numbers: Sequence[int]) -> list[Result]:
+        """As of ``Results``."""
+        return self._results().of_many(numbers)
+
+    def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
+        """As of ``Together``."""
+        return self._results().bytes_of(number)
+
+    def _results(self) -> Together:
+        if self.results is None:
+            self.results = self.plan.answers.results_in(self.memory, self.count)
+        return self.results
 
     @property
     def has_deadline(self) -> bool:

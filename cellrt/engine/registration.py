@@ -11,6 +11,7 @@ import torch
 from torch.nn.modules.rnn import RNNCellBase
 
 from cellrt.core.processor import Processor
+from cellrt.core.state.tables import HOST
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.resting import let_rest
@@ -275,9 +276,10 @@ class Registrar:
         Returns its types by identity, which stay while the model does, and its cells that were not known.
         """
         for spec, (num_rows, allocated) in memory.items():
-            self._registry.add_kind(spec, num_rows.worker, num_rows.host)
+            kind = self._registry.add_kind(spec, num_rows.worker, num_rows.host)
             for arenas, each in zip(self._arenas, allocated):
                 arenas.add(spec, each)
+            self._processor.set_host_rows(kind, allocated[HOST].data_ptr(), spec.num_bytes)
         for kind, content, row in discovery.new_constants:
             spec = self._registry.kinds[kind]
             value = torch.frombuffer(bytearray(content), dtype=spec.dtype).reshape(spec.shape)

@@ -16,6 +16,7 @@ from cellrt.core.state.ports import Port
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
+from cellrt.engine.answers import Answers
 from cellrt.engine.needs import why_never
 from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
 from cellrt.engine.template_cache import MAX_CACHED_BYTES, TemplateCache
@@ -35,6 +36,8 @@ class Plan:
     Attributes:
         program: what they recorded (``core/templates/program.py``).
         template, results, states: what they have in common.
+        answers: what compiled code copies to their clients.
+        lengths_address: of the lengths of the template.
         readers: of their results; graphs whose results lie alike, whatever their lengths, have the same.
         answered_with: plans that have the same object may be answered together: the graphs differ in lengths alone.
         stepped: of results of every step: name, kind and positions.
@@ -46,7 +49,9 @@ class Plan:
 
     __slots__ = (
         "answered_with",
+        "answers",
         "kindred",
+        "lengths_address",
         "num_bytes",
         "num_nodes",
         "program",
@@ -62,8 +67,11 @@ class Plan:
         template: SizedTemplate,
         recorded: Recorded,
         readers: Sequence[Reader],
+        answers: Answers,
         answered_with: object,
     ) -> None:
+        self.answers = answers
+        self.lengths_address = int(template.lengths.ctypes.data) if template.lengths.size else 0
         self.template, self.readers, self.answered_with = template, readers, answered_with
         self.program, self.results, self.states = recorded.program, recorded.results, recorded.states
         self.stepped = [reader for reader, layout in zip(readers, self.results) if not layout.is_single]
@@ -77,6 +85,13 @@ class _Answers(NamedTuple):
 
     results: tuple[ResultLayout, ...]
     readers: Sequence[Reader]
+    answers: Answers
+
+    @classmethod
+    def of(cls, results: tuple[ResultLayout, ...], kinds: Sequence[RowSpec]) -> _Answers:
+        """Make the readers."""
+        readers = [Reader(layout, kinds[layout.kind]) for layout in results]
+        return cls(results, readers, Answers(readers))
 
     def goes_with(self, results: tuple[ResultLayout, ...]) -> bool:
         """Whether these are the same results, but for where they lie."""
@@ -306,24 +321,22 @@ class Model:
             return self._plan_without_lengths(template, recorded)
         known = self._latest.get(template.template)
         if known is not None and known.results == recorded.results:
-            return Plan(template, recorded, known.readers, known)
-        kinds = self._registry.kinds
-        made = _Answers(recorded.results, [Reader(layout, kinds[layout.kind]) for layout in recorded.results])
+            return Plan(template, recorded, *known[1:], known)
+        made = _Answers.of(recorded.results, self._registry.kinds)
         if known is None or not known.goes_with(recorded.results):
             known = self._latest[template.template] = made
-        return Plan(template, recorded, made.readers, known)
+        return Plan(template, recorded, *made[1:], known)
 
     def _plan_without_lengths(self, template: SizedTemplate, recorded: Recorded) -> Plan:
         """Requests whose results lie alike are answered together, whatever their graphs: trees, of which only the root
         is a result."""
         known = self._alike.get(recorded.results)
         if known is None:
-            kinds = self._registry.kinds
-            known = _Answers(recorded.results, [Reader(layout, kinds[layout.kind]) for layout in recorded.results])
+            known = _Answers.of(recorded.results, self._registry.kinds)
             if len(self._alike) >= MAX_ALIKE:
                 self._alike = {}
             self._alike[recorded.results] = known
-        return Plan(template, recorded, known.readers, known)
+        return Plan(template, recorded, *known[1:], known)
 
     def _compile(self, program: bytes) -> SizedTemplate:
         try:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -10,11 +10,13 @@ from numpy.typing import NDArray
 from cellrt.core.processor import Processor
 from cellrt.core.state.event_log import read_events
 from cellrt.core.state.tables import HOST
-from cellrt.engine.future import Result
+from cellrt.engine.door import Told
+from cellrt.engine.future import PackedResults, RequestFuture, Result
 from cellrt.engine.futures import Ends, finish_all
 from cellrt.engine.mailbox import WakingAtTheEnd
 from cellrt.engine.places import Places, Size
 from cellrt.engine.records import Bulk
+from cellrt.engine.registry import Model
 from cellrt.engine.statistics import Statistics
 from cellrt.engine.stream import Channel
 from cellrt.engine.together import Together
@@ -58,10 +60,10 @@ class Replies:
         statistics: Statistics,
         clock_ns: Callable[[], int],
     ) -> None:
-        self._processor, self._arenas, self._places, self._statistics = processor, arenas, places, statistics
+        self._processor, self._arenas, self.places, self._statistics = processor, arenas, places, statistics
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
-        self._ended: list[tuple[Sequence[tuple[Ends, Sequence[int]]], Together]] = []
+        self._ended: list[tuple[RequestFuture | Ends, Sequence[int], PackedResults, int]] = []
         """Those whose clients are told of their results by ``tell``."""
         self._stepped: dict[Bulk, None] = {}
         """Those whose clients are sent their steps by ``tell``; in order."""
@@ -128,7 +130,7 @@ class Replies:
         size = Size(started_ns.size, sum([bulk.num_rows(numbers) for bulk, numbers in requests]))
         if first.channel is not None:
             self._stream_rest(first, results.of(0, is_copy=True))
-        self._places.give_back(size)
+        self.places.give_back(size)
         first.model.places.give_back(size)
         if self.trace is not None:
             for bulk, numbers in requests:
@@ -136,7 +138,20 @@ class Replies:
                     self.trace.end(bulk, number, now_ns)
         arrivals_ns = [arrived for bulk, numbers in requests for arrived in bulk.arrivals_ns(numbers)]
         self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
-        self._ended.append(([(bulk.outcomes, numbers) for bulk, numbers in requests], results))
+        first_number = 0
+        for bulk, numbers in requests:
+            self._ended.append((bulk.outcomes, numbers, results, first_number))
+            first_number += len(numbers)
+
+    def answer_by_door(self, told: Mapping[Model, Told]) -> None:
+        """Takes in requests that compiled code has answered; ``tell`` tells their clients."""
+        for its in told.values():  # first: whatever fails, they are told
+            self._ended += its.ended
+        for model, (_, arrivals_ns, started_ns, ended_ns, num_rows) in told.items():
+            size = Size(len(started_ns), sum(num_rows))
+            self.places.note_passed(size)
+            model.places.note_passed(size)
+            self._statistics.count_done(model.name, arrivals_ns, np.array(started_ns, np.int64), ended_ns)
 
     def tell(self) -> None:
         """Sends clients the steps of their streams, tells those of all that were answered, and runs their callbacks.
@@ -148,13 +163,14 @@ class Replies:
             with WakingAtTheEnd():
                 if self._stepped:
                     self.stream()
-                while self._ended:
-                    finish_all(*self._ended.pop(0))
+                while self._ended:  # callbacks may add to them
+                    ended, self._ended = self._ended, []
+                    finish_all(ended)
 
     def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
         """Gives a request's place back, then tells its client of an error and runs its callbacks."""
         size = Size(1, bulk.plan(number).num_nodes)
-        self._places.give_back(size)
+        self.places.give_back(size)
         bulk.model.places.give_back(size)
         self._statistics.count_error(bulk.model.name, error)
         if self.trace is not None:

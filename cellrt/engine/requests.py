@@ -17,6 +17,8 @@ from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STE
 from cellrt.core.state.tables import HOST
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
+from cellrt.engine.door import Door
+from cellrt.engine.places import Size
 from cellrt.engine.records import ALONE, Arrival, Asked, Bulk, SessionRecord
 from cellrt.engine.replies import Replies
 from cellrt.engine.sessions import Sessions
@@ -47,6 +49,7 @@ class Requests:
         sessions: whose requests run one after the other.
         replies: answers clients.
         deadlines: of the requests.
+        door: has those that compiled code admits and answers.
     """
 
     def __init__(
@@ -56,8 +59,9 @@ class Requests:
         sessions: Sessions,
         replies: Replies,
         deadlines: Deadlines,
+        door: Door,
     ) -> None:
-        self._processor, self._sessions, self._replies = processor, sessions, replies
+        self._processor, self._sessions, self._replies, self._door = processor, sessions, replies, door
         self._admission, self._host = Admission(processor, arenas, sessions), arenas[HOST]
         self._unanswered: dict[Bulk, None] = {}
         """Bulks with requests that are not answered."""
@@ -73,12 +77,12 @@ class Requests:
     @property
     def is_empty(self) -> bool:
         """Whether every request has ended."""
-        return not self._unanswered and not self._num_held
+        return not self._unanswered and not self._num_held and self._door.is_empty
 
     @property
     def has_admitted(self) -> bool:
         """Whether there is anything to schedule."""
-        return self._num_held > 0
+        return self._processor.num_live > 0
 
     @property
     def has_waiting(self) -> bool:
@@ -106,6 +110,75 @@ class Requests:
             self._wait(bulk, range(bulk.size) if bulk.size > 1 else ALONE)
         else:
             self._accept_in(bulk, bulk.sessions)
+
+    def join(self) -> None:
+        """Has compiled code admit what came by the door; accepts what it cannot admit now."""
+        if not self._processor.has_arrivals or (not self.has_waiting and self._processor.join()):
+            return
+        back: list[Arrival] = []
+        for arrival in self._door.take_back():
+            if self._door.num_admitted(arrival):
+                self._take_over(arrival)
+            else:
+                self._door.give_up(arrival)
+                back.append(arrival)
+        self.accept_all(back)
+
+    def accept_all(self, arrivals: Sequence[Arrival]) -> None:
+        """Takes in requests that were handed in, in order: those that may go on together do."""
+        first = 0
+        for end in range(1, len(arrivals) + 1):
+            if end == len(arrivals) or not arrivals[end].follows(arrivals[end - 1]):
+                self._note_accepted(bulk := Bulk(arrivals[first:end]), range(bulk.size))
+                self.accept(bulk)
+                first = end
+
+    def _note_accepted(self, bulk: Bulk, numbers: Sequence[int]) -> None:
+        size = Size(len(numbers), bulk.num_rows(numbers))
+        self._replies.places.note_accepted(size)
+        bulk.model.places.note_accepted(size)
+
+    def tell_by_door(self) -> None:
+        """Takes in what compiled code has answered."""
+        if self._door.has_answers:
+            self._replies.answer_by_door(self._door.take_answers())
+
+    def _take_over(self, arrival: Arrival) -> Bulk | None:
+        """Goes on in Python with requests that compiled code had, of which the first were admitted; None: all have
+        ended."""
+        self.tell_by_door()
+        if arrival.row < 0:
+            return arrival.bulk
+        num_admitted, ids = self._door.take_over(arrival)
+        bulk = Bulk([arrival])
+        left = [*ids, *range(num_admitted, bulk.size)]
+        self._note_accepted(bulk, left)
+        bulk.num_left, bulk.model.num_live = len(left), bulk.model.num_live + len(left)
+        self._unanswered[bulk] = None
+        for number in range(num_admitted):
+            request = ids.get(number)
+            bulk.states[number] = LiveState.ENDED if request is None else LiveState.ADMITTED
+            if request is not None:
+                bulk.ids[number] = request
+                self._bulks[request], self._numbers[request] = bulk, number
+        self._num_held += len(ids)
+        bulk.next = num_admitted
+        if num_admitted < bulk.size:
+            self._wait(bulk, range(num_admitted, bulk.size))
+        else:
+            bulk.tensors.forget_all()
+        return bulk
+
+    def bulk_of(self, arrival: Arrival) -> Bulk | None:
+        """With whom requests go on in Python, from now on at the latest; None if all have ended."""
+        self.join()
+        return arrival.bulk or self._take_over(arrival)
+
+    def _take_over_all(self) -> None:
+        """Goes on in Python with all requests; no more are admitted by it."""
+        self._door.take_back()
+        for arrival in self._door.all():
+            self._take_over(arrival)
 
     def _accept_in(self, bulk: Bulk, sessions: Sequence[SessionRecord]) -> None:
         """Takes in requests of sessions: those of sessions that have nothing to do go on together."""
@@ -142,7 +215,7 @@ class Requests:
     def admit(self) -> None:
         """Admits those who wait, in their order, as far as there is room."""
         while (first := self._waiting.first()) is not None:
-            most = min(ADMITTED_TOGETHER, self._processor.limits.max_requests - self._num_held)
+            most = min(ADMITTED_TOGETHER, self._processor.limits.max_requests - self._processor.num_live)
             if not most:
                 return
             together = self._waiting.run(first, most)
@@ -229,7 +302,7 @@ class Requests:
 
     def note_failure(self, id: int, subgraph: int, cell_type: CellType, error: CellError) -> None:
         """Takes in why a row of a request failed, maybe as others did; the processor's notice follows."""
-        bulk = self._bulks[id]
+        bulk = self._find(id)
         if bulk is not None:
             number = self._numbers[id]
             bulk.errors = bulk.errors or {}
@@ -240,8 +313,8 @@ class Requests:
 
     def cancel(self, arrival: Arrival, place: int) -> None:
         """Ends a request whose client gave it up, if it has not ended; ``place``: among those of its arrival."""
-        bulk = arrival.bulk
-        if bulk in self._unanswered:
+        bulk = self.bulk_of(arrival)
+        if bulk is not None and bulk in self._unanswered:
             error = CancelledError(f"model {bulk.model.name!r}: the request was cancelled")
             self.end_early(bulk, (arrival.first + place,), error)
 
@@ -261,12 +334,14 @@ class Requests:
 
     def end_early_all(self, error: CellrtError) -> None:
         """Ends every request; the rows of those in flight come back when their tasks are done."""
+        self._take_over_all()
         for bulk in list(self._unanswered):
             self.end_early(bulk, bulk.unanswered(), error)
 
     def abandon_all(self, error: CellrtError) -> None:
         """Answers every request, at the end of an engine whose tables may be broken: nothing is given back."""
         self._replies.forget_steps()
+        self._take_over_all()
         for bulk in list(self._unanswered):
             for number in bulk.unanswered():
                 told = error
@@ -396,9 +471,17 @@ class Requests:
 
     def _bulk_of(self, request_id: int) -> Bulk:
         """Whose request it is, by its id in the processor. Raises InternalError if it holds nothing."""
-        bulk = self._bulks[request_id]
+        bulk = self._find(request_id)
         if bulk is None:
             raise InternalError(f"no request has the id {request_id}")
+        return bulk
+
+    def _find(self, request_id: int) -> Bulk | None:
+        """The same; compiled code may have had it so far. None if it holds nothing."""
+        bulk = self._bulks[request_id]
+        if bulk is None and (arrival := self._door.whose(request_id)) is not None:
+            self._take_over(arrival)
+            bulk = self._bulks[request_id]
         return bulk
 
     def _numbers_of(self, bulk: Bulk, ids: list[int]) -> Sequence[int]:

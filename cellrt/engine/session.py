@@ -207,8 +207,10 @@ class Session:
     def copy_to(self, sessions: Sequence[Session]) -> None:
         """Gives other sessions of the model the state that this one has, after the requests submitted to each so far.
 
-        So what they have in common is computed once. The copy is in host memory, once for all of them, and comes with
-        the next request of each.
+        So what they have in common is computed once. States that grow, as keys and values do, share their pages until
+        they differ, and begin at the same worker. Where there is no room for that, where a state of a fixed size is
+        kept, or another session is at work, it is copied: once for all of them in host memory, and comes with the next
+        request of each.
 
         Raises RequestError for what is no other session of this model, SessionError if one has ended, OverloadError if
         the states in host memory take all that they may; some may have the state then.
@@ -217,8 +219,8 @@ class Session:
         if any(record is self._record or record.model is not self._record.model for record in records):
             raise RequestError(f"copy_to: expected other sessions of the model of {self._record}")
         self._engine._collector.flush()
-        saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
-        for record in records:
+        left, saved = self._manager.call_in(self._record, lambda sessions: sessions.copy(self._record, records))
+        for record in left:
             self._manager.call_in(record, partial(Sessions.replace, record=record, saved=saved))
 
     def close(self) -> None:

@@ -1,9 +1,10 @@
 """The sessions of an engine: whose state lies where, what each was asked in which order, who has been idle too long.
 
 A session's requests run one after the other; those of different sessions in any order. Between requests its state lies
-in rows of the worker that made it. When rows run short, or more sessions have some than may, the state of those idle
-longest is copied to host memory, and comes back with the session's next request. When these copies come to more bytes
-than they may, the sessions idle longest are closed, or nothing more is copied.
+in rows of the worker that made it; what several have in common, in pages that they share. When rows run short, or more
+sessions have some than may, the state of those idle longest is copied to host memory, and comes back with the session's
+next request. When these copies come to more bytes than they may, the sessions idle longest are closed, or nothing more
+is copied.
 
 ``open``, ``pin``, ``unpin`` and ``forget`` may be called from any thread; everything else belongs to the holder of the
 turn.
@@ -15,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,7 +25,7 @@ from numpy.typing import NDArray
 from cellrt.core.processor import Processor
 from cellrt.core.state.moves import SessionState
 from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
-from cellrt.core.state.views import SessionPages, bring_pages, request_pages, session_pages, sessions_at
+from cellrt.core.state.views import SessionPages, bring_pages, request_pages, session_pages, sessions_at, take_copies
 from cellrt.engine.records import Asked, SessionRecord
 from cellrt.engine.registry import Model
 from cellrt.engine.saved_states import SavedStates, size_of
@@ -32,7 +33,7 @@ from cellrt.engine.session_limits import CLOSE, REFUSE, SessionLimits
 from cellrt.engine.turns import Call
 from cellrt.errors import DeviceError, OverloadError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
-from cellrt.worker.arenas import Arenas
+from cellrt.worker.arenas import Arenas, copy_page
 from cellrt.worker.free_memory import free_bytes
 
 EVICTED_TOGETHER = 64
@@ -321,10 +322,52 @@ class Sessions:
             self._processor.drop_states(record.id)
         self._resident.pop(record, None)
 
+    def copy(
+        self, record: SessionRecord, others: Sequence[SessionRecord]
+    ) -> tuple[list[SessionRecord], list[NDArray[Any]] | None]:
+        """Gives sessions the state of an idle one: those with nothing to do share its pages, where there is room.
+
+        Returns the other ones, and a copy of the state for them, as ``read`` does. Raises SessionError if a session has
+        ended, or ends as others take the memory for its state.
+        """
+        left = []
+        for other in others:
+            for each in (record, other):
+                if each.error is not None:
+                    raise SessionError(str(each.error))
+            if not other.is_free or not self._share(record, other):
+                left.append(other)
+        if record.error is not None:
+            raise SessionError(str(record.error))
+        return left, self.read(record) if left else None
+
+    def _share(self, record: SessionRecord, other: SessionRecord) -> bool:
+        """Gives a session with nothing to do the state of an idle one, whose pages it shares; False, with nothing
+        changed, if that cannot be."""
+        if record.saved is not None or record.id < 0:
+            return False
+        made = self._processor.copy_session(record.id, len(record.states))
+        if made is None:
+            return False
+        self._copy_pages()
+        if other.id >= 0:
+            self._processor.close_session(other.id)
+        self._saved.set(other, None)
+        self._resident.pop(other, None)
+        other.id = made
+        self._settle(other)
+        return True
+
+    def _copy_pages(self) -> None:
+        """Makes the copies of pages that the processor has written down: no task has any of these pages."""
+        for copied in take_copies(self._processor.tables):
+            copy_page(self._arenas, *copied)
+
     def cut_back(self, record: SessionRecord, rows: int) -> None:
         """Leaves an idle session so many rows of its growing states; ends one that has fewer, or other states.
 
-        Where its last pages stay the same, nothing is copied; else what stays goes to host memory.
+        Nothing is copied but a page that it shares with others, and that its next row goes to. Where there is no room
+        for that, what stays goes to host memory.
         """
         if rows == 0:
             self.replace(record, None)
@@ -335,11 +378,11 @@ class Sessions:
             what = "has states of a fixed size" if record.num_rows or not grown else f"has {min(lengths)} rows"
             self.end(record, SessionError(f"{record} could not be cut back to {rows} rows: it {what}"))
             return
-        sizes = [layout.page_size for layout in grown]
-        if record.saved is None and all(-(-length // size) == -(-rows // size) for length, size in zip(lengths, sizes)):
-            for slot in range(len(grown)):
-                bring_pages(self._processor.tables, record.id, slot, rows)
-            return
+        if record.saved is None:
+            is_cut = self._processor.cut_back(record.id, len(grown), rows)
+            self._copy_pages()
+            if is_cut:
+                return
         try:
             self.replace(record, [value[:rows].copy() for value in self.read(record) or ()])
         except OverloadError as error:

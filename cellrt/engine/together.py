@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -22,9 +22,20 @@ SMALL_BYTES = 1 << 14
 STEP_BYTES = 64
 """As ``SMALL_BYTES``, of one step of a stream, which may wait for its reader while others read on."""
 NOTHING = memoryview(b"")
+NO_OWN: list[memoryview] = []
 UNBIND: Any = torch.unbind_copy
 SPLIT: Any = torch.split_with_sizes_copy
 """Torch's types say that these return nothing."""
+
+
+class Own(Protocol):
+    """What each request has by itself, until it is asked for."""
+
+    def __len__(self) -> int: ...
+
+    def __getitem__(self, number: int, /) -> memoryview: ...
+
+    def __setitem__(self, number: int, values: memoryview, /) -> None: ...
 
 
 class Part(NamedTuple):
@@ -40,7 +51,7 @@ class Part(NamedTuple):
 
     name: str
     memory: memoryview
-    own: list[memoryview]
+    own: Own
     begins: Sequence[int]
     dtype: torch.dtype
     shape: tuple[int, ...]
@@ -88,7 +99,7 @@ class Together:
         return found
 
 
-def _taken(own: list[memoryview], number: int) -> memoryview:
+def _taken(own: Own, number: int) -> memoryview:
     """What a request has by itself, which is not kept for others who ask later."""
     values, own[number] = own[number], NOTHING
     return values
@@ -122,18 +133,36 @@ class Reader:
         self._layout = layout
         self.positions = layout.positions
         """Which of a request's result places it takes."""
-        self._positions = np.array(layout.positions, np.int32)
-        self._dtype, self._row_shape, self._row_bytes = spec.dtype, spec.shape, spec.num_bytes
+        self.places = np.array(layout.positions, np.int32)
+        """The same, as an array."""
+        self.dtype, self._row_shape, self.row_bytes = spec.dtype, spec.shape, spec.num_bytes
+        self.name, self.kind, self.is_loop, self.is_single = layout.name, layout.kind, layout.is_loop, layout.is_single
+
+    def part_of(self, own: Own) -> Part:
+        """Return the result of requests, each of which has its own by itself."""
+        return Part(self._layout.name, NOTHING, own, (), self.dtype, self._shape, self.row_bytes)
+
+    def part_in(self, memory: memoryview, begins: Sequence[int]) -> Part:
+        """Return the result of requests, which lie one behind the other."""
+        return Part(self._layout.name, memory, NO_OWN, begins, self.dtype, self._shape, self.row_bytes)
+
+    def shape_of(self, count: int) -> tuple[int, ...]:
+        """Return the shape of a result of so many rows."""
+        return self._row_shape if self.is_single else (count, *self._row_shape)
+
+    @property
+    def _shape(self) -> tuple[int, ...]:
+        return self._row_shape if self.is_single else (-1, *self._row_shape)
 
     def read_rows(self, host: Arenas, rows: NDArray[np.int32]) -> Part:
         """Copies single steps, by their host rows, out of the arena."""
         name, kind = self._layout.name, self._layout.kind
-        if self._row_bytes > STEP_BYTES:
+        if self.row_bytes > STEP_BYTES:
             own = [host.get_bytes(kind, rows[k : k + 1]) for k in range(rows.size)]
-            return Part(name, NOTHING, own, (), self._dtype, self._row_shape, self._row_bytes)
+            return Part(name, NOTHING, own, (), self.dtype, self._row_shape, self.row_bytes)
         memory = host.get_bytes(kind, rows)
-        begins = range(0, len(memory) + 1, self._row_bytes)
-        return Part(name, memory, [], begins, self._dtype, self._row_shape, self._row_bytes)
+        begins = range(0, len(memory) + 1, self.row_bytes)
+        return Part(name, memory, NO_OWN, begins, self.dtype, self._row_shape, self.row_bytes)
 
     def read(
         self, processor: Processor, host: Arenas, requests: NDArray[np.int32], each: Sequence[Reader] | None = None
@@ -142,21 +171,20 @@ class Reader:
 
         ``each``: the reader of each request, where it does not lie alike in all.
         """
-        name, kind, _, is_loop, is_single = self._layout
-        shape = self._row_shape if is_single else (-1, *self._row_shape)
-        share = self._positions.size
-        if each is None and not is_loop and share * self._row_bytes <= SMALL_BYTES:  # the usual, in one call
+        kind, is_loop, is_single = self.kind, self.is_loop, self.is_single
+        share = self.places.size
+        if each is None and not is_loop and share * self.row_bytes <= SMALL_BYTES:  # the usual, in one call
             values = host.empty_bits(kind, share * len(requests))
-            processor.copy_results(requests, self._positions, host.bytes_of(kind), values)
-            begins: Sequence[int] = range(0, values.size + 1, share * self._row_bytes)
-            return Part(name, values.reshape(-1).data, [], begins, self._dtype, shape, self._row_bytes)
+            processor.copy_results(requests, self.places, host.bytes_of(kind), values)
+            begins: Sequence[int] = range(0, values.size + 1, share * self.row_bytes)
+            return self.part_in(values.reshape(-1).data, begins)
         ends: NDArray[np.int64] | None = None
         if each is None:
-            rows = processor.result_rows(requests, self._positions).reshape(-1)
+            rows = processor.result_rows(requests, self.places).reshape(-1)
             if is_loop:
-                ends = np.arange(1, len(requests) + 1) * len(self._positions)
+                ends = np.arange(1, len(requests) + 1) * len(self.places)
         else:
-            positions = [reader._positions for reader in each]
+            positions = [reader.places for reader in each]
             counts = np.array([one.size for one in positions])
             firsts = processor.tables.requests["first_place"][requests]
             rows = processor.tables.places[np.repeat(firsts, counts) + np.concatenate(positions)]
@@ -167,13 +195,13 @@ class Reader:
             if is_single:
                 rows, ends = rows[ends - 1], None
         share = rows.size // len(requests)
-        if share * self._row_bytes > SMALL_BYTES:
+        if share * self.row_bytes > SMALL_BYTES:
             split = np.split(rows, range(share, rows.size, share) if ends is None else ends[:-1])
             own = [host.get_bytes(kind, one) for one in split]
-            return Part(name, NOTHING, own, (), self._dtype, shape, self._row_bytes)
+            return self.part_of(own)
         memory = host.get_bytes(kind, rows)
         if ends is None:
-            begins = range(0, len(memory) + 1, share * self._row_bytes)
+            begins = range(0, len(memory) + 1, share * self.row_bytes)
         else:
-            begins = [0, *(ends * self._row_bytes).tolist()]
-        return Part(name, memory, [], begins, self._dtype, shape, self._row_bytes)
+            begins = [0, *(ends * self.row_bytes).tolist()]
+        return self.part_in(memory, begins)

@@ -34,7 +34,7 @@ from cellrt.engine.future import SETTLING
 from cellrt.errors import CellrtError, EngineClosedError, InternalError, RequestError
 from cellrt.native.atomics import replaced, stored
 from cellrt.native.row_types import Rows
-from cellrt.worker.base import Worker
+from cellrt.worker.base import ANSWERS, NOT_HELD, Worker
 from cellrt.worker.service_thread import ServiceThread
 from cellrt.worker.turn_words import ALWAYS, BY_HAND, NEWS, NUM_TURNS, TURN
 
@@ -82,6 +82,8 @@ class Turns:
         workers: those whose threads take turns too; the list may change in a turn.
         words: say who has the turn, also to compiled code that takes turns (``worker/turn_words.py``).
         step: one turn.
+        tell: as much of it as tells clients what has ended.
+        has_arrivals: whether requests came that no turn has seen and that are not in the inbox.
         next_moment_s: seconds until a turn is due though nothing happens; None: never.
         end: called once, after the last turn, with why there is no other.
         abandon: has everything end soon and waits for nothing; for the exit of the program.
@@ -92,6 +94,8 @@ class Turns:
         workers: list[Worker],
         words: Rows[int],
         step: Callable[[], None],
+        tell: Callable[[], None],
+        has_arrivals: Callable[[], bool],
         next_moment_s: Callable[[], float | None],
         end: Callable[[CellrtError], None],
         abandon: Callable[[], None],
@@ -101,7 +105,8 @@ class Turns:
         self.is_parents = False
         """Whether this is a forked process, which has none of the threads."""
         self.words = words
-        self._workers, self._step, self._next_moment_s, self._end = workers, step, next_moment_s, end
+        self._workers, self._step, self._tell, self._has_arrivals = workers, step, tell, has_arrivals
+        self._next_moment_s, self._end = next_moment_s, end
         self._inbox: deque[object] = deque()
         self._alarm: SimpleQueue[None] = SimpleQueue()
         self._holder = -1
@@ -143,9 +148,8 @@ class Turns:
                 raise EngineClosedError(str(self.stopped))
             self._inbox.extend(items)
             self.words[NEWS] = 1
-            for worker in self._workers:
-                if worker.wake():
-                    return
+            if self.wake_a_worker():
+                return
             # A worker that is busy takes a turn when its task ends. A deadline cannot wait for that.
             if is_urgent:
                 self._alarm.put(None)
@@ -153,6 +157,13 @@ class Turns:
             self.was_interrupted = True
             self._alarm.put(None)
             raise
+
+    def wake_a_worker(self) -> bool:
+        """Has a worker that is idle look for news; False if none is."""
+        for worker in self._workers:  # noqa: SIM110 - a generator costs more than all that it looks at
+            if worker.wake():
+                return True
+        return False
 
     def command(self, function: Callable[[], None]) -> None:
         """Has a function called in a turn, from any thread; it is dropped if there will be none."""
@@ -187,7 +198,7 @@ class Turns:
 
     def has_news(self) -> bool:
         """Whether a turn would find something: safe from any thread."""
-        if self._inbox:
+        if self._inbox or self._has_arrivals():
             return True
         for worker in self._workers:  # noqa: SIM110 - a generator costs more than all that it looks at
             if worker.has_finished():
@@ -203,23 +214,25 @@ class Turns:
         while self._inbox:
             yield self._inbox.popleft()
 
-    def take(self, is_held: bool = False) -> bool:
+    def take(self, how: int = NOT_HELD) -> bool:
         """Takes the turn unless another thread has it (then False); called by workers and the timekeeper.
 
         A worker stops after two turns in a row, for the sake of its tasks, and leaves further news to the timekeeper.
 
         Args:
-            is_held: compiled code of this thread has taken the turn already.
+            how: HELD if compiled code of this thread has taken the turn already; ANSWERS if besides all that is left of
+                it is to tell clients.
         """
         for _ in range(2):
-            if not (is_held or self._acquire()):
+            if not (how or self._acquire()):
                 return False
-            is_held = False
+            is_whole, how = how != ANSWERS, NOT_HELD
             self._holder = threading.get_ident()
             try:
-                self.words[NEWS] = 0
+                if is_whole:
+                    self.words[NEWS] = 0
                 if self.stopped is None:
-                    self._step()
+                    (self._step if is_whole else self._tell)()
             except BaseException as error:  # a bug: all requests end rather than hang
                 failure = InternalError(f"the engine failed: {type(error).__name__}: {error}")
                 failure.__cause__ = error
@@ -279,7 +292,8 @@ class Turns:
             self._end(self.stopped)
             self._holder = -1
         # Nothing here holds the engine any more: it goes with its last user.
-        self._step = self._forget
+        self._step = self._tell = self._forget
+        self._has_arrivals = self._has_none
         self._next_moment_s = self._never
         self._end = self._forget
         self._thread.stop = None
@@ -292,6 +306,10 @@ class Turns:
     @staticmethod
     def _never() -> float | None:
         return None
+
+    @staticmethod
+    def _has_none() -> bool:
+        return False
 
 
 _OPEN: weakref.WeakSet[Turns] = weakref.WeakSet()

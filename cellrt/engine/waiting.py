@@ -31,7 +31,7 @@ class WaitingRequests:
         self._heap: list[tuple[tuple[int, float], int, Bulk]] | None = None
         """The same by their order; None as long as that is the same order."""
         self._num_gone = 0
-        self._num_admitted = 0
+        self._num_admitted = 1  # the first is not the oldest's turn
 
     def __len__(self) -> int:
         return len(self._line)

@@ -1,1 +1,1 @@
-"""What a request is: the unfolder, the graph it writes, how it is recorded, and the oracle that runs it."""
+"""Recording of requests: the unfolder, the graph it writes, its compact recorded form, and a reference that runs it."""

@@ -1,4 +1,4 @@
-"""What a graph under construction must know of the engine it is built for."""
+"""The engine's numbers and limits that a graph needs while it is being recorded."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Binding(Protocol):
     max_nodes: int
 
     def cell_type(self, cell: Cell) -> int:
-        """Id of a cell's type. Raises RequestError if the model does not have the cell."""
+        """Id of a cell's type. Raise RequestError if the model does not have the cell."""
 
     def kind(self, spec: RowSpec) -> int:
         """Id of a row kind."""
@@ -25,7 +25,7 @@ class Binding(Protocol):
 
 
 class _Ended:
-    """What a graph has in place of its engine once it is whole."""
+    """A placeholder that replaces a graph's engine once the graph is complete; using it raises RequestError."""
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):

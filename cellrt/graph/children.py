@@ -1,4 +1,4 @@
-"""Which outputs of its children or sources a node of a tree or dag reads, by the names of its inputs."""
+"""Matches the input names of a tree or dag node with the outputs of its children or sources."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ Word = tuple[int, int, int]
 
 @lru_cache(maxsize=256)
 def child_word(cell: Cell, name: str, child: Cell) -> Word | str:
-    """Which output of which child an inner cell's input reads, from the input's name; or what is wrong with it."""
+    """Return which output of which child an input of an inner cell reads, or a text that says what is wrong.
+
+    The input's name decides.
+    """
     spec = cell.inputs[name]
     stem, _, suffix = name.rpartition("_")
     row = RowSpec(spec.shape, spec.dtype)

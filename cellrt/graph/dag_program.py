@@ -30,7 +30,7 @@ def is_dag(offsets: NDArray[np.int32], sources: NDArray[np.int32]) -> bool:
 
 
 def why_no_dag(offsets: NDArray[np.integer], sources: NDArray[np.integer]) -> str:
-    """What is wrong with offsets and sources that ``is_dag`` refuses, or that do not fit into 32 bits."""
+    """Return why ``is_dag`` refuses these offsets and sources, or why they do not fit into 32 bits."""
     if offsets[0] != 0:
         return f"offsets begin with {int(offsets[0])}; expected 0"
     falling = np.flatnonzero(offsets[1:] < offsets[:-1])

@@ -19,7 +19,7 @@ from cellrt.graph.symbols import Dag, Tree
 from cellrt.graph.tree_program import count_leaves, tree_program, why_no_tree
 
 OF_A_TREE = -1
-"""In place of the number of sources: nodes read their children, and nothing is given for each of them."""
+"""A value in place of the number of sources: nodes read their children, and nothing is given for each of them."""
 A_NODE, A_SOURCE = "a node", "a source"
 A_LEAF, AN_INNER_NODE = "for each leaf of parents", "for each node of parents that has children"
 NO_VALUES = np.empty(0, np.int32)
@@ -33,7 +33,7 @@ def tree_of_cells(
     leaf_inputs: Mapping[str, Source],
     inner_inputs: Mapping[str, Source],
 ) -> Tree:
-    """Records a tree; see ``Graph.tree``."""
+    """Record a tree; see ``Graph.tree``."""
     checked = as_integers(parents, "tree: expected parents as integers [nodes], at least one", 1)
     num_leaves = count_leaves(checked) if checked.dtype == np.int32 else -1
     if num_leaves < 0:
@@ -65,7 +65,7 @@ def tree_of_cells(
 
 
 def dag_of_cell(graph: Recorder, cell: Cell, offsets: object, sources: object, inputs: Mapping[str, Source]) -> Dag:
-    """Records an acyclic graph of one cell; see ``Graph.dag``."""
+    """Record an acyclic graph of one cell; see ``Graph.dag``."""
     begins = as_integers(offsets, "dag: expected offsets as integers [nodes + 1], at least two", 2)
     read = as_integers(sources, "dag: expected sources as integers [sources]", 0)
     if begins.dtype != np.int32 or read.dtype != np.int32 or not is_dag(begins, read):
@@ -93,13 +93,13 @@ def _words(
     num_sources: int,
     picked: list[int],
 ) -> NDArray[np.int32]:
-    """For each input of a cell at many nodes (mode, a, b), as ``graph/dag_program.py`` reads them.
+    """Return (mode, a, b) for each input of a cell at many nodes, as ``graph/dag_program.py`` reads them.
 
     Args:
         maker: the cell whose outputs the nodes read; None for leaves.
         picked: values that are listed; it is added to.
 
-    Raises RequestError naming the input.
+    Raise RequestError naming the input.
     """
     for name in inputs:
         if name not in cell.inputs:
@@ -135,8 +135,9 @@ def _words(
 def _given(
     graph: Recorder, cell: Cell, name: str, source: Source, count: int, whose: str, picked: list[int]
 ) -> Word | str:
-    """The word of an input that has a row for each of so many nodes, or sources if it is ragged, or one for all; or
-    what is wrong with it. ``whose``: each row is."""
+    """Return the word of an input that has a row for each of so many nodes, or sources if it is ragged, or one for all;
+    or what is wrong with it. ``whose``: each row is.
+    """
     spec, mode = cell.inputs[name], 0
     if spec.ragged:
         spec, mode = RowSpec(spec.shape, spec.dtype), FOR_EACH_SOURCE

@@ -1,4 +1,4 @@
-"""Steps of which nothing remains: a state was made again and again, and each step began anew.
+"""Finds cells that an unfolder calls again and again without their state, as if each step were the first.
 
 That each call begins with zeros is as it should be for the first nodes of many chains or for leaves, whose outputs are
 used. Where nobody reads what all calls but the last made, the state was forgotten: ``for w in words: s = g(x=w)``. In a
@@ -14,8 +14,11 @@ from cellrt.definition.cell import Cell
 
 
 def cells_that_forget(program: bytes, cells: Sequence[Cell]) -> list[Cell]:
-    """Those of the cells, by number as the program has them, of which nothing but the last of several calls is read,
-    while each call begins with zeros."""
+    """Return the cells whose carried state is probably forgotten by mistake.
+
+    These are cells that a program calls several times, each time with zeros as state, while only the last call's output
+    is read. ``cells`` are in the order in which the program numbers them.
+    """
     if not any(cell.carry for cell in cells):
         return []
     reading = _Reading(program, cells)
@@ -23,8 +26,12 @@ def cells_that_forget(program: bytes, cells: Sequence[Cell]) -> list[Cell]:
 
 
 def states_not_carried(program: bytes, cells: Sequence[Cell]) -> list[tuple[Cell, dict[str, str]]]:
-    """Cells of chains with inputs that are the same at every step, each with the output that may be its next value: one
-    of its spec that nobody reads, that is carried to no input, and whose name no author gave: of a plain tuple."""
+    """Return cells of chains that may forget to carry a state, with the input and the output that may be its next
+    value.
+
+    The input is the same at every step. The output has its spec, nobody reads it, no input carries it, and it belongs
+    to a plain tuple, so no author named it.
+    """
     reading, found = _Reading(program, cells), dict[str, tuple[Cell, dict[str, str]]]()
     for number, first, length, names in reading.chains:
         cell = cells[number]
@@ -53,8 +60,7 @@ class _Reading:
         self._others: set[int] = set()
         """Cells with other nodes than these."""
         self.chains: list[tuple[int, int, int, list[str]]] = []
-        """Of each chain of several steps: its cell, its first value, its length, and its inputs that are the same at
-        every step."""
+        """The chains of several steps: cell, first value, length, and the inputs that are the same at every step."""
         for operation in operations(program, [(len(cell.inputs), len(cell.outputs)) for cell in cells]):
             self._note_used(operation)
             if operation.is_unit:
@@ -63,13 +69,13 @@ class _Reading:
                 self._zeros.add(operation.value)
 
     def is_forgotten(self, number: int) -> bool:
-        """Whether a cell has calls that begin with zeros alone, several, and only the last one is read."""
+        """Return whether a cell has calls that begin with zeros alone, several, and only the last one is read."""
         calls, count = self._calls.get(number, []), len(self._cells[number].outputs)
         are_read = [not self._used.isdisjoint(range(first, first + count)) for first in calls]
         return number not in self._others and len(calls) > 1 and are_read[-1] and not any(are_read[:-1])
 
     def is_unread(self, number: int, first: int, length: int) -> bool:
-        """Whether nobody reads the output of a chain's cell that begins at a value, of any step."""
+        """Return whether no operation reads this output of a chain, at any step."""
         count = len(self._cells[number].outputs)
         return self._used.isdisjoint(range(first, first + count * length, count))
 

@@ -1,4 +1,4 @@
-"""Which inputs of a cell a request gives by itself: what is wrong with a number there is the request's fault."""
+"""Finds the cell inputs that come with the request itself. A bad number in one of them is the request's fault."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def are_given(
     places: Collection[int],
     is_first: bool = False,
 ) -> bool:
-    """Whether all that a graph's nodes of a cell type read as certain inputs came with the request.
+    """Return whether all that a graph's nodes of a cell type read as certain inputs came with the request.
 
     Args:
         program: of ``core/templates/program.py``.

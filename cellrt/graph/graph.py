@@ -1,7 +1,7 @@
 """The graph that an unfolder writes: calls on cells, recorded as a program for the core.
 
 Nothing is computed here. Every call checks its inputs against the cell's specs and appends a few integers to the
-program (``recorder.py``); equal programs are compiled once (``registry.py`` keeps them), so a request of a known shape
+program (``recorder.py``). Equal programs are compiled once (``registry.py`` keeps them), so a request of a known shape
 costs only the recording.
 """
 
@@ -42,11 +42,11 @@ from cellrt.numbers import as_integer
 class Graph(Recorder):
     """One request's cell graph under construction. The unfolder gets it as its first argument.
 
-    What it costs to write one, in the client's thread (one core of a server, hidden 64): ``call`` takes 2.5 us a node,
-    and 3 us more for each tensor or number of the request among its inputs; ``chain`` and ``loop`` 10 us and 3 ns a
-    step (15 ns if the steps are a Python list); ``tree`` 13 us and 12 ns a node, ``dag`` as much. A graph not seen
-    before is also compiled, in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain, a tree or
-    another acyclic graph of one cell should be written as one.
+    Writing one costs time in the client's thread (one core of a server, hidden 64). ``call`` takes 2.5 us a node, and 3
+    us more for each tensor or number of the request among its inputs. ``chain`` and ``loop`` take 10 us and 3 ns a step
+    (15 ns if the steps are a Python list). ``tree`` and ``dag`` take 13 us and 12 ns a node. A graph not seen before is
+    also compiled, in 7 us, and 0.15 us for each node outside chains and loops. So what is a chain, a tree or another
+    acyclic graph of one cell should be written as one.
 
     The engine then takes up to 0.1 us to schedule a node, and batches nodes of one cell alone. So a cell is the largest
     piece that requests have in common and that nobody has to wait inside: one whole step of an LSTM, not a product. It
@@ -55,9 +55,9 @@ class Graph(Recorder):
     """
 
     def call(self, cell: Cell, /, **inputs: Source) -> Node:
-        """Adds one node. Inputs by name; if no carried input is given, all are zeros.
+        """Add one node. Inputs by name; if no carried input is given, all are zeros.
 
-        Raises RequestError naming cell, node and input, with what was expected and what came.
+        Raise RequestError naming cell, node and input, with what was expected and what came.
         """
         type_id = self._begin(cell)
         self._check_names(cell, inputs)
@@ -74,9 +74,9 @@ class Graph(Recorder):
         return Node(self, cell, self._take_values(len(cell.outputs)))
 
     def zeros(self, cell: Cell) -> State:
-        """Zeros for the carried inputs of a cell: ``state.h``, ``state.c``, ..., by the names of the outputs.
+        """Return zeros for the carried inputs of a cell: ``state.h``, ``state.c``, ..., by the names of the outputs.
 
-        Raises RequestError for a cell that carries none.
+        Raise RequestError for a cell that carries none.
         """
         self._check_carries(cell, "zeros")
         return State(
@@ -87,11 +87,11 @@ class Graph(Recorder):
         )
 
     def constant(self, value: float | torch.Tensor | np.ndarray, spec: RowSpec | None = None) -> Output:
-        """A value that is the same for every request, kept at each worker for good: what it is now, whatever becomes of
-        the tensor.
+        """Return a value that is the same for every request, kept at each worker for good: what it is now, whatever
+        becomes of the tensor.
 
         ``spec`` defaults to that of the tensor or array; an int is int64 and a float float32 without a shape. A float
-        tensor is converted to another float dtype. Raises RequestError if the value does not fit the spec.
+        tensor is converted to another float dtype. Raise RequestError if the value does not fit the spec.
         """
         if spec is None:
             spec = spec_of(value)
@@ -116,7 +116,8 @@ class Graph(Recorder):
         return Output(self, made, spec)
 
     def state(self, cell: Cell, /, **start: Source) -> State:
-        """What ``keep`` kept of the session's last request, for graphs that call the cell themselves.
+        """Return the state that ``keep`` kept after the session's last request, for graphs that call the cell
+        themselves.
 
         A new session begins with ``start``, by the names of the outputs, or with zeros; so does a request without one.
         Use ``chain(..., keep=True)`` or ``loop(..., keep=True)`` where they fit: these leave the state of the last
@@ -136,7 +137,7 @@ class Graph(Recorder):
         return State(values)
 
     def _check_carries(self, cell: Cell, what: str) -> None:
-        """Raises RequestError for a cell without a state."""
+        """Raise RequestError for a cell without a state."""
         if not isinstance(cell, Cell):
             raise RequestError(f"graph.{what}: expected a cell, got {describe_source(cell)}")
         if not cell.carry:
@@ -147,9 +148,9 @@ class Graph(Recorder):
             )
 
     def keep(self, state: State, after: Node | Mapping[str, Output]) -> None:
-        """Says what the session's state is after the request: the same outputs of node ``after``, or those given.
+        """Set the session's state after the request: the same outputs of node ``after``, or those given.
 
-        Raises RequestError if ``state`` does not come from ``state``, was kept already, or ``after`` does not fit it.
+        Raise RequestError if ``state`` does not come from ``state``, was kept already, or ``after`` does not fit it.
         """
         self._check_open()
         for name, before in vars(state).items():
@@ -164,13 +165,13 @@ class Graph(Recorder):
             self._states.keep(before.value, made.value, 0, 0)
 
     def pages(self, cell: Cell, input: str | None = None, *, keep: bool = False) -> GrowingState:
-        """A state that grows by a row a step, for an input of the cell that ``cellrt.grows`` made: empty, or with
-        ``keep`` what it was after the last request of the session, and the session keeps it.
+        """Return a state that grows by a row a step, for an input of the cell that ``cellrt.grows`` made.
 
-        Give it to that cell, and to others with an input of the same rows and pages: each step of one that grows it
-        appends a row, in the order in which they are called here; one that only reads it (``cellrt.pages``) sees what
-        those called before it appended. Raises RequestError if the cell has no such input, or several and none is
-        named.
+        It begins empty. With ``keep`` the session keeps it, and it begins as it was after the session's last request.
+
+        Give it to that cell, and to others with an input of the same rows and pages. Each step of a cell that grows it
+        appends a row, in the order of the calls here. A cell that only reads it (``cellrt.pages``) sees the rows of
+        calls before its own. Raise RequestError if the cell has no such input, or several and none is named.
         """
         self._begin(cell)
         return self._growing.new(self, self._binding.kind, cell, input, keep)
@@ -178,7 +179,7 @@ class Graph(Recorder):
     def chain(
         self, cell: Cell, /, *, reverse: bool = False, keep: bool | Collection[str] = False, **inputs: Source
     ) -> Chain:
-        """Adds a chain: one node a step, each reading the carried state of the one before.
+        """Add a chain: one node a step, each reading the carried state of the one before.
 
         Of a cell with pages or spans a task takes any number of its steps, each a row, in order.
 
@@ -191,7 +192,7 @@ class Graph(Recorder):
                 value for each step: a tensor ``[steps, *shape]``, a list of numbers, rows and outputs, or a chain's
                 output. One Output, or one row, serves every step.
 
-        Raises RequestError, RequestTooLargeError.
+        Raise RequestError, RequestTooLargeError.
         """
         type_id = self._begin(cell)
         self._check_names(cell, inputs)
@@ -270,13 +271,13 @@ class Graph(Recorder):
         carry: Mapping[str, str] | None = None,
         **inputs: Source,
     ) -> Loop | LoopOfCells:
-        """Adds a loop: the cell again and again on its own carried outputs, until one of them says stop.
+        """Add a loop: the cell again and again on its own carried outputs, until one of them says stop.
 
         Of several cells a function says one step: ``(body, state) -> {name: output}``, where ``state`` has what
         ``inputs`` names, at first as given there and then as the step before returned it under that name. It is called
-        once, here, and calls cells on ``state``, on outputs of each other and on what the graph has outside, which is
-        the same at every step; carried inputs that it leaves out are carried from the call itself, from zeros on. Each
-        cell is batched by itself, with whatever else needs it; a request's next step begins when all have done this.
+        once, here. It calls cells on ``state``, on outputs of each other, and on outputs outside, which are the same at
+        every step. Carried inputs that it leaves out are carried from the call itself, from zeros on. Each cell is
+        batched by itself, with whatever else needs it; a request's next step begins when all have done this.
 
         Of a list of cells that differ in their weights alone, such as a stack of layers, each is one step, in order.
 
@@ -288,8 +289,8 @@ class Graph(Recorder):
             carry: of a cell with pages or spans, which declares none: which output each input is carried from, from
                 step to step. Default: the one of its name and spec.
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
-                every step. Of a cell with pages or spans the first step may read several rows, ``[rows, *shape]``
-                or a chain's steps, as many of each carried input; its outputs are those of the last row.
+                every step. The first step of a cell with pages or spans may read several rows: ``[rows, *shape]`` or a
+                chain's steps, as many of each carried input. Its outputs are those of the last row.
         """
         if isinstance(cell, list | tuple):
             if max_steps is not None or keep or carry is not None:
@@ -317,7 +318,7 @@ class Graph(Recorder):
         leaf_inputs: Mapping[str, Source] | None = None,
         inner_inputs: Mapping[str, Source] | None = None,
     ) -> Tree:
-        """Adds a tree: ``leaf`` at nodes without children, ``inner`` at the others; returns the root.
+        """Add a tree: ``leaf`` at nodes without children, ``inner`` at the others; return the root.
 
         ``.h`` of it is the root's output, ``.nodes.h`` the list of every node's, in the order of ``parents``.
 
@@ -342,10 +343,10 @@ class Graph(Recorder):
         sources: Sequence[int] | np.ndarray | torch.Tensor,
         inputs: Mapping[str, Source] | None = None,
     ) -> Dag:
-        """Adds an acyclic graph: the cell at every node, which reads nodes before it.
+        """Add an acyclic graph: the cell at every node, which reads nodes before it.
 
-        ``.h`` is every node's output ``h``, in order, as a chain's steps are: a result ``[nodes, *shape]``, a ragged
-        input, or an input with a row for each node of another dag; ``.h[n]`` is that of node n.
+        ``.h`` is every node's output ``h``, in order, like a chain's steps. It is a result ``[nodes, *shape]``, a
+        ragged input, or an input with a row for each node of another dag. ``.h[n]`` is that of node n.
 
         Args:
             offsets, sources: integers ``[nodes + 1]`` from 0 on and ``[sources]``: node n reads nodes
@@ -354,7 +355,7 @@ class Graph(Recorder):
                 all. Missing ones are zeros if the cell carries them. Of a ragged input that is not named like an output
                 ``[sources, *shape]``, one a source.
 
-        A ragged input ``h`` gets output ``h`` of all that a node reads, nothing if it reads none. Raises RequestError
+        A ragged input ``h`` gets output ``h`` of all that a node reads, nothing if it reads none. Raise RequestError
         naming the node or the input, with what was expected and what came; RequestTooLargeError.
         """
         return dag_of_cell(self, cell, offsets, sources, inputs or {})
@@ -365,7 +366,7 @@ class Graph(Recorder):
         return self._binding.max_nodes
 
     def record(self, results: object) -> Recorded:
-        """Ends the recording: the request's results are what the unfolder returned."""
+        """End the recording: the request's results are what the unfolder returned."""
         if type(results) is not dict and isinstance(results, Node):
             results = {name: getattr(results, name) for name in results._cell.outputs}
         if type(results) is not dict and not isinstance(results, Mapping):
@@ -386,7 +387,7 @@ class Graph(Recorder):
         return Recorded(self._program.tobytes(), self._externals, layouts, states)
 
     def _layout(self, name: object, result: object, placement: Placement) -> ResultLayout:
-        """Places one named result and says where it lies."""
+        """Place one named result and say where it lies."""
         if type(name) is not str:
             raise RequestError(f"the name of a result: expected a str, got {name!r:.80} ({type(name).__name__})")
         if type(result) is not Output and isinstance(result, Node) and len(result._cell.outputs) == 1:

@@ -1,4 +1,4 @@
-"""States that grow while a graph is written: which there are, and who may append to them."""
+"""Growing states while a graph is written: the states there are, and the cells that may append to them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,10 @@ class GrowingStates:
     def new(
         self, graph: object, kind_of: Callable[[RowSpec], int], cell: Cell, name: str | None, keep: bool
     ) -> GrowingState:
-        """A new one for an input of the cell; ``keep``: the session's. Raises RequestError if it is no such input."""
+        """Return a new one for an input of the cell; ``keep``: the session's.
+
+        Raise RequestError if it is no such input.
+        """
         grown = [name for name, spec in cell.inputs.items() if spec.appends]
         if name is None and len(grown) == 1:
             name = grown[0]
@@ -42,7 +45,7 @@ class GrowingStates:
         return GrowingState(graph, self._count - 1, spec)
 
     def words(self, graph: object, where: str, spec: RowSpec, source: object, is_loop: bool) -> Sequence[int]:
-        """Words for an input that is a growing state. Raises RequestError, naming ``where``."""
+        """Return words for an input that is a growing state. Raise RequestError, naming ``where``."""
         if not isinstance(source, GrowingState):
             raise RequestError(f"{where}: expected {spec} (see graph.pages), got {describe_source(source)}")
         if source.graph is not graph:
@@ -57,9 +60,11 @@ class GrowingStates:
 
 
 def carried_by(cell: Cell, carry: Mapping[str, str] | None) -> Mapping[str, str]:
-    """Which output each input of a loop is carried from: as the cell declares or, of one with spans, as is given.
+    """Return the output that each input of a loop is carried from.
 
-    Raises RequestError if it cannot be.
+    The cell declares it; for a cell with spans ``carry`` may give it.
+
+    Raise RequestError if it cannot be.
     """
     if not cell.has_spans:
         if carry is not None:
@@ -79,8 +84,9 @@ def carried_by(cell: Cell, carry: Mapping[str, str] | None) -> Mapping[str, str]
 
 
 def check_span(cell: Cell, count: int) -> None:
-    """Raises RequestTooLargeError for so many rows that the cell needs all at once, and cannot have; RequestError for
-    more than its module takes, which says so by an attribute ``longest_span``."""
+    """Raise RequestTooLargeError for so many rows that the cell needs all at once, and cannot have; RequestError for
+    more than its module takes, which says so by an attribute ``longest_span``.
+    """
     longest = getattr(cell.module, "longest_span", None)
     if longest is not None and count > longest:
         raise RequestError(

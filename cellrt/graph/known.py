@@ -1,9 +1,9 @@
 """Unfolding many requests: those of one graph together, and none whose graph is known by its key.
 
-A model may say that a request's graph depends on a key of it alone (``unfold(..., key=len)``). With the second request
-of a key it is found out which parts of a request its graph reads, by unfolding a copy of it, whose parts are objects
-that nobody else has. From then on a request of that key gives only these parts. Now and then one is unfolded in full
-all the same, to see that the key tells what it should.
+A model may say that a request's graph depends on a key of it alone (``unfold(..., key=len)``). At the second request of
+a key the parts of a request that its graph reads are found. For that a copy of the request is unfolded, whose parts are
+objects that appear nowhere else. From then on a request of that key gives only these parts. Now and then one is
+unfolded in full all the same, to see that the key tells what it should.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ class _Known:
         self.count = 0
 
     def equals(self, recorded: Recorded) -> bool:
-        """Whether that is the same graph."""
+        """Return whether a recording has the known graph."""
         return self.recorded == without_tensors(recorded)
 
     def collect(self, requests: Sequence[Any]) -> Recorded | None:
-        """What requests of this graph record; None if one of them does not fit it."""
+        """Return the recording of these requests, all of this graph; None if one of them does not fit it."""
         if self.slots is None or self.recorded is None:
             return None
         return collect(self.recorded, self.slots, requests)
@@ -76,7 +76,7 @@ class KnownGraphs:
         self._lock = threading.Lock()
 
     def record(self, binding: Binding, requests: Sequence[Any]) -> list[Alike]:
-        """Unfolds requests, those of one graph together. Raises RequestError, RequestTooLargeError."""
+        """Unfold requests, those of one graph together. Raise RequestError, RequestTooLargeError."""
         if self._unfolder.key is None:
             if len(requests) == 1:
                 return [Alike(self._unfolder.record(binding, requests[0]), ONE)]
@@ -103,7 +103,7 @@ class KnownGraphs:
         return found + self._unfold(binding, requests, others) if others else found
 
     def _collect_one(self, requests: Sequence[Any]) -> Alike | None:
-        """The usual case: one request of a known key, which is not to be unfolded in full."""
+        """Return the usual case: one request of a known key, which is not to be unfolded in full."""
         try:
             known = self._by_key.get(self._unfolder.key(requests[0]))  # type: ignore[misc]
         except Exception:
@@ -117,7 +117,7 @@ class KnownGraphs:
         return Alike(recorded, ONE)
 
     def _unfold(self, binding: Binding, requests: Sequence[Any], places: Sequence[int]) -> list[Alike]:
-        """Unfolds the requests at these places."""
+        """Unfold the requests at these places."""
         if len(places) == 1:
             return [Alike(self._record_one(binding, requests, places[0]), places)]
         by_graph: dict[bytes, list[list[tuple[int, Recorded]]]] = {}
@@ -133,7 +133,7 @@ class KnownGraphs:
         return [_together(group) for groups in by_graph.values() for group in groups]
 
     def _record_one(self, binding: Binding, requests: Sequence[Any], place: int) -> Recorded:
-        """Unfolds one of several requests; an error says which."""
+        """Unfold one of several requests; an error says which."""
         try:
             return self._unfolder.record(binding, requests[place])
         except RequestError as error:
@@ -142,7 +142,7 @@ class KnownGraphs:
             raise type(error)(f"{one_of(place, requests)}: {error}") from error
 
     def _keys(self, binding: Binding, requests: Sequence[Any]) -> dict[Hashable, Sequence[int]]:
-        """The places of requests by their keys."""
+        """Return the places of requests by their keys."""
         try:
             keys = [self._unfolder.key(request) for request in requests]  # type: ignore[misc]
             if keys.count(keys[0] if keys else None) == len(keys):
@@ -166,7 +166,7 @@ class KnownGraphs:
             ) from error
 
     def _add(self, key: Hashable) -> _Known:
-        """Notes that there is a key."""
+        """Note that there is a key."""
         known = _Known()
         with self._lock:
             self._by_key[key] = known
@@ -175,13 +175,13 @@ class KnownGraphs:
         return known
 
     def _learn(self, binding: Binding, known: _Known, requests: Sequence[Any], place: int) -> None:
-        """Finds out the graph of a key, and what of a request it reads."""
+        """Find out the graph of a key, and what of a request it reads."""
         request, recorded = requests[place], self._record_one(binding, requests, place)
         known.slots = trace(self._unfolder, binding, request, recorded)
         known.recorded = without_tensors(recorded)
 
     def _check(self, binding: Binding, key: Hashable, known: _Known, request: Any, count: int) -> None:
-        """Counts requests of a key; whenever their number has doubled, one is unfolded in full."""
+        """Count requests of a key; whenever their number has doubled, one is unfolded in full."""
         before, known.count = known.count, known.count + count
         has_doubled = before.bit_length() != known.count.bit_length()
         if has_doubled and not known.equals(self._unfolder.record(binding, request)):
@@ -195,7 +195,7 @@ class KnownGraphs:
 
 
 def record_at(record: Callable[[Sequence[Any]], T], requests: Sequence[Any], places: Sequence[int]) -> T:
-    """What ``record`` makes of the requests at some places; what is wrong with one names its place among all."""
+    """Call ``record`` with the requests at some places. An error about one request names its place among all."""
     try:
         return record([requests[place] for place in places])
     except RequestError:
@@ -208,12 +208,12 @@ def record_at(record: Callable[[Sequence[Any]], T], requests: Sequence[Any], pla
 
 
 def one_of(place: int, requests: Sequence[Any]) -> str:
-    """Which of several requests one is, for errors: counted from 1, with its index."""
+    """Return a text for errors that says which of several requests this is: its number from 1, and its index."""
     return f"request {place + 1} of {len(requests)} (index {place})"
 
 
 def _together(group: Sequence[tuple[int, Recorded]]) -> Alike:
-    """Recorded requests of one graph."""
+    """Return one recording of several requests that have the same graph."""
     recorded = group[0][1]
     if len(group) > 1:
         externals = [

@@ -53,7 +53,7 @@ class LoopBody:
         self._grown: set[int] = set()
 
     def call(self, cell: Cell, /, **inputs: Source) -> Node:
-        """Adds a cell to the step. Raises RequestError as ``Graph.call``."""
+        """Add a cell to the step. Raise RequestError as ``Graph.call``."""
         graph = self._graph
         type_id = graph._begin(cell)
         graph._check_names(cell, inputs)
@@ -81,7 +81,7 @@ class LoopBody:
         return Node(self, cell, member.first)
 
     def _outside(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
-        """Words of an input that is the same at every step."""
+        """Return words of an input that is the same at every step."""
         if isinstance(source, GrowingState):
             if not spec.appends and source._number in self._grown:
                 where = self._graph._where(cell, name)
@@ -91,7 +91,7 @@ class LoopBody:
         return self._graph._words(cell, name, spec, source, is_loop=True)
 
     def _read(self, cell: Cell, name: str, spec: RowSpec, source: Output) -> int:
-        """The output of the body, or state, that an input reads."""
+        """Return the output of the body, or state, that an input reads."""
         if spec.ragged or spec.has_nodes:
             where = self._graph._where(cell, name)
             raise RequestError(f"{where}: expected {spec}, got an output of the loop's own step, which is one row")
@@ -112,7 +112,7 @@ class LoopBody:
         return State({name: Output(self, -1 - k, unknown) for k, name in enumerate(self._names)})
 
     def _made(self, made: object) -> dict[str, Output]:
-        """The outputs that the function returned, by name."""
+        """Return the outputs that the function returned, by name."""
         if not isinstance(made, Mapping) or not self._members:
             raise RequestError(
                 "loop: expected a function that calls cells and returns a dict of outputs, got "
@@ -132,7 +132,10 @@ class LoopBody:
         return outputs
 
     def _starts(self, outputs: Mapping[str, Output], given: Mapping[str, Source]) -> list[tuple[int, int]]:
-        """Of each state: the value that it begins with, and the output that it is after a step; -1 if it stays."""
+        """Return two value numbers for each state: its value at the start, and the output it takes after a step.
+
+        The second is -1 if a step leaves the state as it is.
+        """
         starts: list[tuple[int, int]] = []
         for k, name in enumerate(self._names):
             use, after = self._uses[k], outputs[name]
@@ -152,7 +155,7 @@ class LoopBody:
         return starts
 
     def _record(self, starts: list[tuple[int, int]], limit: int, stop: int) -> int:
-        """Writes the members to the program; returns the value of their first output."""
+        """Write the members to the program; return the value of their first output."""
         first = self._graph._take_values(self._num_outputs)
         for left, member in zip(reversed(range(len(self._members))), self._members):
             is_stop = 0 <= stop - member.first < len(member.cell.outputs)
@@ -177,7 +180,7 @@ class LoopBody:
 def loop_of_cells(
     graph: Recorder, step: Step, max_steps: int, until: str | None, given: Mapping[str, Source]
 ) -> LoopOfCells:
-    """Records a loop whose step is what a function says; see ``Graph.loop``."""
+    """Record a loop whose step is what a function says; see ``Graph.loop``."""
     body = LoopBody(graph, list(given))
     token = CURRENT_GRAPH.set(body)
     try:
@@ -199,7 +202,7 @@ def loop_of_cells(
 
 
 def loop_of_layers(graph: Recorder, cells: Sequence[Cell], until: str | None, inputs: Mapping[str, Source]) -> Loop:
-    """Records a loop whose first step is the first cell, its second the second; see ``Graph.loop``."""
+    """Record a loop whose first step is the first cell, its second the second; see ``Graph.loop``."""
     if not cells or not all(isinstance(each, Cell) for each in cells):
         raise RequestError(f"loop: expected a list of cells, got {describe_source(cells)}")
     cell = cells[0]
@@ -241,7 +244,7 @@ def _nothing_carried(cell: Cell) -> RequestError:
 
 
 def _stop_of(cell: Cell, until: str | None) -> int:
-    """The output that ends a loop of the cell, or -1."""
+    """Return the output that ends a loop of the cell, or -1."""
     if until is not None and (until not in cell.outputs or cell.outputs[until].shape):
         raise RequestError(
             f"loop of cell {cell.name!r}: until={until!r} must be an output of one number a row; "
@@ -259,7 +262,7 @@ def loop_of_one(
     carry: Mapping[str, str] | None,
     inputs: Mapping[str, Source],
 ) -> Loop:
-    """Records a loop of one cell; see ``Graph.loop``."""
+    """Record a loop of one cell; see ``Graph.loop``."""
     type_id = graph._begin(cell)
     carried = carried_by(cell, carry)
     graph._check_names(cell, inputs, carried)
@@ -289,7 +292,7 @@ def loop_of_one(
 
 
 def _num_leading(graph: Recorder, cell: Cell, carried: Mapping[str, str], inputs: Mapping[str, Source]) -> int:
-    """Rows that the first step of a loop reads. Raises RequestError if carried inputs differ in them."""
+    """Return how many rows the first step of a loop reads. Raise RequestError if carried inputs differ in them."""
     counts = {name: abs(num_steps(inputs[name], cell.inputs[name])) if name in inputs else 1 for name in carried}
     count = max(counts.values())
     if count == 0:
@@ -310,7 +313,10 @@ def _num_leading(graph: Recorder, cell: Cell, carried: Mapping[str, str], inputs
 def _before_first(
     graph: Recorder, cell: Cell, name: str, spec: RowSpec, inputs: Mapping[str, Source], count: int
 ) -> Sequence[int]:
-    """Words of a carried input: what the first step reads. Raises RequestError if its rows do not lie together."""
+    """Return words of a carried input: what the first step reads.
+
+    Raise RequestError if its rows do not lie together.
+    """
     if name not in inputs:
         return NEXT, graph._zero(spec)
     source = inputs[name]

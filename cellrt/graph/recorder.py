@@ -32,7 +32,7 @@ from cellrt.graph.symbols import Handle, LoopSteps, Node, Output, Steps
 
 OF_A_LOOP = "; what a loop is given is the same at every step: a row for each step is for graph.chain"
 Source = object
-"""What may be an input: an Output, a tensor or number of one row; a list of them for a ragged input."""
+"""An input's value: an Output, a tensor or number for one row, or a list of them for a ragged input."""
 
 
 class Recorder:
@@ -53,11 +53,11 @@ class Recorder:
         """Outputs of loops that other cells read at every step, in order."""
 
     def end(self) -> None:
-        """Whoever adds anything from now on gets a RequestError."""
+        """Close the graph: any later attempt to add to it raises RequestError."""
         self._binding = ENDED
 
     def _check_open(self) -> None:
-        """Raises RequestError behind ``end``."""
+        """Raise RequestError behind ``end``."""
         _ = self._binding.max_nodes
 
     @cached_property
@@ -97,15 +97,16 @@ class Recorder:
         return self._zeros[kind]
 
     def _state(self, cell: Cell, output: str, start: int = -1) -> int:
-        """The value that an output of the cell has in the request's session; if that is new or there is none, what
-        value ``start`` is, or zeros."""
+        """Return the value that an output of the cell has in the request's session; if that is new or there is none,
+        what value ``start`` is, or zeros.
+        """
         kind, state = self._binding.kind(cell.outputs[output]), self._take_values(1)
         self._states.take(state, StateLayout(f"{cell.name}.{output}", kind, cell.identity[:16]), start)
         self._constants.add(state)
         return state
 
     def _kept_inputs(self, cell: Cell, keep: bool | str | Collection[str]) -> Collection[str]:
-        """The carried inputs whose state the session keeps."""
+        """Return the carried inputs whose state the session keeps."""
         names = cell.carry if keep is True else (keep,) if isinstance(keep, str) else tuple(keep or ())
         for name in names:
             if name not in cell.carry:
@@ -118,10 +119,10 @@ class Recorder:
         return names
 
     def _starts(self, cell: Cell, inputs: Mapping[str, Source], kept: Collection[str]) -> dict[str, int]:
-        """For each carried input the value before the first step: the session's state, what was given, or zeros."""
+        """Return each carried input's value before the first step: the session's state, what was given, or zeros."""
         starts: dict[str, int] = {}
         states: dict[str, tuple[int, int]] = {}
-        """By output: a state, and the value that it begins with."""
+        """The state of each output, and the value that it begins with."""
         for name, output in cell.carry.items():
             given = self._value(cell, name, cell.inputs[name], inputs[name]) if name in inputs else -1
             if name not in kept:
@@ -140,8 +141,9 @@ class Recorder:
         return starts
 
     def _check_is_one_state(self, cell: Cell, name: str, given: int) -> None:
-        """Raises RequestError if what is kept begins with what another chain or loop keeps: from the session's second
-        request on each would go on from its own end."""
+        """Raise RequestError if what is kept begins with what another chain or loop keeps: from the session's second
+        request on each would go on from its own end.
+        """
         for first, count, other in self._keepers:
             place = (given - first) % len(other.outputs)
             if first <= given < first + count * len(other.outputs) and place in map(
@@ -156,7 +158,7 @@ class Recorder:
                 )
 
     def _keep(self, cell: Cell, kept: Collection[str], starts: Mapping[str, int], first: int, count: int) -> None:
-        """Keeps outputs of a chain (or of a loop: one step) that begins at value ``first``."""
+        """Keep outputs of a chain (or of a loop: one step) that begins at value ``first``."""
         self._keepers.append((first, count, cell))
         for name in kept:
             self._states.keep(starts[name], first + cell.places[cell.carry[name]], len(cell.outputs), count)
@@ -168,19 +170,19 @@ class Recorder:
         return self._take_values(count)
 
     def _where(self, cell: Cell, name: str, position: int = -1) -> str:
-        """For errors: an input, or one of the sources in its list."""
+        """Return a text for errors that names an input, or one of the sources in its list."""
         source = name if position < 0 else f"{name}[{position}]"
         return f"cell {cell.name!r}, node {self._current}, input {source!r}"
 
     def _begin(self, cell: object) -> int:
-        """Begins an operation on a cell; returns its type."""
+        """Begin an operation on a cell; return the cell's type."""
         self._current = self._num_nodes
         if not isinstance(cell, Cell):
             raise RequestError(f"node {self._current}: expected a cell, got {type(cell).__name__}")
         return self._binding.cell_type(cell)
 
     def _check_names(self, cell: Cell, inputs: Mapping[str, object], carried: Mapping[str, str] | None = None) -> None:
-        """Raises RequestError for inputs that are unknown or missing; those that are carried may be left out."""
+        """Raise RequestError for inputs that are unknown or missing; those that are carried may be left out."""
         may_miss = cell.carry if carried is None else carried
         for name in inputs:
             if name not in cell.inputs:
@@ -193,7 +195,7 @@ class Recorder:
                     raise RequestError(f"{self._where(cell, name)}: missing; expected {spec}{carry_hint(cell, name)}")
 
     def _check_state_is_whole(self, cell: Cell, inputs: Mapping[str, object]) -> None:
-        """Raises RequestError where some carried inputs of one node are given and others forgotten."""
+        """Raise RequestError where some carried inputs of one node are given and others forgotten."""
         given = [name for name in cell.carry if name in inputs]
         if given:
             forgotten = next(name for name in cell.carry if name not in inputs)
@@ -222,7 +224,7 @@ class Recorder:
             raise RequestError(f"{self._where(cell, name, position)}: expected {spec}, got {source.spec}")
 
     def _words(self, cell: Cell, name: str, spec: RowSpec, source: Source, is_loop: bool = False) -> Sequence[int]:
-        """Words for an input of one node, chain or loop, that is the same at every step."""
+        """Return words for an input of one node, chain or loop, that is the same at every step."""
         if spec.page_size:
             return self._growing.words(self, self._where(cell, name), spec, source, is_loop)
         if spec.ragged:
@@ -235,7 +237,7 @@ class Recorder:
             raise
 
     def _value(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> int:
-        """The value of an input that is one row; ``position`` of the source if it is one of a list."""
+        """Return the value of an input that is one row; ``position`` of the source if it is one of a list."""
         if isinstance(source, Node) and len(source._cell.outputs) == 1:
             source = Output(source._graph, source._first, next(iter(source._cell.outputs.values())))
         if isinstance(source, Output):
@@ -251,7 +253,7 @@ class Recorder:
         return self._external(spec, copied(row)[None])
 
     def _many(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> list[int]:
-        """Words for a ragged input: a list of outputs or rows, a chain's or loop's steps, or ``[n, *shape]``."""
+        """Return words for a ragged input: a list of outputs or rows, a chain's or loop's steps, or ``[n, *shape]``."""
         row = RowSpec(spec.shape, spec.dtype)
         if isinstance(source, Steps):
             self._check_source(cell, name, row, source)
@@ -272,7 +274,10 @@ class Recorder:
         return _range_words(values) if isinstance(values, range) else [LIST, len(values), *values]
 
     def _listed(self, cell: Cell, name: str, spec: RowSpec, sources: Sequence[Source]) -> Sequence[int]:
-        """The values of a list, which may mix outputs with rows of the request. Those in a row are recorded at once."""
+        """Return the values of a list, which may mix outputs with rows of the request.
+
+        Those in a row are recorded at once.
+        """
         if not sources:
             return range(0)
         # Of the usual list of numbers, NumPy finds out fastest; of one of tensors, it takes long.
@@ -293,14 +298,19 @@ class Recorder:
         return values
 
     def _bits(self, cell: Cell, name: str, spec: RowSpec, source: Source, position: int = -1) -> NDArray[Any]:
-        """See ``bits_of``. To be copied: the client may change its tensor as soon as ``submit`` has returned."""
+        """Return the bits of a source (see ``bits_of``).
+
+        The caller must copy them: a client may change its tensor as soon as ``submit`` has returned.
+        """
         try:
             return bits_of(spec, source)
         except RequestError as error:
             raise RequestError(f"{self._where(cell, name, position)}: {error}") from None
 
     def _chain_lengths(self, cell: Cell, inputs: Mapping[str, Source]) -> dict[str, int]:
-        """The inputs that have a value for each step of a chain, with the number of steps: at least one, all equal."""
+        """Return the inputs that have a value for each step of a chain, with the number of steps: at least one, all
+        equal.
+        """
         lengths: dict[str, int] = {}
         for name, spec in cell.may_step.items():
             if (count := num_steps(inputs[name], spec)) >= 0:
@@ -316,14 +326,16 @@ class Recorder:
         return lengths
 
     def _step_words(self, cell: Cell, name: str, spec: RowSpec, source: Source, reverse: bool) -> Sequence[int]:
-        """Words of an input that differs by the step of a chain: evenly spaced values by their base and stride."""
+        """Return words of an input that differs by the step of a chain: evenly spaced values by their base and
+        stride.
+        """
         values = self._stepped(cell, name, spec, source)
         if reverse:
             values = values[::-1]
         return (STEP, values.start, values.step) if isinstance(values, range) else (EACH, len(values), *values)
 
     def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
-        """The values of an input with one for each step of a chain; a range if they are evenly spaced."""
+        """Return the values of an input with one for each step of a chain; a range if they are evenly spaced."""
         if isinstance(source, Steps):
             self._check_source(cell, name, spec, source)
             return source.values()
@@ -349,8 +361,10 @@ class Recorder:
 
 
 def carry_hint(cell: Cell, name: str) -> str:
-    """For an error about a missing input: why it is not carried from the output of its name, or how it is carried from
-    step to step, if an output could be its next value."""
+    """Return a hint for an error about a missing input, that says why it is not carried, or how it could be.
+
+    It is empty unless an output could be the input's next value.
+    """
     of_name = cell.outputs.get(name, cell.inputs[name])
     if of_name != cell.inputs[name]:
         return f"; output {name!r} is {of_name}, so it is not carried to input {name!r}, {cell.inputs[name]}"
@@ -361,7 +375,7 @@ def carry_hint(cell: Cell, name: str) -> str:
 
 
 def _why_no_steps(cell: Cell, inputs: Mapping[str, Source]) -> str:
-    """For an error: what a chain's inputs are that have no value for each step."""
+    """Return a text for errors that describes a chain's inputs, none of which has a value for each step."""
     told: list[str] = []
     for name, spec in cell.inputs.items():
         if name in inputs and name not in cell.carry and not spec.ragged and not spec.has_nodes:
@@ -379,7 +393,7 @@ def _why_no_steps(cell: Cell, inputs: Mapping[str, Source]) -> str:
 
 
 def _range_words(values: range) -> list[int]:
-    """Words for a ragged input of evenly spaced values."""
+    """Return words for a ragged input of evenly spaced values."""
     return [RANGE, values.start, values.step, len(values)] if values else [LIST, 0]
 
 
@@ -388,7 +402,7 @@ def _is_handle(source: Source) -> bool:
 
 
 def _elsewhere(handle: Output | Steps | LoopSteps) -> str:
-    """What is wrong with a handle that is not of this graph."""
+    """Return why a handle does not belong to this graph, for errors."""
     if isinstance(handle.graph, Recorder):
         return "the node belongs to another graph"
     return "what is inside a loop's step is read by cells that the step calls; others read what it returned"

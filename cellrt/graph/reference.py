@@ -47,7 +47,7 @@ Row = torch.Tensor
 
 
 def run_one_by_one(unfolder: Unfolder, request: Any, state: list[Row] | None = None) -> dict[str, torch.Tensor]:
-    """Runs a request of a model without an engine, slowly; what an engine returns must equal this within tolerance.
+    """Run a request of a model without an engine, slowly; what an engine returns must equal this within tolerance.
 
     Args:
         unfolder: a model, as made by ``cellrt.unfold``; it need not be registered anywhere.
@@ -58,7 +58,7 @@ def run_one_by_one(unfolder: Unfolder, request: Any, state: list[Row] | None = N
     Returns results by name: ``[*shape]`` for one output, ``[steps, *shape]`` for a chain's, a list's or a loop's
     (of a loop, the steps that were taken).
 
-    Raises RequestError as ``Engine.submit`` does, and CellError if a cell raises, returns wrong shapes, or a value that
+    Raise RequestError as ``Engine.submit`` does, and CellError if a cell raises, returns wrong shapes, or a value that
     is not finite where the cell declares finite ones.
     """
     binding = _OpenBinding()
@@ -99,7 +99,7 @@ class _OpenBinding:
 
 
 def _no_rows(spec: RowSpec) -> Row:
-    """No rows of a growing state, of whose pages this is the spec."""
+    """Return a growing state of no rows; ``spec`` is that of its pages."""
     return torch.zeros(spec.shape, dtype=spec.dtype, device="cpu").movedim(spec.page_dim, 0)[:0]
 
 
@@ -115,16 +115,16 @@ class _PageList:
             self.pages.select(0, row // spec.page_size).select(spec.page_dim, row % spec.page_size).copy_(value)
 
     def make_room(self, count: int) -> None:
-        """Makes pages for so many rows more."""
+        """Make pages for so many rows more."""
         wanted = -(-(self.length + count) // self.spec.page_size) - len(self.pages)
         self.pages = torch.cat([self.pages, self.pages.new_zeros((wanted, *self.spec.shape))])
 
     def values(self) -> Row:
-        """All rows ``[length, *shape]``."""
+        """Return all rows ``[length, *shape]``."""
         return self.pages.movedim(1 + self.spec.page_dim, 1).flatten(0, 1)[: self.length].clone()
 
     def seen_by(self, spec: RowSpec, rows: int) -> PagedRows:
-        """What a node of so many rows is given, which appends them if its input is so."""
+        """Return the pages as a node of so many rows sees them; append the rows first if the input appends."""
         before, appended = self.length, rows if spec.appends else 0
         self.make_room(appended)
         self.length += appended
@@ -155,7 +155,7 @@ class _Interpreter:
         self._values: list[Row] = []
         self._steps: dict[int, list[Row]] = {}
         self._step_before: dict[int, Row] = {}
-        """By value, what a loop of several cells made at its step before; empty at the first."""
+        """The values that a loop of several cells made at its step before; empty at the first."""
         num_rows = sum(not layout.page_size for layout in recorded.states)
         self._state, self._saved_pages = iter(state[:num_rows]), iter(state[num_rows:])
         self._page_lists: list[_PageList] = []
@@ -164,7 +164,7 @@ class _Interpreter:
         self.results: list[Row | None] = []
 
     def run(self) -> None:
-        """Executes every operation in order. What the session keeps that grows comes behind its other states."""
+        """Execute every operation in order. What the session keeps that grows comes behind its other states."""
         for operation in self._operations:
             kind, first, values = operation.kind, operation.first, self._values
             if operation.is_unit:
@@ -221,7 +221,7 @@ class _Interpreter:
                 self._values += outputs
 
     def _loop(self, cell: Cell, limit: int, stop: int, sources: list[Input]) -> None:
-        """Runs the cell on its own outputs until output ``stop`` is not zero, at most ``limit`` times."""
+        """Run the cell on its own outputs until output ``stop`` is not zero, at most ``limit`` times."""
         outputs: list[Row] = []
         steps: list[list[Row]] = []
         first = max((source.count for source in sources if source.mode == LEADS), default=1)
@@ -236,7 +236,7 @@ class _Interpreter:
             self._values.append(value)
 
     def _loop_of_cells(self, unit: Operation) -> None:
-        """Runs the members of a body in order, again and again, until one of them says stop."""
+        """Run the members of a body in order, again and again, until one of them says stop."""
         limit, first, layers = unit.length, len(self._values), [self._binding.cells[k] for k in unit.layers]
         others = [next(self._operations) for _ in range(max(0, unit.left))]
         members = [(self._binding.cells[each.cell_type], each.stop, each.inputs) for each in (unit, *others)]
@@ -254,7 +254,7 @@ class _Interpreter:
             self._steps[first + output] = [made[output] for made in history]
 
     def _node(self, cell: Cell, sources: list[Input], step: int, previous: list[Row]) -> list[Row]:
-        """Runs one node: step ``step`` of its operation, after one that returned ``previous``."""
+        """Run one node: step ``step`` of its operation, after one that returned ``previous``."""
         if cell.has_spans:
             return self._span(cell, sources, step, 1, previous)[0]
         names = list(cell.outputs)
@@ -267,7 +267,7 @@ class _Interpreter:
         return _run_alone(cell, rows)
 
     def _read(self, source: Input, step: int) -> list[Row]:
-        """The rows that a step reads; of a carried input those before the first step."""
+        """Return the rows that a step reads; of a carried input those before the first step."""
         if source.mode == EMITTED:
             return self._steps[source.value]
         if source.mode == LAST:
@@ -279,7 +279,7 @@ class _Interpreter:
     def _span(
         self, cell: Cell, sources: list[Input], first: int, count: int, previous: list[Row] | None = None
     ) -> list[list[Row]]:
-        """Runs so many steps of one chain or loop together, from step ``first`` on; returns the outputs of each."""
+        """Run so many steps of one chain or loop together, from step ``first`` on; return the outputs of each."""
         steps, inputs = range(first, first + count), list[CellInput]()
         for spec, source in zip(cell.inputs.values(), sources):
             if spec.span:
@@ -306,7 +306,7 @@ def _ragged(spec: RowSpec, given: list[list[Row]]) -> RaggedRows:
 @workers_modes()
 @torch.inference_mode()
 def _call(cell: Cell, inputs: list[CellInput], size: int, rows: int) -> list[torch.Tensor]:
-    """Runs a cell on ``size`` rows, of which the first ``rows`` matter, and checks the outputs."""
+    """Run a cell on ``size`` rows, of which the first ``rows`` matter, and check the outputs."""
     try:
         outputs = cell.run_step(*inputs)
         cell.check_outputs(outputs, size)
@@ -321,7 +321,7 @@ def _call(cell: Cell, inputs: list[CellInput], size: int, rows: int) -> list[tor
 
 
 def _run_alone(cell: Cell, rows: list[list[Row]]) -> list[Row]:
-    """Runs a cell on one node's inputs and checks what it declares.
+    """Run a cell on one node's inputs and check what it declares.
 
     A cell that names its batch sizes gets the smallest, filled up with zero rows.
     """
@@ -338,6 +338,6 @@ def _run_alone(cell: Cell, rows: list[list[Row]]) -> list[Row]:
 
 
 def _assemble(layout: ResultLayout, rows: list[Row | None]) -> torch.Tensor:
-    """A named result of the rows that are there."""
+    """Return a named result of the rows that are there."""
     there = [row for row in (rows[k] for k in layout.positions) if row is not None]
     return there[-1].clone() if layout.is_single else torch.stack(there)

@@ -1,4 +1,4 @@
-"""What an unfolder recorded, and where the results of a request lie among its result rows."""
+"""The recording of one unfolded request, and the layout of its results among its result rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from cellrt.core.templates.program import OP_RESULT, OP_RESULT_LAST, OP_RESULT_S
 from cellrt.graph.symbols import LoopSteps, Output, Steps
 
 RESULTS = (Output, Steps, LoopSteps)
-"""What a named result may be, beside a list of outputs."""
+"""The types of a named result, beside a list of outputs."""
 
 
 class ResultLayout(NamedTuple):
-    """Where a named result lies among the request's result rows.
+    """The rows of one named result among all result rows of a request.
 
     ``positions`` are the rows in order. ``is_loop``: only the rows of the steps that were taken are there.
     ``is_single``: one row without a step dimension; of a loop the last that is there.
@@ -43,7 +43,7 @@ class StateLayout(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """What an unfolder recorded for one request."""
+    """The recording of one request: its program, inputs from outside, results and kept states."""
 
     program: bytes
     """The int32 words of ``core/templates/program.py``."""
@@ -51,7 +51,7 @@ class Recorded(NamedTuple):
     """(kind, rows ``[n, *shape]`` as ``arena.as_bits``) of the request's own tensors, in order of their values."""
     results: tuple[ResultLayout, ...]
     states: tuple[StateLayout, ...] = ()
-    """What a session keeps."""
+    """The states that a session keeps after the request."""
 
 
 class Placement:
@@ -65,7 +65,7 @@ class Placement:
         self._chains: dict[tuple[int, int, int], range] = {}
 
     def of_steps(self, value: int) -> range:
-        """Rows of a loop's output at every step."""
+        """Return rows of a loop's output at every step."""
         if value not in self._steps:
             limit = self._loop_limits[value]
             self._program.extend([OP_RESULT_STEPS, value, limit])
@@ -73,7 +73,7 @@ class Placement:
         return self._steps[value]
 
     def of_value(self, value: int) -> Sequence[int]:
-        """The row of one output; of a loop whose every step is a result: those rows."""
+        """Return the row of one output; of a loop whose every step is a result: those rows."""
         if value in self._steps:
             return self._steps[value]
         known = self._values.get(value)
@@ -91,7 +91,7 @@ class Placement:
         return known
 
     def of_chain(self, steps: Steps) -> Sequence[int]:
-        """Rows of an output of each node of a chain."""
+        """Return rows of an output of each node of a chain."""
         key = (steps._base, steps._stride, len(steps))
         if key in self._chains:
             return self._chains[key]
@@ -111,7 +111,7 @@ class Placement:
 
 
 def _meet(one: range, other: range) -> bool:
-    """Whether values of two chains' outputs may be the same."""
+    """Return whether values of two chains' outputs may be the same."""
     if max(min(one[0], one[-1]), min(other[0], other[-1])) > min(max(one[0], one[-1]), max(other[0], other[-1])):
         return False
     return abs(one.step) != abs(other.step) or (one.start - other.start) % one.step == 0

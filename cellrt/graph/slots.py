@@ -1,6 +1,6 @@
-"""What of a request its graph reads, so that other requests of that graph need not be unfolded.
+"""Finds the parts of a request that its graph reads, so that later requests with the same graph skip unfolding.
 
-It is found out by unfolding a copy of a request, whose parts are objects that nobody else has.
+To find them, a copy of a request is unfolded. Every part of the copy is an object that appears nowhere else.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from cellrt.graph.binding import Binding
 from cellrt.graph.graph import Graph
 from cellrt.graph.recorder import Source
 from cellrt.graph.results import Recorded
-from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, bits_together, copied
+from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, bits_together, copied, integers_of
 from cellrt.graph.symbols import Output
 from cellrt.graph.unfolder import Unfolder
 
 INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 CONSTANT = "a constant"
-"""In place of an input: one that travels with requests, because the engine keeps no more of them."""
+"""A mark in place of an input that travels with requests, because the engine keeps no more constants."""
 Path = tuple[Any, ...]
-"""How one comes from a request to a part of it: by keys and positions."""
+"""The keys and positions that lead from a request to a part of it."""
 Externals = list[tuple[int, NDArray[Any]]]
 
 
@@ -41,10 +41,12 @@ class Slot(NamedTuple):
     rows_shape: tuple[int, ...]
 
     def rows_of_one(self, request: Any) -> NDArray[Any]:
-        """As ``rows``, of one request."""
+        """Return the rows of one request, as ``rows`` does for several."""
         for step in self.path:
             request = request[step]
-        bits = bits_of(self.spec, request)
+        bits = integers_of(self.spec, request)
+        if bits is None:
+            bits = bits_of(self.spec, request)
         if bits.shape != self.shape:
             raise RequestError("another shape")
         if not isinstance(request, LISTS):
@@ -52,9 +54,9 @@ class Slot(NamedTuple):
         return bits if self.shape == self.rows_shape else bits.reshape(self.rows_shape)
 
     def rows(self, requests: Sequence[Any]) -> NDArray[Any]:
-        """The rows of requests one behind the other, in memory of their own.
+        """Return the rows of requests one behind the other, in memory of their own.
 
-        Raises RequestError, LookupError or TypeError if one has no such part.
+        Raise RequestError, LookupError or TypeError if one has no such part.
         """
         parts = requests
         for step in self.path:
@@ -74,11 +76,11 @@ class Told(NamedTuple):
     row: NDArray[Any]
 
     def rows_of_one(self, request: Any) -> NDArray[Any]:
-        """As of ``Slot``."""
+        """Return the row for one request, as ``Slot.rows_of_one`` does."""
         return self.row.copy()
 
     def rows(self, requests: Sequence[Any]) -> NDArray[Any]:
-        """As of ``Slot``."""
+        """Return the row once for each request, as ``Slot.rows`` does."""
         return np.concatenate([self.row] * len(requests))
 
 
@@ -89,21 +91,23 @@ class Empty(NamedTuple):
     what: object
 
     def is_in(self, request: Any) -> bool:
-        """Whether a request has such a part there. Raises LookupError or TypeError if it has none."""
+        """Return whether a request has such a part there. Raise LookupError or TypeError if it has none."""
         for step in self.path:
             request = request[step]
         return _emptiness(request) == self.what
 
 
 class Slots(NamedTuple):
-    """What of a request its graph reads: the tensors that it brings, in order, and what must be empty in it."""
+    """The parts of a request that its graph reads: the tensors it brings, in order, and the parts that must be
+    empty.
+    """
 
     brought: list[Slot | Told]
     empty: list[Empty]
 
 
 def collect(recorded: Recorded, slots: Slots, requests: Sequence[Any]) -> Recorded | None:
-    """What requests record whose graph was recorded and reads that; None if one of them does not fit it."""
+    """Return the recording of requests of a known graph from these slots alone; None if one of them does not fit."""
     program, _, results, states = recorded
     try:
         for empty in slots.empty:
@@ -119,7 +123,7 @@ def collect(recorded: Recorded, slots: Slots, requests: Sequence[Any]) -> Record
 
 
 def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:
-    """Checks the key of a model on its example, of which that was recorded. Raises DefinitionError."""
+    """Check the key of a model on its example, of which that was recorded. Raise DefinitionError."""
     if unfolder.key is None:
         return
     try:
@@ -146,8 +150,10 @@ def check_key(unfolder: Unfolder, binding: Binding, recorded: Recorded) -> None:
 
 
 def trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> Slots | None:
-    """What of a request its graph reads; None if that is not the request's own tensors, arrays and lists alone, and
-    numbers of its key."""
+    """Return the slots of a request's graph; None if unfolding reads more than the slots can describe.
+
+    Slots describe the request's own tensors, arrays and lists, and numbers of its key.
+    """
     found = _Trace(unfolder, binding, request)
     if not _is_told_by_key(unfolder, binding, request, recorded):
         return None
@@ -158,7 +164,9 @@ def trace(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded
 
 
 def _is_told_by_key(unfolder: Unfolder, binding: Binding, request: Any, recorded: Recorded) -> bool:
-    """Whether a request of the same key with other numbers in it unfolds to the same graph, as far as it unfolds."""
+    """Return whether a request of the same key with other numbers in it unfolds to the same graph, as far as it
+    unfolds.
+    """
     if unfolder.key is None:
         return True
     key = unfolder.key(request)
@@ -176,7 +184,7 @@ def _is_told_by_key(unfolder: Unfolder, binding: Binding, request: Any, recorded
 
 
 def without_tensors(recorded: Recorded) -> Recorded:
-    """What is the same for all requests of a graph."""
+    """Return the part of a recording that is the same for all requests with the same graph."""
     return recorded._replace(externals=[])
 
 
@@ -212,7 +220,7 @@ class _TracedGraph(Graph):
     def __init__(self, binding: Binding) -> None:
         super().__init__(binding)
         self.given: list[tuple[str, object, RowSpec]] = []
-        """Of each external: which input it is, its source, and what that is to be."""
+        """The inputs from outside, in order: which input it is, its source, and the spec."""
         self._source: tuple[str, object] = "", None
 
     def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
@@ -236,13 +244,13 @@ class _TracedGraph(Graph):
         return super()._stepped(cell, name, spec, source)
 
     def constant(self, value: float | torch.Tensor | np.ndarray, spec: RowSpec | None = None) -> Output:
-        """See ``Graph.constant``."""
+        """Return a constant, as ``Graph.constant`` does, and note that the request did not bring it."""
         self._source = CONSTANT, None
         return super().constant(value, spec)
 
 
 def _numbers_of_key(unfolder: Unfolder, copy: Any) -> list[object]:
-    """The copy's own numbers that its key has; none if the key does not take such numbers."""
+    """Return the copy's own numbers that its key has; none if the key does not take such numbers."""
     try:
         key = None if unfolder.key is None else unfolder.key(copy)
     except Exception:
@@ -255,12 +263,14 @@ class _Int(int):
 
 
 class _Float(float):
-    """As ``_Int``."""
+    """A float that records its use, as ``_Int`` does for an int."""
 
 
 def _copy(value: Any, path: Path, paths: dict[int, Path]) -> Any:
-    """A part of a request as objects that nobody else has; ``paths`` gets where each is. In lists of nothing else,
-    numbers stay what they are."""
+    """Return a copy of a part of a request, made of objects that appear nowhere else; ``paths`` gets the place of each.
+
+    In lists of nothing else, numbers stay what they are.
+    """
     made: Any
     if type(value) in (int, float):
         return _Int(value) if type(value) is int else _Float(value)
@@ -281,17 +291,17 @@ def _copy(value: Any, path: Path, paths: dict[int, Path]) -> Any:
 
 
 def _is_list(value: Any) -> bool:
-    """Whether it is a list or a tuple, of any names."""
+    """Return whether a value is a list or a tuple, named ones included."""
     return type(value) in LISTS or (isinstance(value, tuple) and hasattr(value, "_fields"))
 
 
 def _like(value: Any, items: list[Any]) -> Any:
-    """These items as the list or tuple that ``value`` is."""
+    """Return these items as a list or tuple of the type of ``value``."""
     return value._make(items) if hasattr(value, "_fields") else type(value)(items)
 
 
 def _find_empty(value: Any, path: Path, found: list[Empty]) -> None:
-    """Adds the parts without rows of a request's part."""
+    """Add the parts without rows of a request's part."""
     if (what := _emptiness(value)) is not None:
         found.append(Empty(path, what))
     elif type(value) is dict or _is_list(value):
@@ -300,14 +310,14 @@ def _find_empty(value: Any, path: Path, found: list[Empty]) -> None:
 
 
 def _emptiness(value: Any) -> object:
-    """What two parts without rows have in common if one may stand for the other; None of what is not empty."""
+    """Return what two empty parts must share to stand for each other (type, dtype, shape); None of a part with rows."""
     if type(value) in ARRAYS:
         return (type(value), value.dtype, tuple(value.shape)) if 0 in value.shape else None
     return type(value) if _is_list(value) and not value else None
 
 
 def _with_other_numbers(value: Any, kind: type[int | float]) -> Any:
-    """A request with each number of a kind one larger; numbers of its tensors, too."""
+    """Return a request with each number of a kind one larger; numbers of its tensors, too."""
     if type(value) is torch.Tensor:
         is_kind = value.dtype.is_floating_point if kind is float else value.dtype in INTEGERS
         return value.detach() + 1 if is_kind else value
@@ -321,7 +331,7 @@ def _with_other_numbers(value: Any, kind: type[int | float]) -> Any:
 
 
 def _are_equal(one: Externals, other: Externals) -> bool:
-    """Whether these are the same rows, bit by bit."""
+    """Return whether two requests bring the same rows, bit by bit."""
     return len(one) == len(other) and all(
         kind == known and rows.shape == values.shape and rows.tobytes() == values.tobytes()
         for (kind, rows), (known, values) in zip(one, other)

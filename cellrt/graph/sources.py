@@ -1,4 +1,4 @@
-"""What a request brings, as the bits of rows: tensors, arrays, numbers and lists of them."""
+"""Conversion of a request's tensors, arrays, numbers and lists of them to the bits of rows."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ TORCH_DTYPES = {numpy: dtype for dtype, numpy in NUMPY_DTYPES.items()}
 
 
 def spec_of(value: object) -> RowSpec | None:
-    """What a number, tensor or array is as a row: an int is int64, a float float32. None for anything else."""
+    """Return the spec of a number, tensor or array as a row; None for anything else.
+
+    An int is int64, a float float32.
+    """
     if isinstance(value, torch.Tensor):
         return RowSpec(tuple(value.shape), value.dtype)
     if isinstance(value, bool):
@@ -39,9 +42,10 @@ def spec_of(value: object) -> RowSpec | None:
 
 
 def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
-    """The bits (``as_bits``) of a source in the spec's dtype, in whatever shape it has; they may be its own memory.
+    """Return the bits (``as_bits``) of a source in the spec's dtype, in whatever shape it has; they may be its own
+    memory.
 
-    Integers are widened, Python's numbers converted if they fit. Raises RequestError with what was expected and got.
+    Integers are widened, Python's numbers converted if they fit. Raise RequestError with what was expected and got.
     """
     is_list = isinstance(source, LISTS)  # first: to ask whether something is a tensor takes as long as four others
     if is_list and source and not isinstance(source[0], NUMBERS) and isinstance(source[0], torch.Tensor):  # type: ignore[index]
@@ -72,7 +76,9 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
 
 
 def bits_together(spec: RowSpec, parts: Sequence[Any]) -> NDArray[Any] | None:
-    """The bits ``[parts, ...]`` of parts of one kind, converted at once; None if each must be looked at by itself."""
+    """Return the bits ``[parts, ...]`` of parts of one kind, converted at once; None if each must be looked at by
+    itself.
+    """
     kind = type(parts[0])
     if any(type(part) is not kind for part in parts):
         return None
@@ -89,12 +95,25 @@ def bits_together(spec: RowSpec, parts: Sequence[Any]) -> NDArray[Any] | None:
 
 
 def _are_integers(spec: RowSpec, part: object) -> bool:
-    """Whether this is the usual: a list of Python's integers that are to be int64."""
+    """Return whether this is the usual: a list of Python's integers that are to be int64."""
     return type(part) is list and type(part[0]) is int and spec.dtype == torch.int64
 
 
+def integers_of(spec: RowSpec, source: object) -> NDArray[Any] | None:
+    """Return a list of Python's integers as int64, in half of NumPy's time; None for anything else."""
+    if type(source) is not list or not source or not _are_integers(spec, source):
+        return None
+    try:
+        return np.frombuffer(array("q", source), np.int64)
+    except (TypeError, OverflowError):
+        return None
+
+
 def _integers_together(parts: Sequence[Any]) -> NDArray[Any]:
-    """Lists of as many integers each, in half of NumPy's time. Raises TypeError, ValueError, OverflowError."""
+    """Return several lists of equally many integers as one array, in half of NumPy's time.
+
+    Raise TypeError, ValueError or OverflowError if they are not such lists.
+    """
     values = array("q")
     for part in parts:
         values.fromlist(part)
@@ -104,14 +123,16 @@ def _integers_together(parts: Sequence[Any]) -> NDArray[Any]:
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:
-    """A copy in C order, made without giving up the interpreter lock: NumPy does, and then waits to get it back."""
+    """Return a copy in C order, made without giving up the interpreter lock: NumPy does, and then waits to get it
+    back.
+    """
     if not array.flags.c_contiguous or array.nbytes > LARGE_BYTES:
         return np.array(array, order="C")
     return np.frombuffer(bytearray(array.data), array.dtype).reshape(array.shape)
 
 
 def rows_of(spec: RowSpec, sources: Sequence[object]) -> NDArray[Any] | None:
-    """A list as bits ``[n, *shape]`` of its own memory; None if it is not one of n rows of the spec."""
+    """Return a list as bits ``[n, *shape]`` of its own memory; None if it is not one of n rows of the spec."""
     try:
         rows = bits_of(spec, sources)
     except RequestError:
@@ -120,7 +141,7 @@ def rows_of(spec: RowSpec, sources: Sequence[object]) -> NDArray[Any] | None:
 
 
 def num_steps(source: object, spec: RowSpec) -> int:
-    """How many values a source has if it has one for each step; -1 if it is one row for all."""
+    """Return how many steps a source has values for; -1 if it is one row for all steps."""
     if not isinstance(source, LISTS):
         if isinstance(source, Steps):
             return len(source)
@@ -135,7 +156,7 @@ def num_steps(source: object, spec: RowSpec) -> int:
 
 
 def describe_source(source: object) -> str:
-    """What came, for errors."""
+    """Return a description of a source for errors: dtype and shape, or type and value."""
     if isinstance(source, torch.Tensor):
         return describe(source)
     if isinstance(source, np.ndarray | np.generic):
@@ -155,20 +176,20 @@ def _ndim(value: object) -> int:
 
 
 def _readable(source: object) -> object:
-    """Lists with each tensor in them as one that NumPy can read: not a view that is still to be negated, say."""
+    """Return the lists with each tensor as one that NumPy can read, without a pending negation for example."""
     if isinstance(source, torch.Tensor):
         return source.detach().cpu().resolve_conj().resolve_neg()
     return [_readable(item) for item in source] if isinstance(source, LISTS) else source
 
 
 def _is_wider(wanted: torch.dtype, given: torch.dtype) -> bool:
-    """Whether every integer of one dtype is one of the other."""
+    """Return whether every integer of one dtype is one of the other."""
     to, of = NUMPY_DTYPES.get(wanted), NUMPY_DTYPES.get(given)
     return to is not None and of is not None and to.kind in "iu" and of.kind in "iu" and np.can_cast(of, to)
 
 
 def _stacked(spec: RowSpec, sources: Sequence[object]) -> object:
-    """Tensors as one tensor; NumPy would take long, and does not know all of their dtypes."""
+    """Return tensors as one tensor; NumPy would take long, and does not know all of their dtypes."""
     if not all(isinstance(source, torch.Tensor) for source in sources):
         return sources
     try:
@@ -178,7 +199,7 @@ def _stacked(spec: RowSpec, sources: Sequence[object]) -> object:
 
 
 def _converted(spec: RowSpec, wanted: np.dtype[Any], array: NDArray[Any], source: object) -> NDArray[Any]:
-    """What has another dtype than wanted: converted if no value becomes another but by a float's rounding."""
+    """Return values of another dtype converted to the wanted one; only the rounding of floats may change a value."""
     are_integers = array.dtype.kind in "iu" and wanted.kind in "iu"
     if isinstance(source, np.ndarray | np.generic):
         is_fit = are_integers and np.can_cast(array.dtype, wanted)
@@ -198,9 +219,10 @@ def _converted(spec: RowSpec, wanted: np.dtype[Any], array: NDArray[Any], source
 
 
 def as_integers(values: object, expected: str, least: int) -> NDArray[Any]:
-    """Numbers of nodes as the core takes them: int32 in memory of their own, or as they are where one does not fit.
+    """Return numbers of nodes as the core takes them: int32 in memory of their own, or as they are where one does not
+    fit.
 
-    Raises RequestError, which begins with ``expected``, if they are no integers ``[n]``, or fewer than ``least``.
+    Raise RequestError, which begins with ``expected``, if they are no integers ``[n]``, or fewer than ``least``.
     """
     if (
         isinstance(values, list) and values and type(values[0]) is int and len(values) >= least

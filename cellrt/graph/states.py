@@ -11,7 +11,7 @@ from cellrt.graph.results import StateLayout
 
 
 class SessionStates:
-    """What a graph was given of its session, and what it is to keep. States are named by their values."""
+    """The states that a graph reads from its session and those it will keep there. Their values name them."""
 
     def __init__(self, program: array[int]) -> None:
         self._program = program
@@ -21,7 +21,7 @@ class SessionStates:
         self._pages: list[StateLayout] = []
 
     def take_pages(self, layout: StateLayout) -> None:
-        """Notes a growing state that the session keeps."""
+        """Note a growing state that the session keeps."""
         self._pages.append(layout)
         self._check_count(layout)
 
@@ -30,24 +30,24 @@ class SessionStates:
             raise RequestError(f"state {layout.name!r}: a session has at most {MAX_STATES} states")
 
     def take(self, state: int, layout: StateLayout, start: int) -> None:
-        """Records that value ``state`` is the session's; in a new session what value ``start`` is, or zeros for -1."""
+        """Record that value ``state`` is the session's; in a new session what value ``start`` is, or zeros for -1."""
         start = self._starts.get(start, start)  # all states of a session are new together
         self._program.extend((OP_STATE, layout.kind, start))
         self._layouts[state], self._starts[state] = layout, start
         self._check_count(layout)
 
     def is_open(self, value: int) -> bool:
-        """Whether the value is a state that is not kept yet."""
+        """Return whether the value is a state that is not kept yet."""
         return value in self._layouts and value not in self._kept
 
     def keep(self, state: int, base: int, stride: int, count: int) -> None:
-        """Notes what a state is after each step, as KEEP has it."""
+        """Note what a state is after each step, as KEEP has it."""
         self._kept[state] = base, stride, count
 
     def end(self) -> tuple[StateLayout, ...]:
-        """Records what is kept; returns the states in the order in which they were taken, those that grow at the end.
+        """Record what is kept; return the states in the order in which they were taken, those that grow at the end.
 
-        Raises RequestError if one is not kept, or like another one: a session has a row of its own for each.
+        Raise RequestError if one is not kept, or like another one: a session has a row of its own for each.
         """
         kept_as: dict[int, str] = {}
         for state, layout in self._layouts.items():

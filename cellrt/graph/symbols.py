@@ -1,7 +1,7 @@
-"""What an unfolder holds of a graph: nodes, their outputs, and those of chains and loops. They only name values.
+"""The handles that an unfolder holds: nodes, their outputs, and the outputs of chains and loops.
 
-A value is there when the request runs, long after its graph was written. So whatever would look at one while the graph
-is written is refused (``Handle``), instead of being silently true, unequal or empty.
+A handle only names a value. The value exists when the request runs, long after its graph was written. Code that tries
+to look at one while it writes the graph gets an error (``Handle``), not a wrong truth value, comparison or length.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ INSTEAD = (
 
 
 def _refused(what: str) -> Any:
-    """A special method that tells that ``what`` cannot be asked of a handle, and what to do instead."""
+    """Return a special method that tells that ``what`` cannot be asked of a handle, and what to do instead."""
 
     def refuse(self: object, *_: object, **__: object) -> NoReturn:
         raise RequestError(f"{self!r} {what}: {INSTEAD}")
@@ -165,7 +165,7 @@ class GrowingState(Handle):
     def __init__(self, graph: object, number: int, spec: RowSpec) -> None:
         self.graph, self.spec, self._number = graph, spec, number
         self._is_open = True
-        """Whether more may be appended: how much a loop appends is not known before it ends."""
+        """True while more may be appended; False once a loop appends, as its number of steps is not known."""
 
     def __repr__(self) -> str:
         return f"GrowingState({self.spec})"
@@ -200,7 +200,7 @@ class Steps(Handle):
         return (self._at(k) for k in range(self._count))
 
     def values(self) -> range:
-        """The value ids of the outputs, in order."""
+        """Return the value ids of the outputs, in order."""
         return range(self._base, self._base + self._count * self._stride, self._stride)
 
     def _at(self, index: int) -> Output:
@@ -282,7 +282,7 @@ class Loop(Handle):
 
 
 class LoopOfCells(Handle):
-    """What the step of a loop of several cells returned: ``loop.token`` of every step, ``loop.last.token`` the last."""
+    """The outputs of a loop of several cells: ``loop.token`` of every step, ``loop.last.token`` of the last."""
 
     __slots__ = ("_limit", "_outputs", "last")
 

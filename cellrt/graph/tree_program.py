@@ -70,7 +70,7 @@ def count_leaves(parents: NDArray[np.int32]) -> int:
 
 
 def why_no_tree(parents: NDArray[np.int32]) -> str:
-    """What is wrong with parents that ``count_leaves`` refuses."""
+    """Return why ``count_leaves`` refuses these parents."""
     wrong = np.flatnonzero((parents < -1) | (parents >= parents.size))
     if wrong.size:
         node = int(wrong[0])
@@ -88,7 +88,7 @@ def why_no_tree(parents: NDArray[np.int32]) -> str:
 
 
 def _cycle(parents: NDArray[np.int32]) -> list[int]:
-    """The nodes of the first cycle that the parents lead to, each before its parent."""
+    """Return the nodes of the first cycle that the parents lead to, each before its parent."""
     seen_from = np.full(parents.size, -1, np.int64)
     for start in range(parents.size):
         node = start

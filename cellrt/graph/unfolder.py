@@ -40,15 +40,15 @@ class Unfolder:
         return f"Unfolder({self.name!r})"
 
     def __call__(self, graph: Graph, request: Any) -> object:
-        """Calls the function itself, so that unfolders can be composed."""
+        """Call the function itself, so that unfolders can be composed."""
         return self.function(graph, request)
 
     def record(self, binding: Binding, request: Any) -> Recorded:
-        """Runs the function on a request. Raises RequestError if the graph is wrong, whatever the function raised."""
+        """Run the function on a request. Raise RequestError if the graph is wrong, whatever the function raised."""
         return self.record_in(Graph(binding), request)
 
     def record_in(self, graph: Graph, request: Any) -> Recorded:
-        """As ``record``, in an empty graph."""
+        """Unfold a request into a graph that is empty so far, and return the recording; errors as in ``record``."""
         try:
             return copy_context().run(self._record_in, graph, request)
         except RequestError as error:
@@ -64,7 +64,7 @@ class Unfolder:
             graph.end()
 
     def _record_in(self, graph: Graph, request: Any) -> Recorded:
-        """In a context of its own: that it is over no interrupt can undo, wherever one comes."""
+        """Record in a context of its own, so that no interrupt can leave the caller's context changed."""
         CURRENT_GRAPH.set(graph)
         return graph.record(self.function(graph, request))
 
@@ -72,7 +72,7 @@ class Unfolder:
 def unfold(
     name: str, *, example: Any, cells: Sequence[Cell] = (), key: Callable[[Any], Hashable] | None = None
 ) -> Callable[[Callable[[Graph, Any], object]], Unfolder]:
-    """Turns a function ``(graph, request) -> {name: outputs}`` into a model that engines can register.
+    """Turn a function ``(graph, request) -> {name: outputs}`` into a model that engines can register.
 
     Args:
         name: the model's name.
@@ -86,12 +86,12 @@ def unfold(
     called for each request, before any cell runs: outputs have no values yet, so an end that depends on one is a
     ``graph.loop(until=...)``.
 
-    With ``key`` you promise that two requests of equal keys make the function do the same, but for the numbers in what
-    it hands to the graph; and that it hands the request's tensors, arrays and lists of numbers on as they are: the
-    request itself, ``request["x"]``, ``request[0]``, but not a part or a sum of them, and no single number. The example
-    is checked at registration, later requests now and then (the second of each key, and whenever there are twice as
-    many): RequestError says that a key is that of different graphs. What does not fit the known graph in shape or
-    dtype is unfolded as ever, and so are requests of which the promise about tensors does not hold.
+    ``key`` promises two things. Two requests of equal keys make the function do the same, but for the numbers in
+    tensors, arrays and lists. The function hands these to the graph as they are: ``request``, ``request["x"]``,
+    ``request[0]``, but no part or sum of them, and no single number. The example is checked at registration. Later
+    requests are checked now and then: the second of each key, and whenever there are twice as many. RequestError says
+    that a key belongs to different graphs. What does not fit the known graph in shape or dtype is unfolded as ever, and
+    so are requests of which the promise about tensors does not hold.
     """
     if not name or not isinstance(name, str):
         raise DefinitionError(f"unfold: expected a name, got {name!r}")

@@ -84,7 +84,7 @@ class Reader:
         self.made: list[int] = []
         self.finish_reason: str | None = None
         self.is_cut = False
-        self._ends = {*(() if options.ignore_eos else language.end_tokens), *options.stop_tokens}
+        self._ends = options.ends_in(language)
         self._min_tokens, self._num_likeliest = options.min_tokens, options.logprobs
         self._text = None if language.tokenizer_json is None else Detokenizer(language.tokenizer)
         self._stops = StopStrings(options.stop)
@@ -118,6 +118,18 @@ class Reader:
     def _piece(self, text: str, finish_reason: str | None = None) -> Piece:
         tokens, self._untold = tuple(self._untold), []
         return Piece(text, tokens, finish_reason)
+
+
+def answer_of(pieces: Sequence[Piece], num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int) -> Answer:
+    """Return the answer that pieces are; the last of them says why it ended."""
+    return Answer(
+        "".join(piece.text for piece in pieces),
+        tuple(token for piece in pieces for token in piece.tokens),
+        pieces[-1].finish_reason or LENGTH,
+        num_prompt_tokens,
+        num_cached_tokens,
+        num_tokens,
+    )
 
 
 def _token_of(step: Mapping[str, torch.Tensor], num_likeliest: int) -> Token:
@@ -239,15 +251,7 @@ class TextStream:
 
     def answer(self, pieces: Iterable[Piece]) -> Answer:
         """Return the answer that all its pieces are."""
-        pieces = list(pieces)
-        return Answer(
-            "".join(piece.text for piece in pieces),
-            tuple(token for piece in pieces for token in piece.tokens),
-            pieces[-1].finish_reason or LENGTH,
-            len(self._prompt),
-            self.num_cached_tokens,
-            self.num_tokens,
-        )
+        return answer_of(list(pieces), len(self._prompt), self.num_cached_tokens, self.num_tokens)
 
     def _take(self, step: Mapping[str, torch.Tensor]) -> Piece | None:
         if self._reader.finish_reason is not None:  # the model goes on behind a token that ends the answer

@@ -16,6 +16,7 @@ from cellrt.engine.due import due
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.language.answers import Answer, Steps, TextStream
+from cellrt.language.beams import SearchedBeams, beams_request, search_of
 from cellrt.language.branches import Branch, Branches, are_worth_it
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
@@ -151,13 +152,28 @@ class LanguageModel:
         """
         return self._stream(self.language.tokens_of(prompt), 0, **options)
 
-    def generate(self, prompt: Prompt, **options: Any) -> Answer:
-        """Return the answer to a prompt, what follows the text: as ``stream``, which has the options."""
+    def generate(self, prompt: Prompt, *, num_beams: int = 1, **options: Any) -> Answer:
+        """Return the answer to a prompt, what follows the text: as ``stream``, which has the options.
+
+        Args:
+            prompt: a text, or its tokens.
+            num_beams: more than 1: the answer is the likeliest that a search finds which goes on with so many at a
+                time, as ``transformers`` does it with ``do_sample=False``.
+            options: of ``stream``. With beams, of those of an answer, ``max_tokens``, ``stop_tokens`` and
+                ``ignore_eos`` alone; and ``length_penalty`` (1.0): above 0 longer answers are preferred, below shorter
+                ones; and ``early_stopping`` (False): whether to end with the first ``num_beams`` answers that end.
+
+        Raises RequestError also for beams of a model that is no decoder.
+        """
+        if num_beams != 1:
+            return self._beams(self.language.tokens_of(prompt), num_beams, options).run()
         with self.stream(prompt, **options) as stream:
             return stream.answer(stream)
 
-    async def agenerate(self, prompt: Prompt, **options: Any) -> Answer:
+    async def agenerate(self, prompt: Prompt, *, num_beams: int = 1, **options: Any) -> Answer:
         """As ``generate``; cancelling the task gives the answer up."""
+        if num_beams != 1:
+            return await self._beams(await asyncio.to_thread(self._tokens_of, prompt), num_beams, options).arun()
         tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
         with self.stream(tokens, **options) as stream:
             return stream.answer([piece async for piece in stream])
@@ -257,6 +273,16 @@ class LanguageModel:
         of_answer = {name: value for name, value in options.items() if name not in OF_REQUEST}
         grammar = options_of(of_answer).prepared(self.language).mask
         return self._tokens_of(prompt), {**options, "response_format": None, "mask": grammar}
+
+    def _beams(self, tokens: Sequence[int], num_beams: int, options: dict[str, Any]) -> SearchedBeams:
+        """Return what searches for an answer. Raises RequestError for options that no search has."""
+        given = {"temperature": 0.0, **options}  # whatever the checkpoint draws
+        when, priority = due(given.pop("deadline", None), given.pop("schedule_by", None)), given.pop("priority", 1)
+        how = num_beams, given.pop("length_penalty", 1.0), given.pop("early_stopping", False)
+        request, chosen = beams_request(self.language, tokens, options_of(given))
+        search = search_of(*how, request["max_tokens"], chosen.ends_in(self.language))
+        opened = partial(self.engine.session, self.name)
+        return SearchedBeams(opened, self.language, chosen, request, search, when, priority)
 
     def _branching(self, tokens: list[int], n: int, options: dict[str, Any]) -> Branches | None:
         """Return what reads a prompt once for so many answers, where that is worth it. Raises RequestError."""

@@ -92,6 +92,10 @@ class Options:
             raise RequestError("response_format: expected no ignore_eos beside it: the form ends the answer")
         return replace(self, response_format=None, mask=language.grammars.of(schema))
 
+    def ends_in(self, language: Language) -> frozenset[int]:
+        """Return the tokens of a model that end an answer."""
+        return frozenset((*(() if self.ignore_eos else language.end_tokens), *self.stop_tokens))
+
     def new_mask(self) -> Mask | None:
         """Return what says which tokens may follow in one more answer, if anything does."""
         return self.mask.begin() if isinstance(self.mask, Grammar) else self.mask

@@ -1,1 +1,1 @@
-"""What a model costs on a device, which load it bears, and how many workers a load needs."""
+"""Capacity planning: a model's cost on a device, the load it bears, and how many workers a load needs."""

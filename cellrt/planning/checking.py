@@ -1,4 +1,4 @@
-"""Whether a model can be served, before it is: its example, cells, graph, rows that influence each other, and cost."""
+"""Checks a model before it is served: its example, cells, graph, row independence, and memory cost."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.binding import Binding
 from cellrt.graph.unfolder import Unfolder
+from cellrt.planning.capacity import Room, room_for
 from cellrt.planning.elsewhere import cells_elsewhere, cells_of, changing
 from cellrt.planning.measuring import step_seconds
-from cellrt.planning.room import Room, room_for
 from cellrt.process.source import ModelSource
 
 TIMEOUT_S = 60.0
@@ -37,9 +37,9 @@ class CellReport:
     max_batch: int
     form: str
     mixed_outputs: list[str]
-    """Those in which rows influence each other, of a cell that says so (``row_wise=False``); others are refused."""
+    """Outputs in which rows influence each other, of a cell with ``row_wise=False``; other such cells are refused."""
     failure: str
-    """What it raised for as many rows as it may get at once: a fault; empty if nothing."""
+    """The error that the cell raised for its largest batch, which is a fault; empty if it raised none."""
 
 
 @dataclass(frozen=True)
@@ -55,13 +55,13 @@ class Report:
     lone_ms: float
     room: Room
     changing: list[str]
-    """Cells that each process makes anew with other weights, or other code: a fault."""
+    """Cells that differ between processes in weights or code, which is a fault."""
     unserved: str = ""
-    """Why a server could not tell its clients what the model takes and gives: a fault; empty if it can."""
+    """The reason why a server cannot describe the model's inputs and outputs, which is a fault; empty if it can."""
 
     @property
     def faults(self) -> list[str]:
-        """What must not be."""
+        """The problems that make the model unfit to be served, as texts."""
         changing = [
             f"{name}: another process makes it with other weights or code, so no server can serve it, and no session "
             "outlives its process: load its weights from files, or draw them with a seed (torch.manual_seed)"
@@ -71,12 +71,12 @@ class Report:
         return failing + changing + [self.unserved] * bool(self.unserved)
 
     def as_json(self) -> dict[str, Any]:
-        """By name."""
+        """Return the fields by name, and the faults."""
         return {**asdict(self), "faults": self.faults}
 
 
 def _failure_of(cell: Cell) -> str:
-    """What a cell raises for its largest batch, of random rows."""
+    """Return the error that a cell raises for its largest batch of random rows; empty if it raises none."""
     try:
         step_seconds(cell, None, cell.max_batch, 0.0)
     except CellError as error:
@@ -85,7 +85,10 @@ def _failure_of(cell: Cell) -> str:
 
 
 def _form_of(said: str) -> str:
-    """What runs a cell, as its engine says; this one compiles nothing, but a server does."""
+    """Return the kind of form that runs a cell, from its engine's description.
+
+    The engine of this check compiles nothing; a server does.
+    """
     return NOT_HERE if said.endswith(f": {OFF}") else said
 
 
@@ -95,10 +98,10 @@ def check(
     describe: Describe | None = None,
     arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
 ) -> Report:
-    """Registers a model and serves its example, once cold and then warm; has another process make its cells too.
+    """Register a model and serve its example, once cold and then warm; let another process make its cells too.
 
     ``source``: as of ``process.source``; ``describe``: what a server would do with it; ``arena_bytes``: as of the
-    engine. Raises DefinitionError, and what registering and serving raise.
+    engine. Raise DefinitionError, and what registering and serving raise.
     """
     unfolder = ModelSource(source).load()
     rows, pages = arena_bytes

@@ -13,12 +13,12 @@ from cellrt.view.paper import CELL_COLOURS, DOTS_PER_INCH, NEEDS_MATPLOTLIB, PIC
 
 
 def check_picture(path: Path) -> None:
-    """Raises now what the functions below would raise of a path, when what they show has been measured."""
+    """Raise now what the functions below would raise of a path, when what they show has been measured."""
     _axes(path, 1)
 
 
 def draw_profile(profile: Profile, path: Path) -> None:
-    """Time and throughput of each cell against rows. Raises ImportError without matplotlib, ValueError for a suffix."""
+    """Time and throughput of each cell against rows. Raise ImportError without matplotlib, ValueError for a suffix."""
     figure, (left, right) = _axes(path, 2)
     for colour, cell in zip(CELL_COLOURS * 9, profile.cells.values()):
         left.plot(cell.rows, [1e6 * seconds for seconds in cell.step_s], marker="o", color=colour, label=cell.name)

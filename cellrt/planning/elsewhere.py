@@ -1,9 +1,9 @@
-"""Whether every process makes the same cells of a model: another process makes it too, and both are compared.
+"""Checks that every process makes the same cells of a model: makes them in a second process and compares.
 
     python -c "from cellrt.planning.elsewhere import main; main()" LIFELINE SOURCE
 
-prints the names and identities of a model's cells, unless the other end of its lifeline goes first. A server has at
-least two processes that make each model.
+prints the names and identities of a model's cells. It ends early if the other end of its lifeline closes. A server has
+at least two processes that make each model.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ class Made(NamedTuple):
 
 
 def cells_of(unfolder: Unfolder) -> list[Made]:
-    """The cells of a model's example, in the order in which it calls them. Raises DefinitionError."""
+    """Return the cells of a model's example, in the order in which it calls them. Raise DefinitionError."""
     found = Discovery(Registry(Processor(1), MAX_NODES))
     found.unfold(unfolder)
     return [Made(cell.name, cell.identity) for cell in found.cells]
 
 
 def cells_elsewhere(source: str) -> list[Made]:
-    """The cells that a new process makes of a model. Raises DefinitionError if it cannot."""
+    """Return the cells that a new process makes of a model. Raise DefinitionError if it cannot."""
     other = PythonProcess(COMMAND, (source,), is_heard=True)
     try:
         told, complaints = other.process.communicate(timeout=WAIT_S)
@@ -61,13 +61,13 @@ def cells_elsewhere(source: str) -> list[Made]:
 
 
 def changing(here: Sequence[Made], elsewhere: Sequence[Made]) -> list[str]:
-    """The names of cells that are others in another process."""
+    """Return the names of cells that are others in another process."""
     pairs = zip_longest(here, elsewhere)
     return sorted({cell.name for a, b in pairs if a != b for cell in (a, b) if cell is not None})
 
 
 def main() -> None:
-    """The other process."""
+    """Run the second process: make the model's cells, and print their names and identities as JSON."""
     lifeline, source = sys.argv[1:]
     end_with(socket.socket(fileno=int(lifeline)))
     print(json.dumps(cells_of(ModelSource(source).load())))

@@ -21,7 +21,7 @@ from cellrt.errors import DefinitionError
 
 MOST_SAID = 500
 REACH_S = 10.0
-"""How long a server may take to answer at all, before a load is put on it."""
+"""The time that a server may take to answer at all, before a load is sent."""
 REFUSALS = (401, 404, 500)
 """Answers after which each request of a load would be refused: no key, no such model, one that cannot be served."""
 MS = 1e3
@@ -29,7 +29,7 @@ MS = 1e3
 
 @dataclass
 class Load:
-    """What is sent.
+    """The requests to send, and how.
 
     Attributes:
         url: where each request goes.
@@ -52,7 +52,7 @@ class Load:
 
 @dataclass
 class Answers:
-    """What came back. Times in seconds; of those that were answered with 200."""
+    """The outcome of a load. Times are in seconds and cover the requests answered with status 200."""
 
     latency_s: list[float] = field(default_factory=list)
     first_s: list[float] = field(default_factory=list)
@@ -61,11 +61,11 @@ class Answers:
     said: str = ""
     """The beginning of what the first that was refused was told, or of what kept it from the server."""
     late_s: list[float] = field(default_factory=list)
-    """How late each request was sent: large where this client was the bottleneck."""
+    """The delay with which each request was sent: large where this client was the bottleneck."""
     duration_s: float = 0.0
 
     def summary(self, percentiles: Sequence[float]) -> dict[str, Any]:
-        """Numbers by name, for people and JSON."""
+        """Return the figures by name, for people and JSON."""
         found: dict[str, Any] = {
             "successful_requests": len(self.latency_s),
             "failed_requests": sum(self.failures.values()),
@@ -87,16 +87,19 @@ class Answers:
 
 
 def arrival_times(rate: float, count: int, burstiness: float, seed: int) -> list[float]:
-    """When requests are due: gaps of a gamma distribution of this shape; 1 is a Poisson process, below is burstier."""
+    """Return the times at which requests are due, with gaps drawn from a gamma distribution.
+
+    ``burstiness`` is its shape: 1 is a Poisson process, less than 1 is burstier.
+    """
     gaps = np.random.default_rng(seed).gamma(burstiness, 1 / (rate * burstiness), count)
     times: list[float] = gaps.cumsum().tolist()
     return times
 
 
 async def check_served(url: str, headers: dict[str, str]) -> None:
-    """Asks once before a load is sent; ``url``: of the model's metadata, or of the load itself.
+    """Ask once before a load is sent, and raise what is wrong; ``url``: of the model's metadata, or of the load itself.
 
-    Raises DefinitionError, with the address, if nothing there answers HTTP, or if it answers in our words why it does
+    Raise DefinitionError, with the address, if nothing there answers HTTP, or if it answers in our words why it does
     not serve that. What other servers answer to it says nothing of the load.
     """
     timeout = aiohttp.ClientTimeout(total=REACH_S)
@@ -114,7 +117,7 @@ async def check_served(url: str, headers: dict[str, str]) -> None:
 
 
 def _refusal(content: bytes) -> str:
-    """What a refusal in our words says; empty if it is none."""
+    """Return the message of an error response in cellrt's JSON format; empty for any other response."""
     try:
         told = json.loads(content)
     except ValueError:
@@ -124,7 +127,7 @@ def _refusal(content: bytes) -> str:
 
 
 async def send(load: Load, progress: Callable[[int], None]) -> Answers:
-    """Sends a load and waits for all answers; ``progress`` hears of each."""
+    """Send a load and wait for all answers; ``progress`` hears of each."""
     answers = Answers()
     room = asyncio.Semaphore(load.max_concurrency or len(load.bodies) + 1)
     limits = aiohttp.TCPConnector(limit=0)
@@ -157,7 +160,7 @@ async def send(load: Load, progress: Callable[[int], None]) -> Answers:
 
 
 async def _one(session: aiohttp.ClientSession, load: Load, body: bytes, due_s: float, answers: Answers) -> None:
-    """Sends one request and notes what came of it."""
+    """Send one request and record its outcome."""
     async with session.post(load.url, data=body) as response:
         if response.status != 200:
             answers.said = answers.said or (await response.text(errors="replace"))[:MOST_SAID].strip()

@@ -22,7 +22,7 @@ from cellrt.worker.arenas import copy_page
 
 MOST_TOGETHER = 64
 NODES_READING, ROWS_READ = 8, (512, 128, 32, 8)
-"""How many nodes read how many rows each, or as many of these as the cell takes, to measure what reading costs."""
+"""The nodes, and the rows that each reads, to measure the cost of reading: the first numbers that the cell takes."""
 PAGES_COPIED = 16
 TIMEOUT_S = 600.0
 Progress = Callable[[str], None]
@@ -30,7 +30,7 @@ Progress = Callable[[str], None]
 
 
 def sizes_of(cell: Cell) -> Iterator[int]:
-    """The numbers of rows that are measured."""
+    """Yield the numbers of rows that are measured."""
     rows = 1
     while rows < cell.max_batch:
         if not cell.batch_sizes or rows in cell.batch_sizes:
@@ -40,7 +40,8 @@ def sizes_of(cell: Cell) -> Iterator[int]:
 
 
 def measure(model: Unfolder, bound_s: float | None, progress: Progress, *, seconds_each: float = 0.2) -> Profile:
-    """The profile of a model's cells on this machine's CPU, one thread. Raises DefinitionError if it does not unfold.
+    """Return the profile of a model's cells on this machine's CPU, one thread. Raise DefinitionError if it does not
+    unfold.
 
     Args:
         model: of which cells.
@@ -71,7 +72,9 @@ def measure(model: Unfolder, bound_s: float | None, progress: Progress, *, secon
 
 
 def host_costs(engine: Engine, model: Unfolder, seconds: float) -> HostCosts:
-    """What the engine's host costs, from how the example is served: alone, and many together in fewer tasks each."""
+    """Return the cost of the engine's host work, from serving the example alone and many at once in fewer tasks
+    each.
+    """
     alone_s, alone_tasks, took_s = _served(engine, model, 1, seconds)  # first: who was many lately waits for company
     together = max(4, min(MOST_TOGETHER, int(seconds / took_s)))
     shared_s, shared_tasks, _ = _served(engine, model, together, seconds)
@@ -82,7 +85,8 @@ def host_costs(engine: Engine, model: Unfolder, seconds: float) -> HostCosts:
 
 
 def page_seconds(engine: Engine) -> float:
-    """The median time in which an idle engine copies a page, of its largest, from a worker to the host; 0: it has none.
+    """Return the median time in which an idle engine copies a page, of its largest, from a worker to the host; 0: it
+    has none.
 
     Where nothing runs and no session keeps anything, all pages are free: any may be written to.
     """
@@ -98,8 +102,11 @@ def page_seconds(engine: Engine) -> float:
 
 
 def _served(engine: Engine, model: Unfolder, together: int, seconds: float) -> tuple[float, float, float]:
-    """Of one request of so many that are submitted at a time: seconds in which no worker ran its tasks, its tasks, and
-    all its seconds; of a round that was disturbed little: waking a thread takes long beside other work."""
+    """Return figures for one of several requests submitted together: host seconds, tasks, and total seconds.
+
+    Host seconds are those in which no worker ran the request's tasks. The figures are of a round with little
+    disturbance: other work on the machine delays the waking of threads.
+    """
     samples: list[tuple[float, float, float]] = []
     end_s = time.perf_counter() + seconds
     while len(samples) < 4 or time.perf_counter() < end_s:
@@ -115,7 +122,7 @@ def _served(engine: Engine, model: Unfolder, together: int, seconds: float) -> t
 
 
 def _ran(engine: Engine) -> tuple[float, int]:
-    """The seconds that workers ran tasks so far, and these tasks."""
+    """Return the seconds that workers ran tasks so far, and these tasks."""
     counts = engine.statistics()
     return (
         sum(worker["busy_s"] for worker in counts["workers"].values()),
@@ -126,8 +133,10 @@ def _ran(engine: Engine) -> tuple[float, int]:
 @workers_modes()
 @torch.inference_mode()
 def reading_seconds(cell: Cell, form: CompiledForm | None, seconds: float) -> float:
-    """What a step takes longer for each row of a growing state that one of its rows reads; 0 if a cell takes no state
-    of that many rows, or is as fast."""
+    """Return how much longer a step takes for each row of growing state that one of its rows reads.
+
+    Return 0 if the cell takes no state of that many rows, or if reading costs nothing measurable.
+    """
     nodes, states = min(cell.max_batch, NODES_READING), sum(bool(spec.page_size) for spec in cell.inputs.values())
 
     def reading(before: int) -> float:
@@ -143,7 +152,7 @@ def reading_seconds(cell: Cell, form: CompiledForm | None, seconds: float) -> fl
 @workers_modes()
 @torch.inference_mode()
 def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: float) -> float:
-    """The median of one step's time with random rows, in its compiled form if it has one. Raises CellError."""
+    """Return the median of one step's time with random rows, in its compiled form if it has one. Raise CellError."""
     inputs = random_inputs(cell.inputs.values(), rows, torch.Generator().manual_seed(0))
     return median_seconds(cell, form, rows, inputs, seconds)
 
@@ -151,7 +160,7 @@ def step_seconds(cell: Cell, form: CompiledForm | None, rows: int, seconds: floa
 def median_seconds(
     cell: Cell, form: CompiledForm | None, rows: int, inputs: Sequence[CellInput], seconds: float
 ) -> float:
-    """The median of one step's time with these inputs, as a worker runs it. Raises CellError."""
+    """Return the median of one step's time with these inputs, as a worker runs it. Raise CellError."""
     by_name = {} if form is None else dict(zip(cell.inputs, inputs))
     samples: list[float] = []
     end_s = time.perf_counter() + seconds

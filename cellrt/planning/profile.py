@@ -37,7 +37,9 @@ class CellProfile:
     read_s: float = 0.0
 
     def seconds(self, rows: int) -> float:
-        """One step with any number of rows: on a line between those measured, and in proportion beyond."""
+        """Return the time of a step with any number of rows: on a line between those measured, and in proportion
+        beyond.
+        """
         if rows > self.rows[-1]:
             return self.step_s[-1] * rows / self.rows[-1]
         return float(np.interp(rows, self.rows, self.step_s))
@@ -45,7 +47,7 @@ class CellProfile:
 
 @dataclass(frozen=True)
 class HostCosts:
-    """What an engine's host does beside the steps, in the process of its client: without HTTP.
+    """The cost of an engine's host work beside the steps, in the client's process, without HTTP.
 
     Attributes:
         request_s: seconds of one request: of all workers' together, one after the other.
@@ -67,7 +69,7 @@ class Profile:
     host: HostCosts | None = None
 
     def save(self, path: Path) -> None:
-        """Writes it as JSON."""
+        """Write the profile as JSON."""
         cells = {identity: asdict(cell) for identity, cell in self.cells.items()}
         host = {} if self.host is None else {"host": asdict(self.host)}
         made = {"format": FORMAT, "device": self.device, **host, "cells": cells}
@@ -75,7 +77,7 @@ class Profile:
 
 
 def read_profile(path: Path) -> Profile:
-    """Reads a profile. Raises DefinitionError if it is none."""
+    """Read a profile. Raise DefinitionError if it is none."""
     try:
         given: dict[str, Any] = json.loads(path.read_text())
         if given["format"] != FORMAT:
@@ -92,7 +94,7 @@ def read_profile(path: Path) -> Profile:
 
 
 def best_batch(rows: tuple[int, ...], step_s: tuple[float, ...], bound_s: float | None) -> int:
-    """The number of rows with the highest throughput, among those whose step takes no longer than the bound.
+    """Return the number of rows with the highest throughput, among those whose step takes no longer than the bound.
 
     BatchMaker section 2.4.2: the batch size beyond which throughput hardly rises; the smallest that reaches 95% of the
     best is taken, since a larger one only takes longer. One row if no step is within the bound.

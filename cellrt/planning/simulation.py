@@ -1,11 +1,12 @@
-"""How many workers a load needs: a model's requests played on simulated workers whose steps take what a profile says.
+"""Estimates how many workers a load needs: plays requests on simulated workers with step times from a profile.
 
-The scheduler is the real one; only time and results are not (``core/simulate.py``). What the engine's host does is
-added: a request reaches the scheduler when the host has had its time for it and for all before it, and a task takes its
-worker longer. There are as many rows and pages as an engine would have, so requests wait for room and are suspended as
-there; what a step reads of growing states, and copies of pages, take their time. What is late is dropped as there. That
-tasks of several workers wait for each other's turns, that what cannot be done in time is refused before it is begun,
-and HTTP, are not in it.
+The scheduler is the real one; only time and results are simulated (``core/simulate.py``). Host costs are added: a
+request reaches the scheduler after the host's time for it and for all before it, and each task takes its worker longer.
+Rows and pages are as many as an engine has, so requests wait for room and are suspended as in an engine. Reads of
+growing states and copies of pages take their time. Late requests are dropped.
+
+Three things are left out: workers that wait for each other's turns, the refusal of requests that cannot meet their
+deadline, and HTTP.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ SPAN, PRECISION = 1024, 1.01
 
 @dataclass(frozen=True)
 class Outcome:
-    """What a load came to.
+    """The outcome of a simulated load.
 
     Attributes:
         throughput: requests a second that were done.
@@ -62,7 +63,7 @@ class Outcome:
     in_time: float | None = None
 
     def as_json(self) -> dict[str, Any]:
-        """By name."""
+        """Return the fields by name."""
         return asdict(self)
 
 
@@ -77,7 +78,7 @@ class Plant:
         arena_bytes: ArenaBytes = AS_MEMORY_ALLOWS,
         policy: Policy | None = None,
     ) -> None:
-        """``arena_bytes``, ``policy``: as of the engine. Raises DefinitionError if the profile lacks a cell of the
+        """``arena_bytes``, ``policy``: as of the engine. Raise DefinitionError if the profile lacks a cell of the
         model, or the example does not unfold."""
         self._workers = workers
         self._host = profile.host or HostCosts(0.0, 0.0)
@@ -101,7 +102,7 @@ class Plant:
         self.model = Model(unfolder, registry, self.processor, registry.use(discovery.cells))
 
     def template(self, request: Any) -> SizedTemplate:
-        """A request as the scheduler has it. Raises RequestError."""
+        """Return a request as the scheduler has it. Raise RequestError."""
         return self.model.plans([request])[0].plan.template
 
     def play(
@@ -112,7 +113,7 @@ class Plant:
         loop_share: float = 1.0,
         due: Due = ANY_TIME,
     ) -> Outcome:
-        """Plays requests at their times.
+        """Play requests at their times.
 
         Args:
             templates: of the requests.
@@ -165,7 +166,9 @@ class Plant:
         return self._host.task_s + steps * self._costs[cell_type].seconds(rows)
 
     def _handed_in_s(self, times_s: Sequence[float]) -> list[float]:
-        """When requests that arrive in this order reach the scheduler: the host has them one after the other."""
+        """Return the times at which requests that arrive in this order reach the scheduler. The host takes one at a
+        time.
+        """
         return list(
             accumulate(times_s, lambda free_s, time_s: max(free_s, time_s) + self._host.request_s, initial=0.0)
         )[1:]
@@ -178,7 +181,7 @@ def _loop_steps(template: SizedTemplate, share: float) -> tuple[int, ...] | None
 
 
 def poisson_times(rate: float, count: int, seed: int) -> list[float]:
-    """Arrivals of a Poisson process, in seconds from the start."""
+    """Return arrivals of a Poisson process, in seconds from the start."""
     gaps: list[float] = np.random.default_rng(seed).exponential(1 / rate, count).cumsum().tolist()
     return gaps
 
@@ -196,7 +199,7 @@ def fewest_workers(
     policy: Policy | None = None,
     due: Due = ANY_TIME,
 ) -> tuple[Outcome | None, list[Outcome]]:
-    """The outcome with the fewest workers whose p99 is within the bound, if any, and all that were tried.
+    """Return the outcome with the fewest workers whose p99 is within the bound, if any, and all that were tried.
 
     With times in ``due`` it is the p99 of what was done in time.
     """

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Self
 
-from cellrt.engine.future import RequestFuture, Results
+from cellrt.engine.future import PackedResults, Results
+from cellrt.engine.futures import Made
 from cellrt.engine.records import Arrival
 from cellrt.engine.stream import Channel
 from cellrt.engine.together import Together
@@ -52,9 +53,7 @@ class Entrusted:
         if self._live.pop(id, None) is not None:
             self._tell((id, error))
 
-    def note(
-        self, numbers: Sequence[int], results: Together, first: int, made: list[tuple[int, RequestFuture]]
-    ) -> None:
+    def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
         """As of ``Ends``: no tensor is made of what is only sent on."""
         live, first_id, told = self._live, self._first_id, list[Outcome]()
         for place, number in enumerate(numbers, first):

@@ -117,7 +117,7 @@ class Unanswered:
                 stepped[channel] = None
         for channel in stepped:
             channel.wake()
-        finish_together(enumerate(ended), arrived)
+        finish_together((arrived, number, future) for number, future in enumerate(ended))
         for tell, futures in told.items():
             tell(futures)
         self._note_gone()

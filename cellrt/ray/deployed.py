@@ -19,7 +19,7 @@ from cellrt.serve.settings import Limits, Settings
 MOST_ONGOING = 100_000
 """Requests at a replica that Ray Serve lets in: the engine itself refuses what is too much, with 429."""
 END_S = 5.0
-"""How long a replica's engine may take to end, after all else."""
+"""The time that a replica's engine may take to end, after all else."""
 
 
 def application(
@@ -30,7 +30,9 @@ def application(
     resources: Mapping[str, Any] | None = None,
     **settings: Any,
 ) -> serve.Application:
-    """Models behind HTTP as ``cellrt serve`` has it, on replicas of an engine: for ``serve.run``, or ``serve deploy``.
+    """Return an application that serves models over HTTP as ``cellrt serve`` does, on replicas of an engine.
+
+    It is for ``serve.run``, or ``serve deploy``.
 
     Args:
         models: each "module:attribute", "path.py:attribute", "path.py", or the name g2p, on each machine.
@@ -40,7 +42,7 @@ def application(
         settings: as of ``cellrt.serve.settings.Settings``: ``workers``, ``max_queued_requests``, ``api_keys``,
             ``drain_s``, ``limits`` and others; host, ports and front ends are Ray Serve's.
 
-    Raises DefinitionError.
+    Raise DefinitionError.
     """
     ours = {"models", "host", "port", "grpc_port", "front_ends", "address"}
     unknown = settings.keys() - (Settings.__dataclass_fields__.keys() - ours)
@@ -73,7 +75,7 @@ def application(
 def build(arguments: dict[str, Any]) -> serve.Application:
     """``application``, of what a configuration of Ray Serve says: ``import_path: cellrt.ray:build``, with ``args``.
 
-    ``replicas`` may be an object with what ``Scaling`` has. Raises DefinitionError.
+    ``replicas`` may be an object with what ``Scaling`` has. Raise DefinitionError.
     """
     replicas, limits = arguments.get("replicas", 1), arguments.get("limits", {})
     try:

@@ -1,10 +1,11 @@
-"""Which replica has the state of which session, and the way of a state from one replica to another.
+"""Keeps track of which replica has the state of which session, and moves states between replicas.
 
-There is one of it. It is asked when a session begins or ends, and when a request of it comes to a replica that does not
-have its state: not for each request. Replicas ask; the directory never calls one, but answers each one's ``orders``.
+There is one directory. It is asked when a session begins or ends, and when a request of a session comes to a replica
+that does not have its state. Other requests do not ask it. Replicas call the directory; it never calls one, but answers
+each one's ``orders``.
 
-A session has one owner at a time. A grant has a number, and an order to give a state up names the grant that it is
-about, so that a replica knows whether it has yet to hear of that grant. Belongs to one event loop.
+A session has one owner at a time. A grant of ownership has a number. An order to give a state up names the grant that
+it is about, so that a replica knows whether it has yet to hear of that grant. A directory belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -16,31 +17,31 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 LOOK_EVERY_S = 0.25
-"""How often one looks whether a replica lives that is to give a state up."""
+"""The interval at which the directory checks that a replica lives which is to give a state up."""
 MOVE_S = 120.0
-"""How long it may take to do so: the requests that were submitted before are run first."""
+"""The time that giving a state up may take: requests that were submitted before run first."""
 POLL_S = 5.0
-"""How long a replica waits for orders, before it asks again."""
+"""The time that a replica waits for orders before it asks again."""
 MOST_BEGUN = 64
-"""Of how many requests of a session, the newest, one knows that they are part of its state."""
+"""The number of newest requests of a session that are known to be part of its state."""
 PARKED_S = 3600.0
-"""How long the states are kept of a replica that left, until somebody asks for them."""
+"""The time for which the states of a replica that left are kept until another replica asks for them."""
 
 
 class Order(NamedTuple):
-    """To a replica: give up a session that it was granted with that number."""
+    """An order to a replica: give up a session that it was granted with that number."""
 
     key: str
     grant: int
 
 
 class Grant(NamedTuple):
-    """To a replica: the session is yours.
+    """A message to a replica: the session is yours.
 
     Attributes:
         number: of the grant; 0: nobody has the session.
         state: what ``export`` gave where it was; None if it begins anew, or has been there already.
-        is_lost: whether somebody had it who died.
+        is_lost: whether a replica had it that died.
     """
 
     number: int
@@ -49,14 +50,16 @@ class Grant(NamedTuple):
 
 
 class Left(NamedTuple):
-    """What a replica leaves of a session: what ``export`` gave, and the newest requests that are part of it, by id."""
+    """The state of a session that a replica gives up: its export, and the ids of the newest requests that it
+    includes.
+    """
 
     state: bytes
     begun: tuple[str, ...] = ()
 
 
 class Owner(NamedTuple):
-    """Who has a session: a replica, by which grant; ``begun``: requests that other replicas began before."""
+    """The owner of a session: a replica and its grant. ``begun``: requests that other replicas began before."""
 
     replica: str
     grant: int
@@ -64,7 +67,7 @@ class Owner(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """What a replica left that is gone, and since when it is here."""
+    """The state of a session whose replica is gone, and when it came here."""
 
     left: Left
     since_s: float
@@ -79,7 +82,7 @@ class Peer:
 
 
 class Directory:
-    """See the module.
+    """The directory of sessions; the module describes its protocol.
 
     Args:
         is_alive: whether a replica lives.
@@ -97,7 +100,7 @@ class Directory:
         self._moves = self._lost = 0
 
     async def join(self, replica: str, actor: Any, held: Mapping[str, int]) -> None:
-        """Takes a replica in, with the sessions that it has and the numbers of their grants."""
+        """Take a replica in, with the sessions that it has and the numbers of their grants."""
         self._peers[replica] = Peer(actor)
         for key, number in held.items():
             if key not in self._owners or self._owners[key].grant < number:
@@ -105,14 +108,14 @@ class Directory:
         await self.num_living()
 
     async def num_living(self) -> int:
-        """How many replicas there are; forgets those that have died."""
+        """Return how many replicas there are; forget those that have died."""
         for name, peer in list(self._peers.items()):
             if not await self._is_alive(peer.actor):
                 self._peers.pop(name, None)
         return len(self._peers)
 
     async def orders(self, replica: str) -> list[Order] | None:
-        """What the replica is to give up, as soon as there is something; None: join first."""
+        """Wait for orders to a replica to give states up, and return them; None: it must join first."""
         peer = self._peers.get(replica)
         if peer is None:
             return None
@@ -127,7 +130,7 @@ class Directory:
         return orders
 
     async def take(self, key: str, replica: str, *, is_start: bool) -> Grant:
-        """Makes a replica the owner of a session: of one that is somewhere, or of a new one."""
+        """Make a replica the owner of a session: of one that is somewhere, or of a new one."""
         lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, waiting + 1
         try:
@@ -159,7 +162,7 @@ class Directory:
         return Grant(self._last_grant, left.state)
 
     async def _fetch(self, key: str, owner: Owner) -> Left | None:
-        """What the owner of a session leaves of it; None if it is lost."""
+        """Return the state of a session from its owner; None if it is lost."""
         parked = self._parked.pop(key, None)
         if parked is not None:
             return parked.left
@@ -185,27 +188,29 @@ class Directory:
         return left
 
     def given(self, order: Order, left: Left | None) -> None:
-        """Takes in what a replica gave up; None: it did not have it."""
+        """Take in what a replica gave up; None: it did not have it."""
         self._hand_on(order, left)
 
     def _hand_on(self, order: Order, left: Left | None) -> None:
-        """Gives it to whoever waits for it."""
+        """Give it to the replica that waits for it."""
         given = self._awaited.get(order)
         if given is not None and not given.done():
             given.set_result(left)
 
     def release(self, key: str, grant: int) -> None:
-        """Takes in that a session has ended."""
+        """Take in that a session has ended."""
         owner = self._owners.get(key)
         if owner is not None and owner.grant == grant:
             del self._owners[key]
 
     def leave(self, replica: str) -> None:
-        """Takes in that a replica ends, which has parked what it had."""
+        """Take in that a replica ends, which has parked what it had."""
         self._peers.pop(replica, None)
 
     def park(self, replica: str, sessions: Mapping[Order, Left]) -> None:
-        """Takes in what a replica had that is about to leave: whoever gets a request of them first has them next."""
+        """Take in what a replica had that is about to leave: the first replica that gets a request of them has
+        them next.
+        """
         now_s = time.monotonic()
         self._parked = {k: parked for k, parked in self._parked.items() if now_s - parked.since_s < PARKED_S}
         for order, left in sessions.items():
@@ -216,9 +221,9 @@ class Directory:
                 self._parked[order.key] = Parked(left, now_s)
 
     async def is_outside(self, key: str, request: str) -> bool:
-        """Whether the state of a session is somewhere still, and that request is not part of it.
+        """Return whether the state of a session is somewhere still, and that request is not part of it.
 
-        Asked when the replica has died that had the request: whoever has the state did not have the request.
+        Asked when the replica has died that had the request: the replica that has the state did not have the request.
         """
         owner = self._owners.get(key)
         peer = None if owner is None else self._peers.get(owner.replica)
@@ -229,7 +234,7 @@ class Directory:
         return request not in owner.begun and (parked is None or request not in parked.left.begun)
 
     def counts(self) -> dict[str, Any]:
-        """Sessions by replica, states that are kept for replicas that left, and counts since the start."""
+        """Return the sessions by replica, states that are kept for replicas that left, and counts since the start."""
         sessions = dict.fromkeys(self._peers, 0)
         for key, owner in self._owners.items():
             if owner.replica in sessions and key not in self._parked:

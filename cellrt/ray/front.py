@@ -20,9 +20,9 @@ from starlette.responses import Response, StreamingResponse
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cellrt.errors import CellrtError
-from cellrt.ray.calls import Answer, Call, key_of
 from cellrt.ray.front_app import front_app, read_call
 from cellrt.ray.kept import kept_directory
+from cellrt.ray.messages import Answer, Call, key_of
 from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answer_of, of_death
 from cellrt.serve.app import let_recurse
 from cellrt.serve.door import told
@@ -35,7 +35,7 @@ from cellrt.serve.settings import Settings
 
 
 class Front:
-    """See the module. ``replicas``: the handle of their deployment.
+    """The front of a deployment, as the module describes. ``replicas``: the handle of their deployment.
 
     Attributes:
         gate: says who may come in.
@@ -49,7 +49,7 @@ class Front:
         self._directory = kept_directory(serve.get_replica_context().app_name)
 
     async def answer(self, request: Request) -> Response:
-        """Answers a request."""
+        """Answer a request."""
         try:
             call = await read_call(request, self._limits)
             if call.is_stream:
@@ -60,11 +60,11 @@ class Front:
         return _response(Response(answer.body, answer.status), answer)
 
     async def overview(self, request: Request) -> Response:
-        """What the directory counts."""
+        """Return the directory's counts."""
         return json_response(await self._directory.counts.remote())
 
     async def _ask(self, call: Call) -> Answer:
-        """A replica's answer: see ``repeating``."""
+        """Return a replica's answer: see ``repeating``."""
         handle = self._replicas.options(session_id=call.session)
 
         async def ask() -> Answer:
@@ -79,7 +79,7 @@ class Front:
         return is_outside
 
     async def _stream(self, call: Call) -> Response:
-        """A replica's answer, part by part."""
+        """Return a replica's answer, part by part."""
         handle = self._replicas.options(session_id=call.session, stream=True)
         parts: Any = None
 
@@ -104,7 +104,9 @@ class Front:
         return _response(StreamingResponse(bodies(), head.status), head)
 
     async def converse(self, socket: WebSocket) -> None:
-        """A session of a model: each message is a request, answered in their order with its number, one at a time."""
+        """Serve a session over a websocket: answer each message, a request, with its number, in order and one at a
+        time.
+        """
         await socket.accept()
         given_id = socket.query_params.get("id", "")
         key = key_of(socket.path_params["model"], given_id or uuid.uuid4().hex)
@@ -150,13 +152,13 @@ class Front:
 
 
 def make_front() -> Starlette:
-    """The ASGI application of the replica of ``Front`` in this process."""
+    """Return the ASGI application of the replica of ``Front`` in this process."""
     return front_app(lambda: serve.get_replica_context().servable_object)
 
 
 @contextmanager
 def _deaths() -> Iterator[None]:
-    """Raises ReplicaDiedError where Ray says that a replica died which had been asked."""
+    """Raise ReplicaDiedError where Ray says that a replica died which had been asked."""
     try:
         yield
     except ray.exceptions.RayActorError as error:
@@ -164,7 +166,7 @@ def _deaths() -> Iterator[None]:
 
 
 def _response(response: Response, answer: Answer) -> Response:
-    """The response with an answer's own headers; its length is counted anew."""
+    """Return the response with an answer's own headers and a recomputed length."""
     kept = [(bytes(k), bytes(v)) for k, v in answer.headers if bytes(k).lower() != b"content-length"]
     response.raw_headers = [*(pair for pair in response.raw_headers if pair[0] == b"content-length"), *kept]
     return response

@@ -14,7 +14,7 @@ from starlette.routing import Route, WebSocketRoute
 from starlette.websockets import WebSocket
 
 from cellrt.errors import RequestError
-from cellrt.ray.calls import Call
+from cellrt.ray.messages import Call
 from cellrt.serve.content_encoding import Decompressed
 from cellrt.serve.forms import TOO_DEEP
 from cellrt.serve.guard import Gate, no_websocket, refuse
@@ -25,7 +25,10 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
 
 class Answering(Protocol):
-    """What answers: ``Front``; who may come in where it answers itself, says its gate, and else a replica's."""
+    """The interface of what answers requests, which is ``Front``.
+
+    Its own gate controls access to what it answers itself; a replica's gate controls the rest.
+    """
 
     gate: Gate
 
@@ -33,14 +36,14 @@ class Answering(Protocol):
         """Answers a request."""
 
     async def overview(self, request: Request) -> Response:
-        """What the directory counts."""
+        """Return the directory's counts."""
 
     async def converse(self, socket: WebSocket) -> None:
-        """Serves a websocket."""
+        """Serve a websocket."""
 
 
 def front_app(front: Callable[[], Answering]) -> Starlette:
-    """The application; ``front``: who answers, asked for at each request."""
+    """Return the application; ``front`` returns what answers, and is called at each request."""
 
     async def answer(request: Request) -> Response:
         return await front().answer(request)
@@ -70,7 +73,7 @@ def front_app(front: Callable[[], Answering]) -> Starlette:
 
 
 async def read_call(request: Request, limits: Limits) -> Call:
-    """A request as it goes to a replica. Raises RequestTooLargeError, RequestError."""
+    """Return a request as it goes to a replica. Raise RequestTooLargeError, RequestError."""
     body = await read_body(request, limits.max_body_bytes)
     scope, headers = request.scope, tuple(request.headers.raw)
     call = Call(scope["method"], scope["path"], scope["query_string"], headers, body, uuid.uuid4().hex)

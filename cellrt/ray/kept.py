@@ -19,7 +19,7 @@ LOOK_EVERY_S = 60.0
 
 
 class KeptDirectory(Directory):
-    """Ray says who lives, and has its count of moves. Ends when nobody has needed it for as long as states are kept."""
+    """A directory as an actor of Ray, which asks Ray which replicas live. It ends when it is no longer used."""
 
     def __init__(self) -> None:
         moves = Counter("cellrt_session_moves", "States of sessions that moved from one replica to another.")
@@ -27,28 +27,28 @@ class KeptDirectory(Directory):
         self._ending: asyncio.Task[None] | None = None
 
     async def join(self, *args: Any) -> None:
-        """As ``Directory.join``."""
+        """Add a replica, as ``Directory.join`` does, and start to watch for an idle directory."""
         self._ending = self._ending or asyncio.create_task(self._end_when_idle())
         await super().join(*args)
 
     async def leave(self, *args: Any) -> None:  # type: ignore[override]  # Ray's actors of coroutines have nothing else
-        """As ``Directory.leave``."""
+        """Remove a replica, as ``Directory.leave`` does."""
         super().leave(*args)
 
     async def park(self, *args: Any) -> None:  # type: ignore[override]
-        """As ``Directory.park``."""
+        """Store the states of a leaving replica, as ``Directory.park`` does."""
         super().park(*args)
 
     async def release(self, *args: Any) -> None:  # type: ignore[override]
-        """As ``Directory.release``."""
+        """Note that a session has ended, as ``Directory.release`` does."""
         super().release(*args)
 
     async def given(self, *args: Any) -> None:  # type: ignore[override]
-        """As ``Directory.given``."""
+        """Take a state that a replica gave up, as ``Directory.given`` does."""
         super().given(*args)
 
     async def counts(self) -> dict[str, Any]:  # type: ignore[override]
-        """As ``Directory.counts``."""
+        """Return the counts, as ``Directory.counts`` does."""
         return super().counts()
 
     async def _end_when_idle(self) -> None:
@@ -72,7 +72,7 @@ async def _is_alive(actor: Any) -> bool:
 
 
 def kept_directory(application: str) -> Any:
-    """The handle of an application's directory, which is begun if there is none."""
+    """Return the handle of an application's directory, which is begun if there is none."""
     return (
         ray.remote(KeptDirectory)
         .options(

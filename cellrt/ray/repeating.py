@@ -1,9 +1,9 @@
-"""When a request is handed to another replica: never after an answer, and never if it might run twice in a session.
+"""Decides when a request goes to another replica: never after an answer, nor if it might run twice in a session.
 
-A replica that says "not begun" has done nothing: another is asked, whatever the request is. Where a worker, engine or
-a whole replica died before its answer came, nobody can say how far the request was. One that is in no session has no
-state that it could change twice, and runs again, from its start. One of a session runs again only if the directory has
-the session's state and knows that the request is not part of it.
+A replica that says "not begun" has done nothing: another is asked, whatever the request is. If a worker, engine or
+whole replica died before its answer, nobody can say how far the request was. A request outside sessions has no state to
+change twice, and runs again from its start. A request of a session runs again only if the directory has the session's
+state and knows that the request is not part of it.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ import asyncio
 from collections.abc import Awaitable, Callable
 
 from cellrt.errors import CellrtError, DeviceError, SessionError
-from cellrt.ray.calls import UNAVAILABLE, Answer, Call
+from cellrt.ray.messages import UNAVAILABLE, Answer, Call
 
 MOST_DEATHS = 1
 """A request that meets more dead workers or replicas may be what kills them."""
 MOST_TRIES = 100
-"""How often it is handed to another replica, if one after the other has no engine now."""
+"""The number of times that a request is handed on, if one replica after the other has no engine now."""
 TRY_AFTER_S = 0.2
 
 
@@ -32,15 +32,15 @@ async def answer_of(
     *,
     try_after_s: float = TRY_AFTER_S,
 ) -> Answer:
-    """A replica's answer to a request: see the module.
+    """Return a replica's answer to a request: see the module.
 
     Args:
         call: the request.
-        ask: has a replica answer it. Raises ReplicaDiedError.
+        ask: has a replica answer it. Raise ReplicaDiedError.
         is_outside: asked of a request of a session: whether its state is kept, and the request is not part of it.
         try_after_s: how long one waits before the next is asked.
 
-    Raises DeviceError, SessionError.
+    Raise DeviceError, SessionError.
     """
     key, num_deaths = call.session, 0
     for _ in range(MOST_TRIES):
@@ -60,7 +60,7 @@ async def answer_of(
 
 
 def of_death(key: str, error: BaseException) -> CellrtError:
-    """What a replica's death is to whoever waits for it; ``key``: of the session, if there is one."""
+    """Return the error for a client whose replica died. ``key`` is of the session, if there is one."""
     if not key:
         return DeviceError(f"the replica died that had the request: {error}")
     return SessionError(f"session {key}: the replica died that had its state, or had run the request: {error}")

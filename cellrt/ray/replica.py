@@ -19,9 +19,9 @@ from starlette.types import ASGIApp, Message
 
 from cellrt.errors import CellrtError, DeviceError, http_status
 from cellrt.process.address import new_address
-from cellrt.ray.calls import NOT_BEGUN, UNAVAILABLE, Answer, Call, parts_of
 from cellrt.ray.directory import LOOK_EVERY_S, Grant, Left, Order
 from cellrt.ray.kept import kept_directory
+from cellrt.ray.messages import NOT_BEGUN, UNAVAILABLE, Answer, Call, parts_of
 from cellrt.ray.scaling import Load
 from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
@@ -36,11 +36,11 @@ log = logging.getLogger("cellrt")
 JSON = b"content-type", b"application/json"
 NO_ENGINE = DeviceError("the replica has no engine now, or leaves")
 LEAVE_S = 30.0
-"""How long a replica may take to leave its sessions to the others, after the requests that it had."""
+"""The time that a replica may take to leave its sessions to others, after the requests that it had."""
 
 
 class Replica:
-    """See the module."""
+    """A replica, as the module describes."""
 
     async def __init__(self, settings: Settings) -> None:  # type: ignore[misc]  # Ray Serve awaits it
         context = serve.get_replica_context()
@@ -62,13 +62,15 @@ class Replica:
         self._hearing = asyncio.create_task(self._hear())
 
     async def answer(self, call: Call) -> Answer:
-        """The whole answer to a request."""
+        """Return the whole answer to a request."""
         parts = [part async for part in self.stream(call)]
         head = parts[0]
         return head._replace(body=b"".join(part.body for part in parts)) if len(parts) > 1 else head
 
     async def stream(self, call: Call) -> AsyncIterator[Answer]:
-        """The answer, part by part: each with head, and of the body what it adds; leaving gives the request up."""
+        """Yield the answer, part by part: each with head, and of the body what it adds; leaving gives the request
+        up.
+        """
         if call.is_inference and not self._takes_requests:
             yield Answer(http_status(NO_ENGINE), (NOT_BEGUN, JSON), oip.encode(told(NO_ENGINE)))
             return
@@ -90,7 +92,7 @@ class Replica:
             await asyncio.wait([running])
 
     async def frame(self, key: str, message: str | bytes | None, *, is_start: bool, is_end: bool) -> dict[str, Any]:
-        """What a websocket's message comes to, in the session of that key if its model keeps state.
+        """Return the answer to a websocket's message, in the session of that key if its model keeps state.
 
         ``message``: of a binary one results come as ``outputs``; None: nothing is asked; the session may begin or end.
         What is wrong comes as ``error`` and ``type``, and ``is_begun`` is false if nothing was done because the replica
@@ -122,16 +124,18 @@ class Replica:
         return self._backend.takes_requests and not self._backend.is_leaving
 
     async def check_health(self) -> None:
-        """Raises DeviceError unless requests are taken; Ray Serve starts another replica then."""
+        """Raise DeviceError unless requests are taken; Ray Serve starts another replica then."""
         if not self._backend.takes_requests:
             raise DeviceError("the engine's process is gone, or has no worker left")
 
     async def record_autoscaling_stats(self) -> dict[str, float]:
-        """How long requests waited since it was asked last, and how busy workers were: see ``QueueingPolicy``."""
+        """Return how long requests waited since the last call, and how busy workers were: see ``QueueingPolicy``."""
         return self._load.look(await self._backend.call("statistics"), time.monotonic())
 
     async def __del__(self) -> None:
-        """Leaves its sessions to the others; Ray Serve calls it when nothing is asked of this replica any more."""
+        """Leave the replica's sessions to the others; Ray Serve calls this when nothing is asked of this replica
+        any more.
+        """
         if self._hearing is None:  # it has not begun; the engine's process ends with this one
             return
         self._hearing.cancel()
@@ -150,7 +154,7 @@ class Replica:
         await self._directory.join.remote(self._id, actor, dict(self._backend.held))
 
     async def _hear(self) -> None:
-        """Gives up what the directory says; joins it anew when it has a successor."""
+        """Follow the directory's orders to give states up; join it again when it has a successor."""
         while True:
             try:
                 orders = await self._directory.orders.remote(self._id)
@@ -187,7 +191,7 @@ class _Asking:
 
 
 async def _run(app: ASGIApp, call: Call, messages: asyncio.Queue[Message | None]) -> None:
-    """Has the application answer; None is the last message."""
+    """Run the application, and put the messages of its answer into ``messages``; None is the last."""
     scope = {
         "type": "http",
         "asgi": {"version": "3.0"},

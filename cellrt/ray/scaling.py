@@ -1,4 +1,4 @@
-"""How many replicas there should be, by how long requests wait before their first task."""
+"""Chooses the number of replicas by how long requests wait before their first task."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 QUEUEING, BUSY = "queueing_s", "busy"
-"""What replicas report: seconds from a request's arrival to its first task, and the share of time workers computed."""
+"""The names of what replicas report: seconds from arrival to first task, and the share of time workers computed."""
 MOST_AT_ONCE = 2.0
 """Replicas are at most doubled at once."""
 FULL = 0.7
@@ -32,9 +32,9 @@ class Scaling:
 
 
 def wanted(num: int, queueing_s: Sequence[float], busy: Sequence[float], target_s: float) -> float:
-    """How many replicas there should be, given what ``num`` report.
+    """Return the number of replicas to have, given the reports of ``num`` replicas.
 
-    More as soon as one's requests wait too long; one less if the others have time for its work.
+    Ask for more as soon as the requests of one wait too long; for one less if the others have time for its work.
     """
     if queueing_s and max(queueing_s) > target_s:
         return num * min(MOST_AT_ONCE, max(queueing_s) / target_s)
@@ -50,14 +50,14 @@ class QueueingPolicy:
         self._target_s = target_s
 
     def __call__(self, context: Any) -> tuple[float, dict[str, Any]]:
-        """The number of replicas, and nothing to keep; ``context``: Ray's ``AutoscalingContext``."""
+        """Return the number of replicas, and nothing to keep; ``context``: Ray's ``AutoscalingContext``."""
         metrics: Mapping[str, Mapping[Any, float]] = context.aggregated_metrics or {}
         queueing, busy = (list(metrics.get(name, {}).values()) for name in (QUEUEING, BUSY))
         return wanted(context.current_num_replicas, queueing, busy, self._target_s), {}
 
 
 class Load:
-    """What a replica reports, from what its engine counts: of the time since it was asked last."""
+    """The report of a replica about the time since the last report, from its engine's counters."""
 
     def __init__(self) -> None:
         self._waited_s = self._busy_s = self._at_s = 0.0

@@ -16,14 +16,14 @@ from typing import Any, NamedTuple, Protocol
 
 from cellrt.errors import CellrtError, EngineClosedError, SessionError
 from cellrt.process.remote_session import RemoteSession
-from cellrt.ray.calls import key_of, parts_of
 from cellrt.ray.directory import MOST_BEGUN, Grant, Left, Order
+from cellrt.ray.messages import key_of, parts_of
 from cellrt.serve.backend import Backend
 from cellrt.serve.settings import Settings
 
 log = logging.getLogger("cellrt")
 HEARD_S = 10.0
-"""How long one waits to hear of a grant that an order is about."""
+"""The time to wait for a grant that an order is about."""
 
 
 @dataclass
@@ -42,13 +42,13 @@ class Asked(Protocol):
     """The directory, as a replica asks it."""
 
     async def take(self, key: str, *, is_start: bool) -> Grant:
-        """As ``Directory.take``, for this replica."""
+        """Take a session for this replica, as ``Directory.take`` does."""
 
     async def release(self, key: str, grant: int) -> None:
-        """As ``Directory.release``."""
+        """Note that a session has ended, as ``Directory.release`` does."""
 
     async def park(self, sessions: Mapping[Order, Left]) -> None:
-        """As ``Directory.park``, for this replica."""
+        """Store this replica's states in the directory, as ``Directory.park`` does."""
 
 
 class Held(NamedTuple):
@@ -60,7 +60,9 @@ class Held(NamedTuple):
 
 
 class MovingBackend(Backend):
-    """See the module. ``directory``: says where sessions are.
+    """A backend whose sessions move between replicas, as the module describes.
+
+    ``directory``: says where sessions are.
 
     Attributes:
         is_leaving: whether no session begins or comes here any more.
@@ -79,9 +81,9 @@ class MovingBackend(Backend):
         return {key: held.grant for key, held in self._held.items()}
 
     async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
-        """As ``Backend.session``; the state is brought here if another replica has it.
+        """Return a session, as ``Backend.session`` does; bring its state here if another replica has it.
 
-        Whoever is given a session submits to it before the loop goes on: else it might have moved. Raises
+        The caller must submit to the session before the event loop goes on, or the session may have moved. Raise
         EngineClosedError too.
         """
         key = key_of(model, id)
@@ -105,13 +107,13 @@ class MovingBackend(Backend):
                 return held.session
 
     async def _bring(self, key: str, is_start: bool) -> None:
-        """Has a session here, for all that ask meanwhile; goes on if whoever asked first is gone."""
+        """Bring a session here, once for all that ask meanwhile; go on even if the first of them is cancelled."""
         task = self._coming[key] = asyncio.create_task(self._begin(key, is_start))
         task.add_done_callback(lambda _: self._coming.pop(key, None))
         await asyncio.shield(task)
 
     async def _begin(self, key: str, is_start: bool) -> None:
-        """Begins a session here, or goes on with one that was elsewhere."""
+        """Begin a session here, or go on with one that was elsewhere."""
         if self.is_leaving:
             raise EngineClosedError("the replica leaves its sessions to the others")
         model, id = parts_of(key)
@@ -136,7 +138,7 @@ class MovingBackend(Backend):
         await self.end_session(*parts_of(key), self._held[key].session)
 
     async def give(self, order: Order) -> Left | None:
-        """Gives a session up, with its state after the requests that were submitted here; None if it is not here."""
+        """Give a session up, with its state after the requests that were submitted here; None if it is not here."""
         coming = self._coming.get(order.key)
         if coming is not None and self._grant_of(order.key) < order.grant:
             await asyncio.wait([coming], timeout=HEARD_S)
@@ -153,7 +155,7 @@ class MovingBackend(Backend):
         return Left(state, tuple(held.begun))
 
     async def leave(self) -> None:
-        """Gives every session up, and takes no more."""
+        """Give every session up, and take no more."""
         self.is_leaving = True
         while self._held or self._coming:
             orders = [Order(key, held.grant) for key, held in self._held.items()]
@@ -168,14 +170,14 @@ class MovingBackend(Backend):
         return 0 if held is None else held.grant
 
     def forget_session(self, model: str, id: str) -> None:
-        """As ``Backend.forget_session``."""
+        """Forget a session, as ``Backend.forget_session`` does."""
         held = self._held.pop(key_of(model, id), None)
         if held is not None:
             task = asyncio.ensure_future(self._directory.release(key_of(model, id), held.grant))
             task.add_done_callback(_note_failure)
 
     async def end_session(self, model: str, id: str, session: RemoteSession) -> None:
-        """As ``Backend.end_session``."""
+        """End a session, as ``Backend.end_session`` does, unless it has moved."""
         held = self._held.get(key_of(model, id))
         if held is None or held.session is not session:
             return  # it has moved

@@ -1,1 +1,1 @@
-"""What one looks at: timelines and pictures."""
+"""Timelines and pictures of what an engine did."""

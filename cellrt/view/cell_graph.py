@@ -77,7 +77,7 @@ class _Reader:
         self.externals: set[int] = set()
         self.results: set[int] = set()
         self.starts: dict[int, int] = {}
-        """Of a state, the value that it begins with."""
+        """The value that each state begins with."""
         self._appended: dict[int, int] = {}
         ports = {number: (len(cell.inputs), len(cell.outputs)) for number, cell in cells.items()}
         for operation in operations(program, ports):
@@ -162,8 +162,11 @@ class CellGraph:
         return self._read.starts.get(value, value) in self._makers
 
     def to_networkx(self) -> nx.DiGraph:
-        """Nodes have ``cell``, ``cell_type``, ``subgraph``, ``label``, and names of what comes from the request and
-        what goes to its client, ``inputs`` and ``results``; edges have lists of names, ``output`` and ``input``."""
+        """Return the graph for networkx.
+
+        Nodes have ``cell``, ``cell_type``, ``subgraph``, ``label``, and two lists of names: ``inputs`` that come from
+        the request, and ``results`` that go to the client. Edges have lists of names, ``output`` and ``input``.
+        """
         graph, first = nx.DiGraph(), 0
         numbers: dict[tuple[int, int], int] = {}
         for number, unit in enumerate(self._read.units):
@@ -188,7 +191,7 @@ class CellGraph:
     def _add_input(
         self, graph: nx.DiGraph, numbers: Mapping[tuple[int, int], int], node: int, name: str, value: int
     ) -> None:
-        """Adds what a node reads: an edge, or a name among its inputs."""
+        """Add what a node reads: an edge, or a name among its inputs."""
         if value in self._read.externals and name not in graph.nodes[node]["inputs"]:
             graph.nodes[node]["inputs"].append(name)
         if value not in self._makers:
@@ -203,9 +206,9 @@ class CellGraph:
         graph.edges[before, node]["input"].append(name)
 
     def save(self, path: str | Path) -> None:
-        """Draws the graph (svg or png by suffix), coloured by cell type and subgraph. Needs matplotlib.
+        """Draw the graph (svg or png by suffix), coloured by cell type and subgraph. Needs matplotlib.
 
-        Raises ValueError for more than MAX_DRAWN_NODES nodes, which nobody could read.
+        Raise ValueError for more than MAX_DRAWN_NODES nodes, which nobody could read.
         """
         if self.num_nodes > MAX_DRAWN_NODES:
             raise ValueError(f"the graph has {self.num_nodes} nodes; at most {MAX_DRAWN_NODES} can be drawn")

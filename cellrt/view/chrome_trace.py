@@ -21,14 +21,14 @@ Event = dict[str, Any]
 
 
 def save_chrome_trace(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], path: Path) -> None:
-    """Writes tasks and requests as JSON."""
+    """Write tasks and requests as JSON."""
     path.write_text(json.dumps(chrome_trace(tasks, requests)))
 
 
 def chrome_trace(
     tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], waits: Mapping[int, Wait] | None = None
 ) -> dict[str, Any]:
-    """Tasks and requests in the format, for JSON; times are from ``zero_s`` on the spans' own clock.
+    """Return tasks and requests in the format, for JSON; times are from ``zero_s`` on the spans' own clock.
 
     ``waits``: by task, what the one request that is shown waited for.
     """
@@ -38,7 +38,7 @@ def chrome_trace(
 
 
 def _names(tasks: Sequence[TaskSpan]) -> Iterator[Event]:
-    """What the viewer calls its rows."""
+    """Yield the events that name the viewer's rows."""
     for process, name in ((WORKERS, "workers"), (REQUESTS, "requests")):
         yield {"ph": "M", "pid": process, "name": "process_name", "args": {"name": name}}
     for worker in sorted({task.worker for task in tasks}):
@@ -67,7 +67,7 @@ def _task_events(tasks: Sequence[TaskSpan], waits: Mapping[int, Wait], zero_s: f
 
 
 def _wait(wait: Wait) -> dict[str, Any]:
-    """For how long, and for what."""
+    """Return how long a wait was, and for what."""
     ran = [{"task": task.task, "cell": task.cell} for task in wait.worker_ran]
     parts = {name: getattr(wait, name) for name in ("admission_s", "worker_s", "scheduler_s", "unknown_s")}
     return {"waited_s": wait.total_s, "waited_for": {**parts, "worker_ran": ran}}

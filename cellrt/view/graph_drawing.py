@@ -56,7 +56,7 @@ def save_graph(graph: nx.DiGraph, path: str | Path) -> None:
 
 
 def _names(value: object) -> list[str]:
-    """An edge's ``output`` or ``input``: none, one name, or several."""
+    """Return an edge's ``output`` or ``input``: none, one name, or several."""
     if value is None:
         return []
     if isinstance(value, (list, tuple, set, frozenset)):
@@ -65,7 +65,7 @@ def _names(value: object) -> list[str]:
 
 
 def _edge_text(data: dict[str, object]) -> str:
-    """What flows along an edge: ``h`` where output and input share the name, else ``h→x``."""
+    """Return the label of an edge: ``h`` where output and input share the name, else ``h→x``."""
     outputs, inputs = _names(data.get("output")), _names(data.get("input"))
     if outputs == inputs or not inputs:
         return ", ".join(outputs)
@@ -105,7 +105,7 @@ class GraphDrawing:
         self.place_nodes()
 
     def list_notes(self) -> list[str]:
-        """What stands below the picture: counts, and what its marks mean."""
+        """Return the notes below the picture: counts, and the meaning of its marks."""
         counts = f"nodes: {len(self.graph)}, edges: {self.graph.number_of_edges()}"
         if self.members:
             counts += f", subgraphs (halos): {len(self.members)}"
@@ -119,7 +119,7 @@ class GraphDrawing:
         return notes
 
     def node_text(self, node: Hashable) -> str:
-        """What stands in a node's box."""
+        """Return the text in a node's box."""
         data = self.graph.nodes[node]
         return shorten(str(data.get("label", data.get("step", node))), LONGEST_LABEL)
 
@@ -166,7 +166,7 @@ class GraphDrawing:
         self.height = -below + 0.2 + 0.12 * (len(self.notes) - 1)
 
     def figure(self) -> Figure:
-        """The whole picture: legend, halos, edges, nodes, and notes."""
+        """Return the whole picture: legend, halos, edges, nodes, and notes."""
         figure = Figure(figsize=(self.width, self.height), facecolor="white")
         axes = figure.add_axes((0, 0, 1, 1))
         axes.set_axis_off()
@@ -185,7 +185,7 @@ class GraphDrawing:
         return figure
 
     def draw_subgraph(self, axes: Axes, subgraph: int, nodes: list[Hashable], colour: int) -> None:
-        """A halo round a subgraph's nodes and along the edges between them, and its number."""
+        """Draw a halo round a subgraph's nodes and along the edges between them, and its number."""
         for u, v in self.graph.subgraph(nodes).edges:
             style = {"edgecolor": SUBGRAPH_COLOURS[colour], "linewidth": 72 * 0.6 * self.box_height}
             axes.add_patch(PathPatch(self.curve(u, v), fill=False, capstyle="round", zorder=0, **style))
@@ -242,14 +242,14 @@ class GraphDrawing:
                     axes.plot(x, y, "^", ms=2.5, mew=0, color=INK, gid=f"{kind[:-1]}-{node}", zorder=4)
 
     def box(self, node: Hashable, padding: float = 0.0) -> Outline:
-        """The rounded outline of a node, wider by ``padding`` on each side."""
+        """Return the rounded outline of a node, wider by ``padding`` on each side."""
         x, y = self.centre[node]
         width, height = self.box_width + 2 * padding, self.box_height + 2 * padding
         round_box = BoxStyle.Round(pad=0.0, rounding_size=min(0.08, height / 3))
         return round_box(x - width / 2, y - height / 2, width, height, 1.0)
 
     def curve(self, u: Hashable, v: Hashable) -> Outline:
-        """The way of an edge, around what lies between."""
+        """Return the way of an edge, around what lies between."""
         (x0, y0), (x1, y1) = self.centre[u], self.centre[v]
         if self.line[u] == self.line[v]:
             return Outline(self.control_points(u, v), [1, 4, 4, 4])
@@ -271,7 +271,7 @@ class GraphDrawing:
         return Outline(points, [1, 4, 4, 4, 2, 4, 4, 4])
 
     def control_points(self, u: Hashable, v: Hashable) -> list[tuple[float, float]]:
-        """The cubic curve of an edge within a line: the more layers it skips, the further it swings out."""
+        """Return the cubic curve of an edge within a line: the more layers it skips, the further it swings out."""
         (x0, y0), (x1, y1) = self.centre[u], self.centre[v]
         x0, x1 = x0 + self.box_width / 2, x1 - self.box_width / 2
         bow = min(0.22, 1.6 / self.longest_span) * (self.span(u, v) - 1)
@@ -281,19 +281,19 @@ class GraphDrawing:
         return [(x0, y0), (x0 + reach, y0 + bow), (x1 - reach, y1 + bow), (x1, y1)]
 
     def peak(self, u: Hashable, v: Hashable) -> tuple[float, float]:
-        """The middle of an edge within a line."""
+        """Return the middle of an edge within a line."""
         x, y = np.average(self.control_points(u, v), axis=0, weights=(1, 3, 3, 1))
         return float(x), float(y)
 
     @property
     def turn(self) -> float:
-        """How far an edge to the next line leaves its line sideways."""
+        """The distance by which an edge to the next line leaves its line sideways."""
         return min(0.8 * self.gap, 0.3)
 
     def is_turning(self, u: Hashable, v: Hashable) -> bool:
-        """Whether an edge to another line goes round like the end of a line of text, being a short one."""
+        """Return whether an edge to another line goes round like the end of a line of text, being a short one."""
         return self.span(u, v) <= (1 if self.is_dense else 3)
 
     def span(self, u: Hashable, v: Hashable) -> int:
-        """How many layers an edge goes forward."""
+        """Return how many layers an edge goes forward."""
         return self.layer[v] - self.layer[u]

@@ -1,4 +1,4 @@
-"""Where the nodes of a cell graph stand: layers from left to right, heights in each of them. Nothing is drawn here."""
+"""The layout of a cell graph: layers from left to right, and heights within each. Draws nothing."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def layers(graph: nx.DiGraph) -> dict[Hashable, int]:
 def heights(graph: nx.DiGraph, layer: dict[Hashable, int], sweeps: int = 25) -> dict[Hashable, float]:
     """Node to its height in its layer, at least 1 apart, each near its neighbours in the layers beside it.
 
-    Starts with the nodes that have no inputs one below the other, in the order of a depth-first search from
-    the outputs. Trees and chains keep that order in each layer, as it has no crossings. A sweep to the right
-    pulls each node to the mean height of its inputs, one to the left to that of its outputs; edges between
-    nodes of one cell type count more and their nodes give way less, so that chains come out straight.
+    Starts with the nodes that have no inputs one below the other, in the order of a depth-first search from the
+    outputs. Trees and chains keep that order in each layer, as it has no crossings. A sweep to the right pulls each
+    node to the mean height of its inputs, one to the left to that of its outputs. Edges between nodes of one cell type
+    count more, and their nodes give way less, so that chains come out straight.
     """
     columns: list[list[Hashable]] = [[] for _ in range(max(layer.values()) + 1)]
     height: dict[Hashable, float] = {}
@@ -57,7 +57,7 @@ def heights(graph: nx.DiGraph, layer: dict[Hashable, int], sweeps: int = 25) -> 
 
 
 def apart(wishes: list[float], weights: list[float]) -> list[float]:
-    """Places at least 1 apart in the order of the wishes, nearest to them in weighted least squares."""
+    """Return places at least 1 apart in the order of the wishes, nearest to them in weighted least squares."""
     blocks: list[tuple[float, float, int]] = []  # of touching places: start less the index, weight, how many
     for index, (wish, weight) in enumerate(zip(wishes, weights, strict=True)):
         start, size = wish - index, 1

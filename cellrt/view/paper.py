@@ -1,4 +1,4 @@
-"""What all pictures share: colours, text on one line, the formats they are written in."""
+"""The parts that all pictures share: colours, text on one line, and file formats."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ NEEDS_MATPLOTLIB = "drawing a picture needs matplotlib: pip install matplotlib"
 
 
 def known_suffix(path: str | Path, suffixes: Collection[str]) -> str:
-    """The suffix of ``path`` in lower case; raises ValueError if it is none of ``suffixes``."""
+    """Return the suffix of ``path`` in lower case. Raise ValueError if it is none of ``suffixes``."""
     suffix = Path(path).suffix.lower()
     if suffix not in suffixes:
         raise ValueError(f"expected a file name that ends in {' or '.join(suffixes)}, not {suffix!r}: {path}")
@@ -25,7 +25,7 @@ def known_suffix(path: str | Path, suffixes: Collection[str]) -> str:
 
 
 def shorten(text: str, longest: int) -> str:
-    """A text on one line, cut where it is longer than ``longest`` characters."""
+    """Return a text on one line, cut where it is longer than ``longest`` characters."""
     line = " ".join(text.split())
     return line if len(line) <= longest else line[: longest - 1] + "…"
 

@@ -1,4 +1,4 @@
-"""What happened when: one task, one request. Times are seconds on one clock, wherever its zero is."""
+"""Records of when one task or one request ran. Times are seconds on one clock with an arbitrary zero."""
 
 from __future__ import annotations
 

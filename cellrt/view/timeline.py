@@ -1,4 +1,4 @@
-"""What a run did and when: the tasks, the requests they served, numbers about both, and pictures of its moments."""
+"""The history of a run: its tasks, the requests they served, statistics of both, and pictures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,8 @@ class Timeline:
         return f"Timeline({len(self.tasks)} tasks, {len(self.requests)} requests)"
 
     def window(self, first: int, count: int) -> Timeline:
-        """At most ``count`` requests, by arrival from number ``first`` on, and the tasks that touch them.
+        """Return the part with at most ``count`` requests, by arrival from number ``first`` on, and the tasks that
+        touch them.
 
         The tasks are kept whole: their rows count those of requests outside the window too.
 
@@ -46,16 +47,16 @@ class Timeline:
         return Timeline([task for task in self.tasks if not kept.isdisjoint(task.requests)], requests)
 
     def last(self, count: int = NUM_DRAWN) -> Timeline:
-        """The window of the ``count`` requests that arrived last."""
+        """Return the window of the ``count`` requests that arrived last."""
         return self.window(max(0, len(self.requests) - count), count)
 
     def of(self, request: int) -> Timeline:
-        """One request, by its number, with the tasks that it was in: whole, as in ``window``."""
+        """Return one request, by its number, with the tasks that it was in: whole, as in ``window``."""
         tasks = [task for task in self.tasks if request in task.requests]
         return Timeline(tasks, [span for span in self.requests if span.request == request])
 
     def busiest(self, count: int = NUM_DRAWN) -> Timeline:
-        """The window of the ``count`` successive requests that met each other most.
+        """Return the window of the ``count`` successive requests that met each other most.
 
         Most tasks there hold three of them or more; where that is equal, they needed the fewest tasks. Takes time in
         proportion to the requests of all tasks, whatever ``count`` is.
@@ -81,7 +82,7 @@ class Timeline:
         return self.window(best_first, count)
 
     def summary(self) -> dict[str, float]:
-        """Numbers of the run. Times are seconds, ``mean_rows`` and ``mean_steps`` plain means over the tasks.
+        """Return figures of the run. Times are seconds, ``mean_rows`` and ``mean_steps`` plain means over the tasks.
 
         Per request: ``latency`` is arrival to finish, ``queueing`` arrival to the start of the first task,
         ``computation`` that start to finish; each with ``_p50_s``, ``_p90_s`` and ``_p99_s`` (linear interpolation).
@@ -117,7 +118,7 @@ class Timeline:
         }
 
     def save(self, path: str | Path, *, count: int | None = None, caption: str = "") -> None:
-        """Writes a picture (``.svg``, ``.png``) of the busiest moment, or the whole run for a trace viewer (``.json``).
+        """Write a picture (``.svg``, ``.png``) of the busiest moment, or the whole run for a trace viewer (``.json``).
 
         A picture shows ``count`` requests, 40 by default, those of ``busiest``; for another moment, save a ``window``
         or the ``last``. Above is one strip a worker: a column for each task, as high as its rows, the number written
@@ -126,8 +127,8 @@ class Timeline:
         workers. In an SVG, the groups ``task-<worker>``, ``life-<request>``, ``boxes-<request>-<worker>`` and
         ``label-<request>`` hold the shapes. Drawing takes about 10 ms a request.
 
-        A ``.json`` file is in Chrome's trace event format, for Perfetto or ``chrome://tracing``: a row a worker, and
-        every request (or those of the busiest ``count``) with the time it waited for its first task.
+        A ``.json`` file is in Chrome's trace event format, for Perfetto or ``chrome://tracing``. It has a row for each
+        worker, and every request (or those of the busiest ``count``) with the time it waited for its first task.
 
         Args:
             path: the file; its suffix says what is written.

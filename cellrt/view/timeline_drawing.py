@@ -27,7 +27,7 @@ AXIS_HEIGHT, NOTE_HEIGHT = 0.45, 0.13  # inches: the time axis with its line, an
 
 
 def save_drawing(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], path: Path, caption: str) -> None:
-    """Draws all of some requests, at least one, and their tasks; the lines of ``caption`` stand below."""
+    """Draw all of some requests, at least one, and their tasks; the lines of ``caption`` stand below."""
     drawing = TimelineDrawing(tasks, requests, caption)
     drawing.figure().savefig(path, format=path.suffix[1:].lower(), dpi=DOTS_PER_INCH)
 
@@ -63,11 +63,11 @@ class TimelineDrawing:
         self.left = max(0.8, 0.07 * min(longest, LONGEST_LABEL) + 0.2)
 
     def time(self, at_s: float) -> float:
-        """Where a moment lies on the time axis."""
+        """Return the position of a moment on the time axis."""
         return (at_s - self.zero_s) * self.scale
 
     def figure(self) -> Figure:
-        """The whole picture: legend, one strip a worker, then the requests and the time axis."""
+        """Return the whole picture: legend, one strip a worker, then the requests and the time axis."""
         handles = self.legend_handles()
         widest = max(len(str(handle.get_label())) for handle in handles)
         columns = max(1, int((self.width + self.left - 0.4) // (0.075 * widest + 0.7)))
@@ -98,7 +98,7 @@ class TimelineDrawing:
         return figure
 
     def caption(self) -> str:
-        """What the time axis shows, and how much work the picture holds."""
+        """Return the caption of the time axis, with the numbers of requests and tasks in the picture."""
         text = f"time since the first arrival ({self.unit});  "
         text += f"requests: {len(self.requests)}, tasks: {len(self.tasks)}"
         if self.tasks:
@@ -108,7 +108,7 @@ class TimelineDrawing:
         return "\n".join([text, *self.notes])
 
     def legend_handles(self) -> list[Patch]:
-        """One entry a cell type, one a worker if there are several, and one for the light bars."""
+        """Return the legend: one entry a cell type, one a worker if there are several, and one for the light bars."""
         handles = [Patch(facecolor=colour, label=cell) for cell, colour in self.colours.items()]
         if len(self.workers) > 1:
             handles += [
@@ -118,7 +118,7 @@ class TimelineDrawing:
         return [*handles, Patch(facecolor=LIFE_COLOUR, label="arrival to finish")]
 
     def draw_strip(self, axes: Axes, worker: int) -> None:
-        """A worker's tasks as columns, as high as their rows, with the rows written above where they fit."""
+        """Draw a worker's tasks as columns, as high as their rows, with the number of rows above where it fits."""
         tasks = [task for task in self.tasks if task.worker == worker]
         most = max(task.rows for task in self.tasks)
         left = [self.time(task.start_s) for task in tasks]
@@ -182,7 +182,7 @@ class TimelineDrawing:
             write(axes, -0.07 / self.width, row + 0.5, shorten(span.label, LONGEST_LABEL), **style)
 
     def write_nodes(self, axes: Axes, count: int, box: Corners, num_lanes: int) -> None:
-        """How many nodes a request has in a task, into its box, if more than one and if there is room."""
+        """Write a request's number of nodes in a task into its box, if it is more than one and there is room."""
         (left, top), (right, bottom) = box[0], box[2]
         if count > 1 and self.fits(str(count), right - left) and self.row_height / num_lanes >= 0.12:
             style = {"va": "center_baseline", "fontsize": self.number_size, "color": "white"}
@@ -205,12 +205,12 @@ class TimelineDrawing:
         axes.add_collection(group, autolim=False)
 
     def fits(self, text: str, width: float) -> bool:
-        """Whether a number may be written into ``width`` on the time axis."""
+        """Return whether a number may be written into ``width`` on the time axis."""
         return (0.62 * len(text) + 0.25) * self.number_size <= width / self.span * self.width * 72
 
 
 def _unit(span_s: float) -> tuple[float, str]:
-    """The unit in which ``span_s`` reads well: how many of it make a second, and its name."""
+    """Return the unit in which ``span_s`` reads well: how many of it make a second, and its name."""
     for scale, name in ((1.0, "s"), (1e3, "ms")):
         if span_s * scale >= 2.0:
             return scale, name
@@ -218,7 +218,7 @@ def _unit(span_s: float) -> tuple[float, str]:
 
 
 def _lanes(tasks: Iterable[TaskSpan]) -> tuple[dict[int, int], int]:
-    """Index of a task to its lane, and the number of lanes: tasks of one lane do not overlap in time."""
+    """Return the index of a task to its lane, and the number of lanes: tasks of one lane do not overlap in time."""
     lane_of: dict[int, int] = {}
     ends: list[float] = []
     for index, task in sorted(enumerate(tasks), key=lambda pair: pair[1].start_s):

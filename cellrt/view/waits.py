@@ -1,4 +1,4 @@
-"""What a request waited for before each of its tasks, as far as a timeline can tell."""
+"""Explains what a request waited for before each of its tasks, as far as a timeline shows it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cellrt.view.spans import RequestSpan, TaskSpan
 
 
 class Admission(NamedTuple):
-    """When the first turn after a request's arrival was, and when it was admitted: most often then."""
+    """The time of the first turn after a request's arrival, and the time of its admission; mostly the same."""
 
     turn_s: float
     admitted_s: float
@@ -24,7 +24,7 @@ class Wait:
     Attributes:
         admission_s: of it, while turns did not admit the request: for room, or for its session's request before it.
         worker_s: else, while the task's worker ran other tasks.
-        scheduler_s: while that worker had nothing to do: until a turn formed the task, and few rows wait for company.
+        scheduler_s: while that worker had nothing to do: until a turn formed the task, or a small batch was delayed.
         unknown_s: before what is remembered.
         worker_ran: these other tasks.
     """
@@ -42,7 +42,7 @@ class Wait:
 
 
 def waits_of(tasks: Iterable[TaskSpan], request: RequestSpan, admission: Admission | None) -> dict[int, Wait]:
-    """The waits of a request, by task.
+    """Return the waits of a request, by task.
 
     Args:
         tasks: all that are remembered, of whatever request.
@@ -74,7 +74,7 @@ def waits_of(tasks: Iterable[TaskSpan], request: RequestSpan, admission: Admissi
 def _wait(
     begin_s: float, known_s: float, turn_s: float, admitted_s: float, end_s: float, before: Sequence[TaskSpan]
 ) -> Wait:
-    """A wait; from ``known_s`` on, what its worker ran meanwhile is the last of ``before``."""
+    """Return a wait; from ``known_s`` on, what its worker ran meanwhile is the last of ``before``."""
     first, first_s = _busy(before, known_s, turn_s)
     last, last_s = _busy(before, max(known_s, admitted_s), end_s)
     worker_ran = tuple(dict.fromkeys([*first, *last]))
@@ -85,7 +85,7 @@ def _wait(
 
 
 def _busy(tasks: Sequence[TaskSpan], begin_s: float, end_s: float) -> tuple[list[TaskSpan], float]:
-    """Which of the tasks of one worker ran in an interval, by start, and for how much of it."""
+    """Return the tasks of one worker that ran in an interval, by start, and how much of it they filled."""
     ran, busy_s = [], 0.0
     for task in reversed(tasks):
         if task.end_s <= begin_s:

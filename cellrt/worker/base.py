@@ -50,6 +50,10 @@ GIVEN = Launch(-2, 0, np.empty(0, np.int32))
 """Says that a task waits elsewhere."""
 
 
+NOT_HELD, HELD, ANSWERS = range(3)
+"""How a worker comes to a turn: without it, with it, or with it and only to tell clients of answers."""
+
+
 class Unfinished(NamedTuple):
     """What a worker that died leaves behind, each in the order of launching."""
 
@@ -66,7 +70,7 @@ class Worker(ABC):
     task writes a row that it reads, and what it did not finish is launched again as it is.
 
     Args:
-        take_turns: takes the manager's turn, if no other thread has it; told whether this one has it already.
+        take_turns: takes the manager's turn, if no other thread has it; told one of the words above.
         has_news: whether a turn would find something.
         ended: called when the thread ends.
         name: of the thread.
@@ -78,7 +82,7 @@ class Worker(ABC):
     """Whether, after its death, another can take its place and go on with its arenas."""
 
     def __init__(
-        self, take_turns: Callable[[bool], bool], has_news: Callable[[], bool], ended: Callable[[], None], name: str
+        self, take_turns: Callable[[int], bool], has_news: Callable[[], bool], ended: Callable[[], None], name: str
     ) -> None:
         self._take_turns = take_turns
         self._has_news = has_news
@@ -140,6 +144,9 @@ class Worker(ABC):
         launch = Launch(task, type_id, buffer)
         self._in_progress.append(launch)
         self._tell(launch)
+
+    def wake_if_given(self) -> None:  # noqa: B027 - most are given tasks by Python alone
+        """Wakes the worker if compiled code of another has given it tasks; called by the holder of the turn."""
 
     def wake(self) -> bool:
         """Wakes the worker to take a turn if it is idle; False if it is not."""
@@ -236,11 +243,11 @@ class Worker(ABC):
                 except Empty:
                     if self._rests_until_s <= time.monotonic():
                         self._rests_until_s = 0.0
-                        self._take_turns(False)
+                        self._take_turns(NOT_HELD)
                     continue
             self._idle.clear()
             self._idle.append(object())
-            if not self._has_news() or not self._take_turns(False):
+            if not self._has_news() or not self._take_turns(NOT_HELD):
                 break
         item = GIVEN if self._has_tasks() else self._queue.get()
         self._idle.clear()

@@ -13,7 +13,7 @@ import torch
 from cellrt.core.processor import Processor
 from cellrt.core.state.tables import num_flags
 from cellrt.errors import DefinitionError
-from cellrt.native.row_types import Rows
+from cellrt.native.row_types import Rows, new_table
 from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.apart.pool import SharedPool
@@ -23,6 +23,7 @@ from cellrt.worker.base import Worker
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cores import num_cores
 from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.run_tasks import LAUNCHED_TASK
 from cellrt.worker.cpu.worker import CpuWorker
 from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.device import Device
@@ -120,12 +121,14 @@ def worker_maker(
     processor: Processor,
     words: Rows[int],
     queue_depth: int,
-    take_turns: Callable[[bool], bool],
+    take_turns: Callable[[int], bool],
     has_news: Callable[[], bool],
     ended: Callable[[], None],
     num_threads: int,
 ) -> Callable[[int], Worker]:
     """What makes a worker for a location, which starts when it is told to; the arguments are those of ``Worker``."""
+
+    launched = new_table(len(devices) * processor.limits.max_tasks, LAUNCHED_TASK)
 
     def make(location: int) -> Worker:
         name, device = f"cellrt-worker-{location}", devices[location - 1]
@@ -136,7 +139,7 @@ def worker_maker(
         if device is None:
             executor = Executor(location, arenas, types)
             how = take_turns, has_news, ended, num_threads, name
-            return CpuWorker(executor, processor, words, location, queue_depth, *how)
+            return CpuWorker(executor, processor, words, location, queue_depth, launched, *how)
         return CudaWorker(
             DeviceExecutor(location, arenas, types, device, options, num_flags(processor.limits)),
             options,

@@ -16,7 +16,7 @@ from cellrt.cells import span_attention
 MELS, HEADS, SIZE, LAYERS = 8, 2, 8, 2
 HIDDEN = HEADS * SIZE
 WINDOW, STRIDE = 5, 2
-"""How many frames an output of both convolutions reads, and how far the next one is."""
+"""The frames that an output of both convolutions reads, and the step to the next output."""
 
 
 class Stem(nn.Module):
@@ -27,7 +27,7 @@ class Stem(nn.Module):
         self.first, self.second = nn.Conv1d(MELS, HIDDEN, 3, padding=1), nn.Conv1d(HIDDEN, HIDDEN, 3, 2, padding=1)
 
     def forward(self, frames: Tensor) -> Tensor:
-        """The whole recording, as it was trained."""
+        """Return the whole recording, as it was trained."""
         return F.gelu(self.second(F.gelu(self.first(frames.T[None]))))[0].T
 
 
@@ -39,7 +39,7 @@ class Windows(nn.Module):
         self.stem = stem
 
     def forward(self, window: Tensor, inside: Tensor) -> Tensor:
-        """An output ``[rows, HIDDEN]`` of each window."""
+        """Return an output ``[rows, HIDDEN]`` of each window."""
         first, second = self.stem.first, self.stem.second
         hidden = F.gelu(F.conv1d(window.transpose(1, 2), first.weight, first.bias)) * inside[:, None]
         return F.gelu(F.conv1d(hidden, second.weight, second.bias))[:, :, 0]
@@ -63,7 +63,7 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN))
 
     def forward(self, x: Tensor, spans: cellrt.Spans) -> Tensor:
-        """Only attention looks at whose row is whose."""
+        """Run the layer on rows. Only attention looks at which row belongs to which node."""
         query, key, value = self.qkv(self.norm(x)).view(-1, 3, HEADS, SIZE).unbind(1)
         x = x + self.out(span_attention(query, key, value, spans).flatten(1))
         mixed: Tensor = self.mlp(self.mlp_norm(x))

@@ -22,7 +22,7 @@ from cellrt.unfolders import from_torch
 TO_INSTALL = "--no-deps arabic-diacritizer==1.0.0"
 SPECIAL = ("<pad>", "<unk>", "<start>", "<end>")
 LETTERS = tuple(map(chr, (*range(0x621, 0x63B), *range(0x640, 0x649), 0x64A)))
-"""From hamza to yeh; alef maksura is not among them."""
+"""The letters from hamza to yeh; alef maksura is not among them."""
 CHARACTERS = (*SPECIAL, *LETTERS, *" .,\u060c\u061b:\u061f!()-\"'\n")
 """The vocabulary: an id is a position in it."""
 
@@ -30,7 +30,7 @@ FATHATAN, DAMMATAN, KASRATAN, FATHA, DAMMA, KASRA, SHADDA, SUKUN = map(chr, rang
 VOWELS = (FATHA, DAMMA, KASRA)
 NUNATIONS = (FATHATAN, DAMMATAN, KASRATAN)
 MARKS = ("", *VOWELS, SUKUN, SHADDA, *NUNATIONS, *(SHADDA + mark for mark in (*VOWELS, *NUNATIONS)))
-"""What may be above and below a letter, in the order of the classes."""
+"""The marks above and below a letter, in the order of the classes."""
 
 _IDS = {character: index for index, character in enumerate(CHARACTERS)}
 
@@ -61,7 +61,7 @@ class TorchDiacritizer(nn.Module):
         self.eval().requires_grad_(False)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """The logits of each letter."""
+        """Return the logits of each letter."""
         states, _ = self.lstm(self.embedding(ids))
         sums = self.attention.W(states)[:, None] + self.attention.U(states)
         weights = self.attention.v(sums.tanh())[:, :, 0].softmax(dim=1)
@@ -93,7 +93,7 @@ class Project(nn.Module):
         self.bias = nn.Parameter(nn.functional.pad(model.classifier.bias, (sum(self.sizes[:2]), 0)))
 
     def forward(self, left: Tensor, right: Tensor) -> Projected:
-        """All three at once."""
+        """Multiply by all three weights at once."""
         both = torch.cat([left, right], dim=1)
         return Projected(*nn.functional.linear(both, self.weight, self.bias).split(self.sizes, dim=1))
 
@@ -109,7 +109,7 @@ class Attend(nn.Module):
         self.score = nn.Parameter(model.attention.v.weight[0])
 
     def forward(self, query: Tensor, key: RaggedRows, vote: RaggedRows) -> Tensor:
-        """The logits; every row has at least one key."""
+        """Return the logits; every row has at least one key."""
         counts = key.offsets.diff()
         rows = torch.arange(query.shape[0], device=query.device)
         asking = torch.repeat_interleave(rows, counts, output_size=key.values.shape[0])
@@ -122,7 +122,7 @@ class Attend(nn.Module):
 
 
 def read_weights() -> dict[str, Tensor]:
-    """The trained weights. Raises DefinitionError if the package arabic-diacritizer is not installed."""
+    """Return the trained weights. Raise DefinitionError if the package arabic-diacritizer is not installed."""
     path = package_folder("diacritize", TO_INSTALL) / "assets" / "bilstm_best.pt"
     if not path.exists():
         raise DefinitionError(f"{path} is missing: pip install --force-reinstall {TO_INSTALL}")
@@ -130,9 +130,10 @@ def read_weights() -> dict[str, Tensor]:
 
 
 def make_diacritizer(model: TorchDiacritizer | None = None, *, max_batch: int = 256) -> Unfolder:
-    """The model ``"diacritizer"``: a request is ``letter_ids`` of a text, its result ``logits`` ``[letters, 15]``.
+    """Return the model ``"diacritizer"``: a request is ``letter_ids`` of a text, its result ``logits`` ``[letters,
+    15]``.
 
-    Raises DefinitionError if arabic-diacritizer is not installed.
+    Raise DefinitionError if arabic-diacritizer is not installed.
     """
     model = model or TorchDiacritizer(read_weights())
     layers = from_torch(model.lstm, embedding=model.embedding, max_batch=max_batch)
@@ -151,16 +152,16 @@ def make_diacritizer(model: TorchDiacritizer | None = None, *, max_batch: int = 
 
 
 def without_marks(text: str) -> str:
-    """A text in the form that the model knows (NFKC), without any marks."""
+    """Return a text in the form that the model knows (NFKC), without any marks."""
     return "".join(character for character in unicodedata.normalize("NFKC", text) if character not in MARKS[1:9])
 
 
 def letter_ids(text: str) -> list[int]:
-    """The id of each character of a text without marks."""
+    """Return the id of each character of a text without marks."""
     return [_IDS.get(character, SPECIAL.index("<unk>")) for character in text]
 
 
 def with_marks(text: str, logits: Tensor) -> str:
-    """A text without marks, with the likeliest under ``logits`` ``[characters, 15]`` behind each character."""
+    """Return a text without marks, with the likeliest under ``logits`` ``[characters, 15]`` behind each character."""
     marked = (character + MARKS[mark] for character, mark in zip(text, logits.argmax(1).tolist(), strict=True))
     return unicodedata.normalize("NFKC", "".join(marked))

@@ -19,7 +19,7 @@ END = 0
 
 
 class Layer(nn.Module):
-    """Of rows ``x`` ``[rows, HIDDEN]`` and a state ``[rows, HEADS, SIZE, SIZE]``: the next of both."""
+    """A layer: rows ``x`` ``[rows, HIDDEN]`` and a state ``[rows, HEADS, SIZE, SIZE]`` -> the next of both."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -29,7 +29,7 @@ class Layer(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(HIDDEN, 4 * HIDDEN), nn.GELU(), nn.Linear(4 * HIDDEN, HIDDEN))
 
     def forward(self, x: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """One token of each row."""
+        """Run one token of each row."""
         normed = self.norm(x)
         query, key, value = self.qkv(normed).view(-1, 3, HEADS, SIZE).unbind(1)
         keep = torch.sigmoid(self.decay(normed) + 4)[:, :, None, None]
@@ -40,7 +40,9 @@ class Layer(nn.Module):
 
 
 class Step(nn.Module):
-    """Of ``token`` ``[rows]`` and ``state`` ``[rows, LAYERS, HEADS, SIZE, SIZE]``: the next of both, and ``stop``."""
+    """A step: ``token`` ``[rows]`` and ``state`` ``[rows, LAYERS, HEADS, SIZE, SIZE]`` -> the next of both, and
+    ``stop``.
+    """
 
     def __init__(self) -> None:
         super().__init__()
@@ -48,7 +50,7 @@ class Step(nn.Module):
         self.layers = nn.ModuleList(Layer() for _ in range(LAYERS))
 
     def forward(self, token: Tensor, state: Tensor) -> dict[str, Tensor]:
-        """The likeliest next token of each row."""
+        """Return the likeliest next token of each row."""
         x, states = self.embedding(token), []
         for layer, before in zip(self.layers, state.unbind(1)):
             x, after = layer(x, before)

@@ -11,5 +11,5 @@ gru = cellrt.cell(GRUCell(8, 16), inputs={"x": (8,), "h": (16,)})
 
 @cellrt.unfold("listen", example=torch.zeros(1, 8))
 def listen(graph: cellrt.Graph, frames: torch.Tensor) -> dict[str, object]:
-    """The state after each frame ``[frames, 8]``."""
+    """Return the state after each frame ``[frames, 8]``."""
     return {"h": graph.chain(gru, keep=True, x=frames).h}

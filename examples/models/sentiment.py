@@ -43,7 +43,7 @@ class LabelledTree(NamedTuple):
     labels: list[int]
 
     def children(self) -> list[list[int]]:
-        """Of each node: none, or left and right."""
+        """Return the children of each node: none, or left and right."""
         children: list[list[int]] = [[] for _ in self.parents]
         for node, parent in enumerate(self.parents[:-1]):
             children[parent].append(node)
@@ -67,9 +67,9 @@ class TreeLevels(NamedTuple):
 
 
 def read_tree(line: str) -> LabelledTree:
-    """Reads a tree of the treebank, such as ``(3 (2 a) (4 (4 lovely) (2 film)))``.
+    """Read a tree of the treebank, such as ``(3 (2 a) (4 (4 lovely) (2 film)))``.
 
-    Raises RequestError if the line is not one binary tree with labels 0 to 4.
+    Raise RequestError if the line is not one binary tree with labels 0 to 4.
     """
     words: list[str] = []
     parents: list[int] = []
@@ -100,7 +100,7 @@ def read_tree(line: str) -> LabelledTree:
 
 
 def read_trees(path: str | Path) -> list[LabelledTree]:
-    """Reads a file of the treebank, a tree a line."""
+    """Read a file of the treebank, a tree a line."""
     with open(path, encoding="utf-8", newline="\n") as file:
         return [read_tree(line) for line in file if line.strip()]
 
@@ -121,7 +121,7 @@ class Vocabulary(Mapping[str, int]):
         return len(self._tokens)
 
     def tokens(self, words: Sequence[str]) -> list[int]:
-        """The token of each word."""
+        """Return the token of each word."""
         return [self.get(word, UNKNOWN) for word in words]
 
 
@@ -135,7 +135,7 @@ class Classifier(nn.Linear):
     """Reads the sentiment off a node's state ``h`` ``[rows, hidden_size]``."""
 
     def forward(self, h: Tensor) -> Sentiment:  # type: ignore[override]
-        """The probabilities."""
+        """Return the probabilities."""
         return Sentiment(super().forward(h).softmax(dim=-1))
 
 
@@ -153,7 +153,7 @@ class SentimentModel(nn.Module):
         nn.init.ones_(self.inner.bias.data[3 * hidden_size :])  # the forget gates begin open
 
     def forward(self, tokens: Tensor, pairs: Sequence[Tensor]) -> Tensor:
-        """The logits ``[nodes, 5]`` of all nodes of ``TreeLevels``, level by level."""
+        """Return the logits ``[nodes, 5]`` of all nodes of ``TreeLevels``, level by level."""
         h, c = self.leaf(dropout(self.embedding(tokens), self.dropout, self.training))
         for children in pairs:
             left, right = children.unbind(1)
@@ -163,21 +163,21 @@ class SentimentModel(nn.Module):
         return logits
 
     def embedded_leaf(self) -> EmbeddingTreeLSTMLeaf:
-        """Embedding and leaf as one cell."""
+        """Return embedding and leaf as one cell."""
         table = self.embedding
         leaf = EmbeddingTreeLSTMLeaf(table.num_embeddings, table.embedding_dim, self.leaf.hidden_size)
         leaf.load_state_dict({**self.leaf.state_dict(), "embedding.weight": table.weight})
         return leaf
 
     def classifier(self) -> Classifier:
-        """The output layer as a cell."""
+        """Return the output layer as a cell."""
         classifier = Classifier(self.output.in_features, self.output.out_features)
         classifier.load_state_dict(self.output.state_dict())
         return classifier
 
 
 def in_levels(trees: Sequence[LabelledTree], vocabulary: Vocabulary) -> TreeLevels:
-    """Sorts the nodes of some trees by height."""
+    """Sort the nodes of some trees by height."""
     levels: list[list[tuple[int, int]]] = []
     children = [tree.children() for tree in trees]
     for number, below in enumerate(children):
@@ -199,18 +199,18 @@ def in_levels(trees: Sequence[LabelledTree], vocabulary: Vocabulary) -> TreeLeve
 
 
 def is_positive(probabilities: Tensor) -> Tensor:
-    """Whether ``[rows, 5]`` says rather positive than negative."""
+    """Return whether ``[rows, 5]`` says rather positive than negative."""
     return probabilities[:, NEUTRAL + 1 :].sum(1) > probabilities[:, :NEUTRAL].sum(1)
 
 
 def binary_accuracy(probabilities: Tensor, labels: Tensor) -> float:
-    """Share of the rows not labelled neutral whose side ``[rows, 5]`` gets right."""
+    """Return the share of the rows not labelled neutral whose side ``[rows, 5]`` gets right."""
     counted = labels != NEUTRAL
     return float((is_positive(probabilities) == (labels > NEUTRAL))[counted].float().mean())
 
 
 def save_model(model: SentimentModel, vocabulary: Vocabulary, folder: str | Path) -> None:
-    """Writes ``weights.safetensors`` and ``vocabulary.json``."""
+    """Write ``weights.safetensors`` and ``vocabulary.json``."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     save_file(model.state_dict(), folder / "weights.safetensors")
@@ -218,7 +218,7 @@ def save_model(model: SentimentModel, vocabulary: Vocabulary, folder: str | Path
 
 
 def load_model(folder: str | Path) -> tuple[SentimentModel, Vocabulary]:
-    """Reads what ``save_model`` wrote."""
+    """Read what ``save_model`` wrote."""
     folder = Path(folder)
     with safe_open(folder / "weights.safetensors", framework="pt") as file:
         weights: Mapping[str, Tensor] = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
@@ -230,8 +230,9 @@ def load_model(folder: str | Path) -> tuple[SentimentModel, Vocabulary]:
 
 
 def make_sentiment(model: SentimentModel, vocabulary: Vocabulary, *, max_batch: int = 512) -> Unfolder:
-    """The model ``"sentiment"``: a request is a line of the treebank (its labels are not read), its result
-    ``probabilities`` those of the root's ``SENTIMENTS``, float32 ``[5]``."""
+    """Return the model ``"sentiment"``: a request is a line of the treebank (its labels are not read), its result
+    ``probabilities`` those of the root's ``SENTIMENTS``, float32 ``[5]``.
+    """
     state = (model.inner.hidden_size,)
     leaf = cell(model.embedded_leaf(), {"token": rows(dtype=torch.int64)}, name="leaf", max_batch=max_batch)
     children = dict.fromkeys(("h_left", "c_left", "h_right", "c_right"), state)

@@ -35,11 +35,13 @@ CONTEXT = 64
 FRAMES_PER_S = SAMPLE_RATE / FRAME
 WINDOW, HOP, HIDDEN = 256, 128, 128
 STRIDES = (1, 2, 2, 1)
-"""Of the four convolutions; each has a kernel of 3 and a padding of 1."""
+"""The strides of the four convolutions; each has a kernel of 3 and a padding of 1."""
 
 
 class SpeechState(NamedTuple):
-    """After a frame: the LSTM's ``h`` and ``c`` ``[rows, 128]``, and the probability of ``speech`` ``[rows]``."""
+    """The outputs of a frame: the LSTM's ``h`` and ``c`` ``[rows, 128]``, and the probability of ``speech``
+    ``[rows]``.
+    """
 
     h: Tensor
     c: Tensor
@@ -68,15 +70,16 @@ class FrameEncoder(nn.Module):
         self.layers = nn.Sequential(*layers)
 
     def forward(self, samples: Tensor) -> Tensor:
-        """The features of each frame, whatever the frames around it."""
+        """Return the features of each frame, whatever the frames around it."""
         pieces = pad(samples, (0, CONTEXT), mode="reflect").unfold(1, WINDOW, HOP)
         features: Tensor = self.layers(torch.fft.rfft(pieces * self.window).abs().flatten(1))
         return features
 
 
 def _as_linear(weight: Tensor, bias: Tensor, stride: int, positions: int) -> nn.Linear:
-    """The convolution ``weight`` ``[out, in, 3]`` over that many positions as one layer, position by position: what it
-    makes of each unit vector are its columns."""
+    """Return the convolution ``weight`` ``[out, in, 3]`` over that many positions as one layer, position by position:
+    what it makes of each unit vector are its columns.
+    """
     size = positions * weight.shape[1]
     units = torch.eye(size).view(size, positions, weight.shape[1]).transpose(1, 2)
     columns = conv1d(units, weight, stride=stride, padding=1).transpose(1, 2)
@@ -94,11 +97,11 @@ class SpeechCell(LSTMCell):
         self.output = nn.Linear(hidden_size, 1)
 
     def forward(self, x: Tensor, h: Tensor, c: Tensor) -> SpeechState:  # type: ignore[override]
-        """One frame of every row."""
+        """Run one frame of every row."""
         return self._with_speech(*super().forward(x, h, c))
 
     def steps(self, batch_sizes: Sequence[int], *, x: Tensor, h: Tensor, c: Tensor) -> SpeechState:  # type: ignore[override]
-        """Successive frames, packed."""
+        """Run successive frames, packed."""
         return self._with_speech(*super().steps(batch_sizes, x=x, h=h, c=c))
 
     def _with_speech(self, h: Tensor, c: Tensor) -> SpeechState:
@@ -106,7 +109,7 @@ class SpeechCell(LSTMCell):
 
 
 def weights_path() -> Path:
-    """The file of the network. Raises DefinitionError if the package silero-vad is not installed."""
+    """Return the file of the network. Raise DefinitionError if the package silero-vad is not installed."""
     path = package_folder("silero_vad", TO_INSTALL) / "data" / "silero_vad_16k_sequence.onnx"
     if not path.exists():
         raise DefinitionError(f"{path} is missing: pip install --force-reinstall {TO_INSTALL}")
@@ -114,7 +117,10 @@ def weights_path() -> Path:
 
 
 def read_weights() -> dict[str, Tensor]:
-    """The trained weights by their names in the file. Raises DefinitionError if silero-vad or onnx is not installed."""
+    """Return the trained weights by their names in the file.
+
+    Raise DefinitionError if silero-vad or onnx is not installed.
+    """
     path = weights_path()
     try:
         import onnx
@@ -126,7 +132,7 @@ def read_weights() -> dict[str, Tensor]:
 
 
 def make_modules(weights: Mapping[str, Tensor] | None = None) -> tuple[FrameEncoder, SpeechCell]:
-    """The encoder and the recurrent part with the trained weights (default: those of the installed package)."""
+    """Return the encoder and the recurrent part with the trained weights (default: those of the installed package)."""
     weights = weights or read_weights()
     encoder = FrameEncoder([(weights[f"encoder.{k}.weight"], weights[f"encoder.{k}.bias"]) for k in range(4)])
     w_ih, w_hh, biases = (weights[f"onnx::LSTM_{number}"][0] for number in (209, 210, 211))
@@ -145,19 +151,19 @@ def make_modules(weights: Mapping[str, Tensor] | None = None) -> tuple[FrameEnco
 
 
 def _in_torch_order(gates: Tensor) -> Tensor:
-    """ONNX has the gates in the order i, o, f, g; torch i, f, g, o."""
+    """Return gates in torch's order i, f, g, o; ONNX has i, o, f, g."""
     i, o, f, g = gates.chunk(4)
     return torch.cat([i, f, g, o])
 
 
 def make_vad(weights: Mapping[str, Tensor] | None = None, *, max_batch: int = 256) -> Unfolder:
-    """The model ``"vad"``: a request is ``frames_of`` a recording, float32 ``[frames, 576]``; its result ``speech``
-    ``[frames]``.
+    """Return the model ``"vad"``: a request is ``frames_of`` a recording, float32 ``[frames, 576]``; its result
+    ``speech`` ``[frames]``.
 
     The LSTM's state is kept in the session of the request if it has one, so that the next request goes on where this
     one ends.
 
-    Raises DefinitionError if silero-vad or onnx is not installed.
+    Raise DefinitionError if silero-vad or onnx is not installed.
     """
     encoder_module, speech_module = make_modules(weights)
     encoder = cell(encoder_module, {"samples": (CONTEXT + FRAME,)}, name="encoder", max_batch=max_batch)
@@ -175,7 +181,7 @@ def make_vad(weights: Mapping[str, Tensor] | None = None, *, max_batch: int = 25
 
 
 def frames_of(audio: Tensor, before: Tensor | None = None) -> Tensor:
-    """Cuts ``audio`` ``[samples]`` into frames ``[frames, 576]``; the last is filled up with silence.
+    """Cut ``audio`` ``[samples]`` into frames ``[frames, 576]``; the last is filled up with silence.
 
     ``before``: what came before it in the stream, at least 64 samples; default silence.
     """
@@ -185,9 +191,9 @@ def frames_of(audio: Tensor, before: Tensor | None = None) -> Tensor:
 
 
 def read_wave(path: str | Path) -> Tensor:
-    """A 16-bit mono WAV file at 8 or 16 kHz as samples ``[n]`` in -1 to 1 at 16 kHz.
+    """Return a 16-bit mono WAV file at 8 or 16 kHz as samples ``[n]`` in -1 to 1 at 16 kHz.
 
-    Twice the samples are the same spectrum with nothing above. Raises RequestError for another kind of file.
+    Twice the samples are the same spectrum with nothing above. Raise RequestError for another kind of file.
     """
     with wave.open(str(path), "rb") as file:
         rate, width, channels = file.getframerate(), file.getsampwidth(), file.getnchannels()
@@ -201,8 +207,9 @@ def read_wave(path: str | Path) -> Tensor:
 
 
 def synthesise(seconds: float, seed: int = 0) -> Tensor:
-    """Something like speech between pauses, for want of a recording, ``[samples]`` at 16 kHz: a voice's pulses through
-    three resonances, syllable by syllable, over faint noise."""
+    """Make something like speech between pauses, for want of a recording, ``[samples]`` at 16 kHz: a voice's
+    pulses through three resonances, syllable by syllable, over faint noise.
+    """
     generator = np.random.default_rng(seed)
     num_samples = int(seconds * SAMPLE_RATE)
     audio = generator.normal(0, 0.002, num_samples)
@@ -218,7 +225,7 @@ def synthesise(seconds: float, seed: int = 0) -> Tensor:
 
 
 def _syllable(generator: np.random.Generator) -> NDArray[np.float64]:
-    """A vowel of 120 to 260 ms: harmonics of a gliding pitch, each as loud as the resonances near it make it."""
+    """Return a vowel of 120 to 260 ms: harmonics of a gliding pitch, each as loud as the resonances near it make it."""
     time = np.arange(int(generator.uniform(0.12, 0.26) * SAMPLE_RATE)) / SAMPLE_RATE
     pitch = generator.uniform(90, 220) * (1 + generator.uniform(-0.2, 0.2) * time / time[-1])
     phase = 2 * np.pi * np.cumsum(pitch) / SAMPLE_RATE

@@ -1,8 +1,8 @@
-"""What would you call this function? A child-sum Tree-LSTM reads Python's syntax trees and names the verb.
+"""A child-sum Tree-LSTM that reads Python's syntax trees and names the verb of a function.
 
 The data are the functions of Python's own library whose names begin with one of a dozen verbs, such as ``get_option``
 or ``isSymlink``. In a syntax tree much occurs twice, and a child-sum node depends on nothing but its label and its
-children: so equal parts are one node, and the tree becomes a smaller graph without cycles.
+children. So equal parts are one node, and the tree becomes a smaller graph without cycles.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class Function(NamedTuple):
 
 
 def share(function: ast.AST) -> SharedTree:
-    """The syntax of a function without its own name; children have no order."""
+    """Return the syntax of a function without its own name; children have no order."""
     places: dict[tuple[str, tuple[int, ...]], int] = {}
     count = 0
 
@@ -85,14 +85,14 @@ def _label(node: ast.AST) -> str:
 
 
 def library_files() -> list[Path]:
-    """The files of Python's library in order, without tests and the codecs, which are all alike."""
+    """Return the files of Python's library in order, without tests and the codecs, which are all alike."""
     root = Path(sysconfig.get_path("stdlib"))
     left_out = {"test", "tests", "idle_test", "encodings", "site-packages", "dist-packages"}
     return [path for path in sorted(root.rglob("*.py")) if not left_out & set(path.relative_to(root).parts)]
 
 
 def read_functions(paths: Iterable[Path]) -> Iterator[Function]:
-    """The functions in some files that begin with one of the verbs."""
+    """Yield the functions in some files that begin with one of the verbs."""
     for path in paths:
         try:
             with warnings.catch_warnings(action="ignore"):
@@ -121,12 +121,14 @@ class VerbModel(nn.Module):
         self.output = nn.Linear(size, len(VERBS))
 
     def tokens(self, tree: SharedTree) -> list[int]:
-        """The token of each node; of a label with an unknown name, that of the label alone."""
+        """Return the token of each node; of a label with an unknown name, that of the label alone."""
         known = self.vocabulary
         return [known.get(label) or known.get(label.split()[0], UNKNOWN) for label in tree.labels]
 
     def as_networkx(self, tree: SharedTree) -> nx.MultiDiGraph:
-        """A request of the model ``"verbs"``: child to parent, and the output on top; states go by their names."""
+        """Return a request of the model ``"verbs"``: child to parent, and the output on top; states go by their
+        names.
+        """
         graph = nx.MultiDiGraph()
         graph.add_nodes_from((node, {"cell": "node", "token": token}) for node, token in enumerate(self.tokens(tree)))
         graph.add_edges_from((child, node) for node, children in enumerate(tree.children) for child in children)
@@ -135,7 +137,7 @@ class VerbModel(nn.Module):
         return graph
 
     def forward(self, trees: Sequence[SharedTree]) -> Tensor:
-        """The logits ``[trees, 12]``, all nodes of a height at once."""
+        """Return the logits ``[trees, 12]``, all nodes of a height at once."""
         levels, roots = _in_levels([(self.tokens(tree), tree.children) for tree in trees])
         h, c = (torch.empty(0, self.node.hidden_size) for _ in range(2))
         for tokens, children in levels:
@@ -157,7 +159,7 @@ class Level(NamedTuple):
 
 
 def _in_levels(trees: Sequence[tuple[list[int], list[tuple[int, ...]]]]) -> tuple[list[Level], list[int]]:
-    """The nodes of trees (tokens and children) sorted by height, and the positions of the roots."""
+    """Return the nodes of trees (tokens and children) sorted by height, and the positions of the roots."""
     heights = []
     for _, children in trees:
         of_tree: list[int] = []
@@ -175,14 +177,14 @@ def _in_levels(trees: Sequence[tuple[list[int], list[tuple[int, ...]]]]) -> tupl
 
 
 def num_batches(functions: Sequence[Function]) -> int:
-    """The batches of an epoch of ``train``."""
+    """Return the batches of an epoch of ``train``."""
     return -(-len(functions) // BATCH)
 
 
 def train(
     functions: Sequence[Function], epochs: int, seed: int = 0, each_batch: Callable[[], object] = lambda: None
 ) -> Iterator[VerbModel]:
-    """Trains in plain torch; gives the model, the same, after each epoch. Calls ``each_batch`` after each batch."""
+    """Train in plain torch; yield the one model after each epoch. Call ``each_batch`` after each batch."""
     torch.manual_seed(seed)
     counts = Counter(label for function in functions for label in set(function.tree.labels))
     counts.update({label.split()[0]: 3 for label in counts})
@@ -202,8 +204,9 @@ def train(
 
 
 def make_verbs(model: VerbModel) -> Unfolder:
-    """The model ``"verbs"``: a request is as ``VerbModel.as_networkx`` makes it, its result ``output`` ``[1, 12]``
-    logits of the verbs."""
+    """Return the model ``"verbs"``: a request is as ``VerbModel.as_networkx`` makes it, its result ``output`` ``[1,
+    12]`` logits of the verbs.
+    """
     state = ragged(model.node.hidden_size)
     node = cell(model.node, {"token": rows(dtype=torch.int64), "h": state, "c": state}, name="node")
     output = cell(model.output, {"h": (model.node.hidden_size,)}, name="output")

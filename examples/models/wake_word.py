@@ -19,7 +19,7 @@ WEIGHTS = "WAKE_WORD_WEIGHTS"
 
 
 class WakeWord(nn.Module):
-    """What was trained: frames ``[frames, FEATURES]`` -> the probability ``[frames, 1]`` of the word at each."""
+    """The trained network: frames ``[frames, FEATURES]`` -> the probability ``[frames, 1]`` of the word at each."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class WakeWord(nn.Module):
         self.head = nn.Sequential(nn.Linear(HIDDEN, 1), nn.Sigmoid())
 
     def forward(self, frames: Tensor) -> Tensor:
-        """A whole recording."""
+        """Return a whole recording."""
         heard, _ = self.gru(frames)
         found: Tensor = self.head(heard)
         return found

@@ -33,11 +33,11 @@ class Combination(NamedTuple):
 def combine_rows(
     a: Tensor, b: ArenaRows, combination: Combination, out: ArenaRows, in_order: Tensor | None = None
 ) -> None:
-    """Writes row k, of row k of ``a`` ``[rows, a]`` and row k of ``b``, to that of ``out``, and to ``in_order[k]``.
+    """Write row k, of row k of ``a`` ``[rows, a]`` and row k of ``b``, to that of ``out``, and to ``in_order[k]``.
 
     ``out`` has the span of ``b``, which must begin at 0, or none has one; its negative rows are not written. Nothing is
     written for rows of ``b`` with a negative index. Other indices must be inside their arenas, which the kernel cannot
-    check. Raises ValueError.
+    check. Raise ValueError.
     """
     weight_a, weight_b, bias, precision = combination
     check_weights(b, Projection(weight_b, bias, None, precision))

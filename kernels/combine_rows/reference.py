@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def combine_rows(a: Tensor, b: ArenaRows, combination: Combination, out: ArenaRows, in_order: Tensor | None) -> None:
-    """As the operation; arguments are not checked."""
+    """Compute the operation in plain torch; arguments are not checked."""
     b, out = (on_host(arena, b) for arena in (b, out))
     is_row = b.rows >= 0
     given = a[: len(is_row)][is_row].float(), b.values[b.rows[is_row].long()].float()

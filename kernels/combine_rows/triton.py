@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cellrt.kernels.combine_rows import Combination
 
 MOST_ROWS, MOST_NUMBERS = 32, 64
-"""Of a tile: a row is hardly wider than a state, so small tiles fill a device."""
+"""The largest tile: a row is hardly wider than a state, so small tiles fill a device."""
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["p_rows", "p_out_rows", "p_span"])
@@ -68,7 +68,7 @@ def combine_kernel(
 
 
 def combine_rows(a: Tensor, b: ArenaRows, combination: Combination, out: ArenaRows, in_order: Tensor | None) -> None:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     weight_a, weight_b, bias, precision = combination
     num_rows, (size, b_size) = b.most_rows, weight_b.shape
     if num_rows == 0:

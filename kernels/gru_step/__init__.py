@@ -44,7 +44,7 @@ def pack_weights(
     """Interleave, once, the weights of a ``torch.nn.GRUCell``: ``weight_hh`` ``[3 * hidden, hidden]``, ``weight_ih``
     ``[3 * hidden, input]`` (None if steps get ``gates`` instead, whose bias is then theirs) and the biases.
 
-    The packed bias has four sections: the sums of r and z, n's over the input, n's over h. Raises ValueError for
+    The packed bias has four sections: the sums of r and z, n's over the input, n's over h. Raise ValueError for
     shapes or types that do not fit.
     """
     inputs = pack_gates(SECTIONS, weight_hh, weight_ih, sum_of_biases(weight_hh, bias_ih))
@@ -73,7 +73,7 @@ def gru_step(
     **No row written may be a row read by the same call**: programs write h while others still read it. The
     scheduler gives a task no output row that it reads.
 
-    Raises ValueError for shapes, types or devices that do not fit.
+    Raise ValueError for shapes, types or devices that do not fit.
     """
     _check(weights, h, h_out, x, gates)
     check_precision(precision)

@@ -20,7 +20,7 @@ def gru_step(
     x: ArenaRows | None = None,
     gates: ArenaRows | None = None,
 ) -> None:
-    """As the operation, with weights in torch's layout; everything in float32, results rounded."""
+    """Compute the operation with weights in torch's layout; everything in float32, results rounded."""
     old_h = h.gather()
     hidden = linear(old_h, weight_hh.float(), bias_hh.float())
     inputs = bias_ih.float().expand_as(hidden)

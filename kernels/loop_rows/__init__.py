@@ -1,11 +1,11 @@
-"""Which rows of arenas a loop's rows read and write at each step, found on the device: who has stopped is known there.
+"""Finds on the device which rows of arenas a loop's rows read and write at each step; only the device knows the stops.
 
 A loop's task takes several steps of many rows, by a kernel that reads and writes rows of arenas (``ArenaRows``). A row
-that has stopped is to read the same rows as at its last step, and to write none. So between two steps one launch looks
-at what says stop, counts the steps, and writes the row numbers of the next.
+that has stopped must read the same rows as at its last step, and write none. So between two steps one launch reads the
+stop flags, counts the steps, and writes the row numbers of the next step.
 
 Where an output of a row lies at a step is a rule: ``first + row * by_row + (step % period) * by_step``. Carried state
-takes turns in two sets of rows (``period`` 2); what is wanted of every step has a row for each.
+takes turns in two sets of rows (``period`` 2); an output wanted of every step has a row for each.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NONE = -1
 
 
 class LoopTask(NamedTuple):
-    """Where a task's numbers lie in its words, int64 on the device; ``words`` may begin anywhere.
+    """The places of a task's numbers in its words, int64 on the device; ``words`` may begin anywhere.
 
     Attributes:
         words: of the task.
@@ -49,7 +49,7 @@ class LoopTask(NamedTuple):
 
 
 class LoopRows(NamedTuple):
-    """What is known of a task's rows; made by ``begin``, and kept up by ``go_on``.
+    """The state of a task's rows; made by ``begin``, and updated by ``go_on``.
 
     Attributes:
         rows: int64 ``[inputs + 2 * outputs, num_rows]``: of each input the rows that the next step reads, of each
@@ -65,7 +65,7 @@ class LoopRows(NamedTuple):
 
 
 def begin(task: LoopTask, flags: Tensor, stops: Tensor) -> LoopRows:
-    """The rows of the first step. ``flags`` and ``stops`` are as in ``go_on``; the latter are not read."""
+    """Return the rows of the first step. ``flags`` and ``stops`` are as in ``go_on``; the latter are not read."""
     device = task.words.device
     found = LoopRows(
         torch.empty(task.num_inputs + 2 * task.num_outputs, task.num_rows, dtype=torch.int64, device=device),
@@ -77,10 +77,10 @@ def begin(task: LoopTask, flags: Tensor, stops: Tensor) -> LoopRows:
 
 
 def go_on(task: LoopTask, found: LoopRows, step: int, flags: Tensor, stops: Tensor) -> None:
-    """Brings ``found`` from ``step``, which has run, to the next.
+    """Bring ``found`` from ``step``, which has run, to the next.
 
     ``flags`` are bool ``[n]``. ``stops`` bool ``[arena rows]`` is the arena of the output that says stop; without one,
-    any. Nothing waits. Raises ValueError for other types.
+    any. Nothing waits. Raise ValueError for other types.
     """
     if flags.dtype != torch.bool or stops.dtype != torch.bool or task.words.dtype != torch.int64:
         raise ValueError(f"flags and stops must be bool, words int64: {flags.dtype}, {stops.dtype}, {task.words.dtype}")

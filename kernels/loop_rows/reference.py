@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 
 def go_on(task: LoopTask, found: LoopRows, step: int, flags: Tensor, stops: Tensor) -> None:
-    """As the operation; arguments are not checked, and no number is handed to the host."""
+    """Compute the operation in plain torch; arguments are not checked, and no number is copied to the host."""
     words, count, inputs = task.words, task.num_rows, task.num_inputs
     numbers = torch.arange(count, device=words.device)
     plan = words[task.plan_at :]

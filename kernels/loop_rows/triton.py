@@ -19,14 +19,14 @@ POINTERS = ["p_words", "p_rows", "p_done", "p_active", "p_flags", "p_stops"]
 
 @triton.jit
 def lie(p_output, o_rows, step):
-    """Where an output's rows lie at a step."""
+    """Return where an output's rows lie at a step."""
     period = tl.load(p_output + 3)
     return tl.load(p_output) + o_rows * tl.load(p_output + 1) + (step % period) * tl.load(p_output + 2)
 
 
 @triton.jit
 def given_rows(p_words, p_input, o_rows, b_is_row):
-    """Where an input's rows lie before the first step."""
+    """Return where an input's rows lie before the first step."""
     rows_at, first = tl.load(p_input + 1), tl.load(p_input + 2)
     b_given = tl.load(p_words + rows_at + o_rows, mask=b_is_row & (rows_at >= 0), other=0)
     return tl.where(rows_at >= 0, b_given, first + o_rows)
@@ -50,7 +50,7 @@ def go_on_kernel(
     stop,
     BLOCK: tl.constexpr,
 ):
-    """See ``go_on`` in the package for what the arguments mean."""
+    """Compute the operation; ``go_on`` in the package explains the arguments."""
     o_rows = (tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)).to(tl.int64)
     b_is_row = o_rows < num_rows
     p_plan = p_words + plan_at
@@ -91,7 +91,7 @@ def go_on_kernel(
 
 
 def go_on(task: LoopTask, found: LoopRows, step: int, flags: Tensor, stops: Tensor) -> None:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     go_on_kernel[(triton.cdiv(task.num_rows, BLOCK),)](
         task.words,
         found.rows,

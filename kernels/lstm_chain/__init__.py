@@ -25,7 +25,7 @@ __all__ = ["ChainPlan", "ChainScratch", "find_plan", "lstm_chain", "make_scratch
 
 
 def find_plan(weights: PackedWeights, num_rows: int, precision: Precision = "ieee") -> ChainPlan | None:
-    """How a chain of ``num_rows`` rows runs in one launch, or None where the weights do not fit."""
+    """Return how to run a chain of ``num_rows`` rows in one launch, or None where the weights do not fit."""
     return fitting_plan(weights, num_rows, precision, *device_limits(weights.weight_hh.device))
 
 
@@ -56,7 +56,7 @@ def lstm_chain(
     kernel is launched on the current stream and nothing waits. The persistent form needs the whole device: beside
     a kernel that does not end it waits until the watchdog gives the device up (see ``barrier.py``).
 
-    ``plan`` takes the place of the rule of thumb. Raises ValueError for shapes, types or devices that do not fit.
+    ``plan`` takes the place of the rule of thumb. Raise ValueError for shapes, types or devices that do not fit.
     """
     _check(weights, batch_sizes, gates, h, c, h_out, c_out, scratch)
     check_precision(precision)

@@ -18,7 +18,7 @@ MAX_WAIT_S = 600.0
 
 @triton.jit
 def arrive(p_arrivals, IS_INTERPRETED: tl.constexpr):
-    """Counts this program in; nothing that it wrote before is seen later than that."""
+    """Count this program in; nothing that it wrote before is seen later than that."""
     tl.debug_barrier()
     if IS_INTERPRETED:
         tl.atomic_add(p_arrivals, 1)
@@ -42,7 +42,7 @@ def arrive(p_arrivals, IS_INTERPRETED: tl.constexpr):
 
 @triton.jit
 def wait_for(p_arrivals, p_error, target, limit_ns, IS_INTERPRETED: tl.constexpr):
-    """Waits until ``target`` programs were counted in; False, or a trap, if they were not after ``limit_ns``."""
+    """Wait until ``target`` programs were counted in; False, or a trap, if they were not after ``limit_ns``."""
     if IS_INTERPRETED:
         is_complete = tl.load(p_arrivals) >= target
         if not is_complete:

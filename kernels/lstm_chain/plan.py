@@ -1,4 +1,4 @@
-"""Which form of the chain kernel runs, and with which tile."""
+"""Chooses the form of the chain kernel, and its tile."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class ChainPlan:
 def fitting_plan(
     weights: PackedWeights, num_rows: int, precision: Precision, processors: int, shared_bytes: int
 ) -> ChainPlan | None:
-    """The form for these weights, or None where they neither fit on chip nor are small.
+    """Return the form for these weights, or None where they neither fit on chip nor are small.
 
     Small weights by rows, if the rows leave no processor with more than one block; others in the persistent form.
     """
@@ -40,7 +40,8 @@ def fitting_plan(
 def choose_plan(
     weights: PackedWeights, num_rows: int, precision: Precision, processors: int, shared_bytes: int
 ) -> ChainPlan | None:
-    """The form that should be the faster one, or None where single steps should be: a rule of thumb, not measured.
+    """Return the form that should be the faster one, or None where single steps should be: a rule of thumb, not
+    measured.
 
     In the persistent form each program may have few blocks of rows at a step.
     """
@@ -51,7 +52,7 @@ def choose_plan(
 
 
 def rows_plan(weights: PackedWeights, precision: Precision, shared_bytes: int) -> ChainPlan:
-    """The form by rows, which always can run."""
+    """Return the form by rows, which always can run."""
     is_float32 = weights.weight_hh.dtype == torch.float32
     units = 8 if is_float32 and precision != "ieee" else 16
     depth = 16 if is_float32 and precision == "ieee" else 32 if is_float32 else 64
@@ -61,7 +62,7 @@ def rows_plan(weights: PackedWeights, precision: Precision, shared_bytes: int) -
 def persistent_plan(
     weights: PackedWeights, num_rows: int, precision: Precision, processors: int, shared_bytes: int
 ) -> ChainPlan | None:
-    """The persistent form, or None where the weights do not fit on chip.
+    """Return the persistent form, or None where the weights do not fit on chip.
 
     A program keeps its weights, and a block of h, in shared memory; all programs are on the device at once.
     """

@@ -19,7 +19,7 @@ def lstm_chain(
     h_out: ArenaRows,
     c_out: ArenaRows,
 ) -> None:
-    """As the operation, with weights in torch's layout: the reference of one step, again and again."""
+    """Compute the operation with weights in torch's layout, by the reference of one step, again and again."""
     start = 0
     for size in filter(None, batch_sizes.tolist()):
         end = start + size
@@ -34,6 +34,6 @@ def lstm_chain(
 
 
 def _fresh(arena: ArenaRows, num_rows: int) -> ArenaRows:
-    """An arena of the same kind with ``num_rows`` rows, in order."""
+    """Return an arena of the same kind with ``num_rows`` rows, in order."""
     values = arena.values.new_empty(num_rows, arena.values.shape[1])
     return ArenaRows(values, arena.rows.new_tensor(range(num_rows)))

@@ -1,4 +1,4 @@
-"""What the chain kernels keep in device memory between steps."""
+"""The device memory that the chain kernels keep between steps."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class ChainScratch:
     error: Tensor
 
     def has_failed(self) -> bool:
-        """Whether a program of any launch so far gave up, so that outputs are missing; waits for the device."""
+        """Return whether a program of any launch so far gave up, so that outputs are missing; wait for the device."""
         return bool(self.error.item())
 
 
 def make_scratch(weights: PackedWeights, max_rows: int) -> ChainScratch:
-    """Scratch memory for chains of up to ``max_rows`` rows with these weights, on their device."""
+    """Return scratch memory for chains of up to ``max_rows`` rows with these weights, on their device."""
     rows, width = padded(max_rows, ROW_MULTIPLE), weights.weight_hh.shape[1]
     return ChainScratch(
         max_rows=max_rows,

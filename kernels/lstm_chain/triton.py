@@ -68,7 +68,7 @@ def load_inputs(
     HIDDEN: tl.constexpr,
     PADDED: tl.constexpr,
 ):
-    """What a step needs of its rows' units beside h: four gates, and c."""
+    """Return the inputs of a step for its rows' units beside h: four gates, and c."""
     b_mask = b_is_active[:, None] & (o_units < HIDDEN)[None, :]
     p_row = row_pointers(p_gates, p_gates_rows, o_positions, b_is_active, GATES_STRIDE)
     b_c = tl.load(p_c_kept + o_rows[:, None] * PADDED + o_units[None, :], mask=b_mask, other=0.0).to(tl.float32)
@@ -83,14 +83,14 @@ def load_inputs(
 
 @triton.jit
 def add_up(b_sums, b_i, b_f, b_g, b_o, b_c, BLOCK_ROWS: tl.constexpr, BLOCK_UNITS: tl.constexpr):
-    """The new h and c from the sums over h, the gates and the old c."""
+    """Return the new h and c from the sums over h, the gates and the old c."""
     s_i, s_f, s_g, s_o = split_four(b_sums, BLOCK_ROWS, BLOCK_UNITS)
     return update(s_i + b_i, s_f + b_f, s_g + b_g, s_o + b_o, b_c)
 
 
 @triton.jit
 def keep(p_kept, o_rows, o_units, b_is_active, b_values, HIDDEN: tl.constexpr, PADDED: tl.constexpr):
-    """Writes units of rows to where the next step reads them."""
+    """Write units of rows to where the next step reads them."""
     b_mask = b_is_active[:, None] & (o_units < HIDDEN)[None, :]
     p_block = p_kept + o_rows[:, None] * PADDED + o_units[None, :]
     tl.store(p_block, b_values.to(p_kept.dtype.element_ty), mask=b_mask)
@@ -203,8 +203,10 @@ def lstm_chain_persistent_kernel(
     BLOCK_UNITS: tl.constexpr,
     BLOCK_DEPTH: tl.constexpr,
 ):
-    """A slice of units over all steps, for every so-manyth block of rows: one of ``num_programs(0)`` slices, one of
-    ``num_programs(1)`` groups. See the package for what the arguments mean."""
+    """Compute a slice of units over all steps, for the blocks of rows of one group.
+
+    There are ``num_programs(0)`` slices and ``num_programs(1)`` groups. The package explains the arguments.
+    """
     slices = tl.num_programs(0)
     group = tl.program_id(1)
     groups = tl.num_programs(1)

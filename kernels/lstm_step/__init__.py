@@ -33,7 +33,7 @@ def pack_weights(
     """Interleave, once, the weights of a ``torch.nn.LSTMCell``: ``weight_hh`` ``[4 * hidden, hidden]``, ``weight_ih``
     ``[4 * hidden, input]`` (None if steps get ``gates`` instead, whose bias is then theirs) and the biases.
 
-    Raises ValueError for shapes or types that do not fit.
+    Raise ValueError for shapes or types that do not fit.
     """
     return pack_gates(SECTIONS, weight_hh, weight_ih, sum_of_biases(weight_hh, bias_hh, bias_ih))
 
@@ -63,7 +63,7 @@ def lstm_step(
     scheduler gives a task no output row that it reads. Rows of h_out and c_out that are negative are not written.
 
     On CUDA the kernel is launched on the current stream and nothing waits; elsewhere the reference runs. ``tile``
-    takes the place of the tuner's choice. Raises ValueError for shapes, types or devices that do not fit.
+    takes the place of the tuner's choice. Raise ValueError for shapes, types or devices that do not fit.
     """
     _check(weights, h, c, h_out, c_out, x, gates)
     check_precision(precision)

@@ -21,7 +21,7 @@ def lstm_step(
     x: ArenaRows | None = None,
     gates: ArenaRows | None = None,
 ) -> None:
-    """As the operation, with weights in torch's layout and one bias; everything in float32, results rounded."""
+    """Compute the operation with weights in torch's layout and one bias; everything in float32, results rounded."""
     sums = linear(h.gather(), weight_hh.float(), bias.float())
     if x is not None and weight_ih is not None:
         sums = sums + linear(x.gather(), weight_ih.float())

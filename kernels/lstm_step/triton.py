@@ -27,7 +27,7 @@ from cellrt.kernels.tiles import Tile
 
 @triton.jit
 def update(b_i, b_f, b_g, b_o, b_c):
-    """The new h and c from the four sums and the old c."""
+    """Return the new h and c from the four sums and the old c."""
     b_c = tl.sigmoid(b_f) * b_c + tl.sigmoid(b_i) * tanh(b_g)
     return tl.sigmoid(b_o) * tanh(b_c), b_c
 

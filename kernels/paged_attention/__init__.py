@@ -23,12 +23,12 @@ __all__ = ["Mask", "Pages", "Spans", "append_pages", "paged_attention"]
 def paged_attention(
     query: Tensor, pages: Pages, spans: Spans, mask: Mask = CAUSAL, *, scale: float | None = None
 ) -> Tensor:
-    """What each query row reads: ``[rows, heads, head_dim]``, shaped and typed as ``query``.
+    """Return the attention of each query row: ``[rows, heads, head_dim]``, shaped and typed as ``query``.
 
     ``query`` has the dtype of the keys (float32, bfloat16 or float16) and ``heads``, a multiple of their ``kv_heads``;
     scores and sums are float32. ``scale`` is 1 / sqrt(head_dim) unless it is given. A row that sees no key gives zeros.
 
-    Tables, lengths and offsets must be right, which is not checked. Raises ValueError for shapes and types that do not
+    Tables, lengths and offsets must be right, which is not checked. Raise ValueError for shapes and types that do not
     fit.
     """
     check(query, pages, spans, mask)
@@ -41,9 +41,9 @@ def paged_attention(
 
 
 def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None:
-    """Writes rows ``[rows, kv_heads, head_dim]`` to the slots of their positions, in place.
+    """Write rows ``[rows, kv_heads, head_dim]`` to the slots of their positions, in place.
 
-    No two rows of a call may have one slot. Raises ValueError for shapes and types that do not fit.
+    No two rows of a call may have one slot. Raise ValueError for shapes and types that do not fit.
     """
     check_appended(pages, spans, key, value)
     if uses_triton(key):

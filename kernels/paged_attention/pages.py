@@ -1,4 +1,4 @@
-"""What attention is given beside its queries: pages of keys and values, and where the query rows belong."""
+"""The arguments of attention beside its queries: pages of keys and values, and the nodes that query rows belong to."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ class Pages(NamedTuple):
 
     Key number j of a node lies in slot ``(start + j) % page_size`` of page ``table[(start + j) // page_size]``, with
     the node's row of ``tables`` and its number in ``starts`` (0 without). So a growing sequence has a list of pages, in
-    any order and shared with whom it likes; and the ragged rows of an encoder are one page that holds all nodes' rows,
-    in which each node starts at its offset (``of_rows``).
+    any order, and may share them with others. The ragged rows of an encoder are one page that holds all nodes' rows, in
+    which each node starts at its offset (``of_rows``).
 
     Attributes:
         keys, values: ``[pages, page_size, kv_heads, head_dim]``; float32, bfloat16 or float16. A page is contiguous;
@@ -39,19 +39,20 @@ class Pages(NamedTuple):
 
     @classmethod
     def of_rows(cls, key: Tensor, value: Tensor, offsets: Tensor) -> Pages:
-        """Ragged rows as they are, without a copy: ``key`` and ``value`` ``[rows, kv_heads, head_dim]``, of node n
-        those from ``offsets[n]`` to ``offsets[n + 1]``."""
+        """Return ragged rows as they are, without a copy: ``key`` and ``value`` ``[rows, kv_heads, head_dim]``, of
+        node n those from ``offsets[n]`` to ``offsets[n + 1]``.
+        """
         tables = offsets.new_zeros(offsets.shape[0] - 1, 1)
         return cls(key[None], value[None], tables, offsets.diff(), offsets[:-1])
 
     def slots(self, nodes: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The page and the slot of each of these keys: int64, shaped as ``nodes`` and ``positions``."""
+        """Return the page and the slot of each of these keys: int64, shaped as ``nodes`` and ``positions``."""
         at = positions.long() if self.starts is None else positions.long() + self.starts.long()[nodes]
         return self.tables.long()[nodes, at // self.page_size], at % self.page_size
 
 
 class Spans(NamedTuple):
-    """Whose query rows are whose, and where in its sequence each of them is.
+    """The node of each query row, and its position in the node's sequence.
 
     Attributes:
         offsets: int32 ``[nodes + 1]``: node n has the rows from ``offsets[n]`` to ``offsets[n + 1]``, maybe none.
@@ -64,19 +65,19 @@ class Spans(NamedTuple):
 
     @classmethod
     def from_lengths(cls, lengths: Tensor) -> Spans:
-        """Whole sequences of these lengths, int32 ``[nodes]``: positions start at 0 in each."""
+        """Return the spans of whole sequences of these lengths, int32 ``[nodes]``: positions start at 0 in each."""
         offsets = torch.cat([lengths.new_zeros(1), lengths.cumsum(0, dtype=torch.int32)])
         rows = torch.arange(int(offsets[-1]), dtype=torch.int32, device=lengths.device)
         return cls(offsets, rows - offsets[:-1].repeat_interleave(lengths))
 
     def nodes(self) -> Tensor:
-        """The node of each row: int64 ``[rows]``."""
+        """Return the node of each row: int64 ``[rows]``."""
         nodes = torch.arange(self.offsets.shape[0] - 1, device=self.offsets.device)
         return nodes.repeat_interleave(self.offsets.diff(), output_size=self.positions.shape[0])
 
 
 class Mask(NamedTuple):
-    """Which keys a query sees of those that there are, and what is added to their scores.
+    """The keys that a query sees, and a bias that is added to their scores.
 
     Attributes:
         causal: keys at positions after the query's own are not seen.
@@ -94,7 +95,7 @@ CAUSAL = Mask()
 
 
 def check(query: Tensor, pages: Pages, spans: Spans, mask: Mask) -> None:
-    """Raises ValueError for shapes, types or layouts that do not fit. No number inside a tensor is looked at."""
+    """Raise ValueError for shapes, types or layouts that do not fit. No number inside a tensor is looked at."""
     check_pages(query, pages, spans)
     heads, kv_heads = query.shape[1], pages.keys.shape[2]
     if heads % kv_heads:
@@ -109,7 +110,7 @@ def check(query: Tensor, pages: Pages, spans: Spans, mask: Mask) -> None:
 
 
 def check_pages(rows: Tensor, pages: Pages, spans: Spans) -> None:
-    """As ``check``, for rows ``[rows, heads, head_dim]`` that belong to these pages."""
+    """Check as ``check`` does, for rows ``[rows, heads, head_dim]`` that belong to these pages."""
     keys, nodes = pages.keys, pages.tables.shape[0]
     if keys.ndim != 4 or keys.dtype not in DTYPES or not keys[:1].is_contiguous():
         raise ValueError(
@@ -134,7 +135,7 @@ def check_pages(rows: Tensor, pages: Pages, spans: Spans) -> None:
 
 
 def check_appended(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None:
-    """Raises ValueError unless these rows can be written to these pages."""
+    """Raise ValueError unless these rows can be written to these pages."""
     check_pages(key, pages, spans)
     heads, head_dim = pages.keys.shape[2:]
     if key.shape != value.shape or key.dtype != value.dtype or key.shape[1] != heads:
@@ -145,7 +146,7 @@ def check_appended(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> No
 
 
 def check_numbers(name: str, tensor: Tensor, shape: tuple[int | None, ...], like: Tensor) -> None:
-    """Raises ValueError unless the tensor is contiguous int32 of this shape (None: any size) beside ``like``."""
+    """Raise ValueError unless the tensor is contiguous int32 of this shape (None: any size) beside ``like``."""
     fits = tensor.ndim == len(shape) and all(size in (None, have) for size, have in zip(shape, tensor.shape))
     if not fits or tensor.dtype != torch.int32 or not tensor.is_contiguous() or tensor.device != like.device:
         raise ValueError(

@@ -11,7 +11,7 @@ from cellrt.kernels.paged_attention.pages import Mask, Pages, Spans
 
 
 def paged_attention(query: Tensor, pages: Pages, spans: Spans, mask: Mask, scale: float) -> Tensor:
-    """As the operation; arguments are not checked."""
+    """Compute the operation in plain torch; arguments are not checked."""
     out = torch.empty_like(query)
     bounds = spans.offsets.tolist()
     for node, (first, last) in enumerate(pairwise(bounds)):
@@ -24,8 +24,9 @@ def paged_attention(query: Tensor, pages: Pages, spans: Spans, mask: Mask, scale
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, distance: Tensor, mask: Mask) -> Tensor:
-    """Attention of the rows ``query`` ``[rows, heads, head_dim]`` over the keys of one node, ``[keys, kv_heads,
-    head_dim]``; ``distance`` ``[rows, keys]`` is how far each key is after each row. In float32.
+    """Return the attention of the rows ``query`` ``[rows, heads, head_dim]`` over the keys of one node, in float32.
+
+    Keys are ``[keys, kv_heads, head_dim]``; ``distance`` ``[rows, keys]`` is how far each key is after each row.
 
     A row that sees no key gives zeros.
     """
@@ -41,7 +42,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, distance: Tensor, mask: Ma
 
 
 def seen(distance: Tensor, mask: Mask) -> Tensor:
-    """Which keys are seen, by how far they are after the query."""
+    """Return which keys are seen, given how far they are after the query."""
     is_seen = torch.ones_like(distance, dtype=torch.bool)
     if mask.causal:
         is_seen &= distance <= 0
@@ -51,7 +52,7 @@ def seen(distance: Tensor, mask: Mask) -> Tensor:
 
 
 def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None:
-    """As the operation; arguments are not checked."""
+    """Append rows in plain torch; arguments are not checked."""
     slots = pages.slots(spans.nodes(), spans.positions)
     pages.keys[slots] = key
     pages.values[slots] = value

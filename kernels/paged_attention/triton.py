@@ -30,7 +30,7 @@ WORDS = ("p_tables", "p_lengths", "p_starts", "p_offsets", "p_positions")
 
 @triton.jit
 def find_node(p_offsets, nodes, number, ROWS: tl.constexpr):
-    """The last node whose first tile, of ``ROWS`` rows, is not behind tile ``number``; 0: tiles are rows."""
+    """Return the last node whose first tile, of ``ROWS`` rows, is not behind tile ``number``; 0: tiles are rows."""
     low = 0
     high = nodes - 1
     while low < high:
@@ -47,7 +47,7 @@ def find_node(p_offsets, nodes, number, ROWS: tl.constexpr):
 
 @triton.jit
 def key_places(p_table, o_keys, b_is_key, start, page_size, page_stride, SIZE: tl.constexpr, PAGE_SIZE: tl.constexpr):
-    """Where each key begins, of which one has ``SIZE`` numbers with all its heads."""
+    """Return where each key begins; a key with all its heads has ``SIZE`` numbers."""
     size = page_size
     if PAGE_SIZE > 0:
         size = PAGE_SIZE
@@ -95,7 +95,7 @@ def attend_kernel(
     BLOCK_KEYS: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """A tile: see the package and this file for what the arguments mean. ``scale`` has the logarithm's base in it."""
+    """Compute a tile; the package and this file explain the arguments. ``scale`` includes the logarithm's base."""
     GROUP: tl.constexpr = HEADS // KV_HEADS
     ROWS: tl.constexpr = BLOCK_QUERIES // GROUP
     head = tl.program_id(1)
@@ -189,7 +189,7 @@ def join_parts_kernel(
     BLOCK_QUERIES: tl.constexpr,
     BLOCK_DIM: tl.constexpr,
 ):
-    """The second stage: the sums of all parts of some queries, each scaled to the highest score of all."""
+    """Run the second stage: add up the sums of all parts of some queries, each scaled to the highest score of all."""
     o_queries = tl.program_id(0).to(tl.int64) * BLOCK_QUERIES + tl.arange(0, BLOCK_QUERIES)
     o_dim = tl.arange(0, BLOCK_DIM)
     b_is_query = o_queries < num_queries
@@ -257,7 +257,7 @@ def paged_attention(
     split_keys: int | None = None,
     precision: Precision = "ieee",
 ) -> Tensor:
-    """Launches both stages, or the first alone; arguments are as in the operation, and are not checked.
+    """Launch both stages, or the first alone; arguments are as in the operation, and are not checked.
 
     ``split_keys``: so many keys, a multiple of 64, are a program's; 0: all; None: as many as fill the device.
     ``precision`` is how float32 is multiplied.
@@ -323,7 +323,7 @@ def paged_attention(
 
 
 def append_pages(pages: Pages, spans: Spans, key: Tensor, value: Tensor) -> None:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     if key.shape[0] == 0:
         return
     size = key.shape[1] * key.shape[2]
@@ -355,7 +355,10 @@ class QueryTile(NamedTuple):
 
 
 def choose_tile(query: Tensor, group: int, nodes: int) -> QueryTile:
-    """Few queries if most nodes have one row, and room for a row of every group; as much as registers can hold."""
+    """Return the tile: few queries if most nodes have one row, else as many as registers can hold.
+
+    There is room for a row of every group.
+    """
     is_float32, is_wide = query.dtype == torch.float32, query.shape[2] > 64
     if query.shape[0] * group <= 16 * nodes:
         tile = QueryTile(16, 32, 8 if is_wide else 4) if is_float32 else QueryTile(16, 64, 4)
@@ -367,12 +370,14 @@ def choose_tile(query: Tensor, group: int, nodes: int) -> QueryTile:
 
 
 def choose_split(programs: int, most_keys: int, device: torch.device) -> int:
-    """How many keys a program has, so that there are two programs a processor, if that needs more than one part."""
+    """Return how many keys a program takes, so that each processor has two programs; 0 if one part is enough."""
     processors, _ = device_limits(device)
     parts = min(2 * processors // max(programs, 1), most_keys // LEAST_SPLIT)
     return int(triton.cdiv(most_keys, 64 * parts)) * 64 if parts > 1 else 0
 
 
 def constant_page_size(pages: Pages) -> int:
-    """The page size if it is a constant of the kernel; 0 for ragged rows, whose only page is as large as they are."""
+    """Return the page size if it is a constant of the kernel; 0 for ragged rows, whose only page is as large as they
+    are.
+    """
     return 0 if pages.starts is not None else pages.page_size

@@ -16,7 +16,7 @@ __all__ = ["Projection", "project_argmax"]
 
 
 def project_argmax(h: ArenaRows, projection: Projection, token: ArenaRows, stop: ArenaRows) -> None:
-    """Writes the most likely token of each row to ``token``, and whether it is the stop token to ``stop``.
+    """Write the most likely token of each row to ``token``, and whether it is the stop token to ``stop``.
 
     ``h`` names rows of an arena ``[capacity, hidden]`` of the weight's dtype (float32, bfloat16 or float16); its rows
     may be a part of a task's buffer of int32. ``token`` names numbers of an arena of int32 or int64 ``[capacity]``,
@@ -27,7 +27,7 @@ def project_argmax(h: ArenaRows, projection: Projection, token: ArenaRows, stop:
     between kernel and reference, and between batches so different in size that their tiles differ.
 
     Of rows of ``h`` with a negative index nothing is written. Other indices must be inside the arena, which the kernel
-    cannot check. Raises ValueError.
+    cannot check. Raise ValueError.
     """
     check_projection(h, projection, token, stop)
     if uses_triton(projection.weight):

@@ -7,7 +7,7 @@ from cellrt.kernels.projection import Projection, plain_logits, put_tokens
 
 
 def project_argmax(h: ArenaRows, projection: Projection, token: ArenaRows, stop: ArenaRows) -> None:
-    """As the operation; arguments are not checked."""
+    """Compute the operation in plain torch; arguments are not checked."""
     h, token, stop = (on_host(arena, h) for arena in (h, token, stop))
     is_row = h.rows >= 0
     chosen = plain_logits(h.values[h.rows[is_row].long()], projection).argmax(dim=1)

@@ -33,7 +33,7 @@ def best_of_part_kernel(
     TOKENS: tl.constexpr,
     DEPTH: tl.constexpr,
 ):
-    """The first stage: a program takes the best of a part of the vocabulary for each of its rows."""
+    """Run the first stage: a program takes the best of a part of the vocabulary for each of its rows."""
     first, num_rows = span_of(p_span, num_rows)
     if tl.program_id(0) * ROWS >= num_rows:
         return
@@ -58,7 +58,7 @@ def best_of_part_kernel(
 
 
 def project_argmax(h: ArenaRows, projection: Projection, token: ArenaRows, stop: ArenaRows) -> None:
-    """Launches both stages; arguments are as in the operation, and are not checked."""
+    """Launch both stages; arguments are as in the operation, and are not checked."""
     num_rows, (vocabulary, hidden) = h.most_rows, projection.weight.shape
     if num_rows == 0:
         return

@@ -13,12 +13,12 @@ __all__ = ["Projection", "project_logits"]
 
 
 def project_logits(h: ArenaRows, projection: Projection, logits: Tensor) -> None:
-    """Writes the logits of row k of ``h`` to ``logits[k]``, rounded to the weight's dtype.
+    """Write the logits of row k of ``h`` to ``logits[k]``, rounded to the weight's dtype.
 
     ``h`` names rows of an arena ``[capacity, hidden]`` as of ``project_argmax``; ``logits`` is contiguous ``[rows,
     vocabulary]`` of the weight's dtype, as many rows as ``h`` may have. Of rows of ``h`` with a negative index, and
     behind the last, nothing is written. Other indices must be inside the arena, which the kernel cannot check. The
-    projection's stop token does not matter. Raises ValueError.
+    projection's stop token does not matter. Raise ValueError.
     """
     check_weights(h, projection)
     expected, weight = (h.most_rows, len(projection.weight)), projection.weight

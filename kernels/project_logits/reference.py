@@ -9,7 +9,7 @@ from cellrt.kernels.projection import Projection, plain_logits
 
 
 def project_logits(h: ArenaRows, projection: Projection, logits: Tensor) -> None:
-    """As the operation; arguments are not checked."""
+    """Compute the operation in plain torch; arguments are not checked."""
     h = on_host(h, h)
     is_row = h.rows >= 0
     logits[: len(is_row)][is_row] = plain_logits(h.values[h.rows[is_row].long()], projection).to(logits.dtype)

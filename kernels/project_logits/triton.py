@@ -13,7 +13,7 @@ from cellrt.kernels.projection import Projection, choose_tile
 from cellrt.kernels.projection_tiles import logits_tile
 
 MOST_ROWS = 64
-"""Of a tile: of more, a thread has no registers left for where its logits go."""
+"""The most rows of a tile: with more, a thread has no registers left for where its logits go."""
 
 
 @triton.jit(do_not_specialize=["num_rows"], do_not_specialize_on_alignment=["p_rows", "p_span"])
@@ -59,7 +59,7 @@ def logits_kernel(
 
 
 def project_logits(h: ArenaRows, projection: Projection, logits: Tensor) -> None:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     num_rows, (vocabulary, hidden) = h.most_rows, projection.weight.shape
     if num_rows == 0:
         return

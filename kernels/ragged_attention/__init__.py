@@ -23,11 +23,11 @@ from cellrt.kernels.ragged_attention import reference
 __all__ = ["MOST_NUMBERS", "Memory", "ragged_attention"]
 
 MOST_NUMBERS = 4096
-"""Of a row or a key: a program has some of them at once."""
+"""The most numbers of a row or a key: a program has some of them at once."""
 
 
 class Memory(NamedTuple):
-    """What nodes attend to; all of one dtype, float32, bfloat16 or float16.
+    """The memory that nodes attend to; all of one dtype, float32, bfloat16 or float16.
 
     Attributes:
         values: ``[total, size]`` contiguous; of node n the rows from ``offsets[n]`` to ``offsets[n + 1]``, maybe none.
@@ -43,12 +43,12 @@ class Memory(NamedTuple):
 
 
 def ragged_attention(query: ArenaRows | Tensor, memory: Memory, span: Tensor | None = None) -> Tensor:
-    """What each node reads: ``[nodes, size]``, zeros where it has no rows; sums are float32.
+    """Return the attention of each node: ``[nodes, size]``, zeros where it has no rows; sums are float32.
 
     ``query`` names rows of an arena, a node's each, or is a contiguous tensor ``[nodes, key_size]``. With a ``span`` as
     of ``ArenaRows``, which must begin at 0, only as many nodes are computed. Of nodes whose query has a negative index
     nothing is written, so what is there is anything. Other indices and offsets must be right, which is not checked.
-    Raises ValueError.
+    Raise ValueError.
     """
     values, offsets, keys, score = memory
     keys = values if keys is None else keys

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def ragged_attention(query: ArenaRows | Tensor, memory: Memory, span: Tensor | None) -> Tensor:
-    """As the operation; arguments are not checked."""
+    """Compute the operation in plain torch; arguments are not checked."""
     values, offsets, keys, score = memory
     given = query if isinstance(query, Tensor) else on_host(query, query).gather()
     made, ends = values.new_zeros(len(offsets) - 1, values.shape[1]), offsets.tolist()

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from cellrt.kernels.ragged_attention import Memory
 
 BLOCK_NUMBERS = 8192
-"""That a program has of rows and their keys at once."""
+"""The numbers of rows and their keys that a program holds at once."""
 
 
 @triton.jit(do_not_specialize_on_alignment=["p_query_rows", "p_span", "p_offsets"])
@@ -84,7 +84,7 @@ def ragged_attention_kernel(
 
 
 def ragged_attention(query: ArenaRows | Tensor, memory: Memory, span: Tensor | None) -> Tensor:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     values, rows = (query, None) if isinstance(query, Tensor) else query[:2]
     nodes, size, key_size = len(memory.offsets) - 1, memory.values.shape[1], values.shape[1]
     made = torch.empty(nodes, size, dtype=memory.values.dtype, device=memory.values.device)

@@ -24,11 +24,11 @@ from cellrt.kernels.sample import reference
 __all__ = ["MOST_TOKENS", "Sampling", "sample"]
 
 MOST_TOKENS = 1 << 20
-"""With more, sums would not fit in 64 bits."""
+"""The most tokens: with more, sums would not fit in 64 bits."""
 
 
 class Sampling(NamedTuple):
-    """What is sampled.
+    """The parameters of sampling.
 
     Attributes:
         end_token: ends a sequence.
@@ -53,14 +53,14 @@ def sample(
     stop: ArenaRows,
     next_step: ArenaRows | None = None,
 ) -> None:
-    """Writes a random token of each row to ``token``, and whether it is the end token to ``stop``.
+    """Write a random token of each row to ``token``, and whether it is the end token to ``stop``.
 
     ``logits`` names rows of an arena ``[capacity, tokens]`` of float32, bfloat16 or float16, or is a contiguous tensor
     with a row for each that there may be, in order. The others name numbers of arenas ``[capacity]``: ``seed`` and
     ``step`` int64, ``token`` int32 or int64, ``stop`` bool; ``next_step`` int64, which is given ``step + 1``. All have
     the same span, or none. Negative rows of ``token``, ``stop`` and ``next_step`` are not written; the others must be
     inside their arenas, which the kernel cannot check. Between kernel and reference a token may differ where the
-    uniform number is within rounding of the bound of two. Raises ValueError.
+    uniform number is within rounding of the bound of two. Raise ValueError.
     """
     values = logits if isinstance(logits, Tensor) else logits.values
     if values.ndim != 2 or values.dtype not in TYPES or not 0 < values.shape[1] <= MOST_TOKENS:

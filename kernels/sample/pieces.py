@@ -10,7 +10,7 @@ ONE = tl.constexpr(2.0**40)
 
 @triton.jit
 def load_part(p_logits, STRIDE, p_rows, first, row, part, temperature, TOKENS: tl.constexpr, PART: tl.constexpr):
-    """Scaled logits of a part of a row, -inf behind the last; without ``p_rows`` the rows are in order."""
+    """Return scaled logits of a part of a row, -inf behind the last; without ``p_rows`` the rows are in order."""
     o_tokens = part * PART + tl.arange(0, PART)
     at = row.to(tl.int64)
     if p_rows is not None:
@@ -21,13 +21,13 @@ def load_part(p_logits, STRIDE, p_rows, first, row, part, temperature, TOKENS: t
 
 @triton.jit
 def order(b_scaled):
-    """Integers from 0 to 2**32 - 1 that rise with the numbers."""
+    """Return integers from 0 to 2**32 - 1 that rise with the numbers."""
     return ordered(b_scaled).to(tl.int64) + 0x80000000
 
 
 @triton.jit
 def weigh(b_scaled, largest):
-    """What a token weighs beside the most likely one, in multiples of 2**-40; nothing if it is not a number."""
+    """Return a token's weight beside the most likely one, in multiples of 2**-40; 0 if it is not a number."""
     b_weights = tl.exp(b_scaled - largest)
     b_weights = tl.where(b_weights <= 1.0, b_weights, 0.0)
     return (b_weights * ONE).to(tl.int64)
@@ -35,7 +35,7 @@ def weigh(b_scaled, largest):
 
 @triton.jit
 def mix(b_bits):
-    """SplitMix64's."""
+    """Return the next number of SplitMix64."""
     b_bits = b_bits + 0x9E3779B97F4A7C15
     b_bits = (b_bits ^ (b_bits >> 30)) * 0xBF58476D1CE4E5B9
     b_bits = (b_bits ^ (b_bits >> 27)) * 0x94D049BB133111EB
@@ -44,14 +44,14 @@ def mix(b_bits):
 
 @triton.jit
 def uniform(b_seed, b_step):
-    """A number of (0, 1) of 48 random bits."""
+    """Return a number of (0, 1) of 48 random bits."""
     b_bits = mix(mix(b_seed.to(tl.uint64)) + b_step.to(tl.uint64) * 0x9E3779B97F4A7C15)
     return ((b_bits >> 16).to(tl.float64) + 0.5) * (1.0 / 281474976710656.0)
 
 
 @triton.jit
 def target_of(p_seeds, p_seed_rows, p_steps, p_step_rows, p_nexts, p_next_rows, place, mass):
-    """Where in ``mass`` a row's uniform number is; writes the number of its next step."""
+    """Return where in ``mass`` a row's uniform number is; write the number of its next step."""
     at = place + tl.zeros((1,), dtype=tl.int32)
     b_seed = tl.load(p_seeds + tl.load(p_seed_rows + at))
     b_step = tl.load(p_steps + tl.load(p_step_rows + at))

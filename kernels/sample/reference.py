@@ -26,7 +26,7 @@ def sample(
     stop: ArenaRows,
     next_step: ArenaRows | None = None,
 ) -> None:
-    """As the operation; arguments are not checked."""
+    """Compute the operation in plain torch; arguments are not checked."""
     if isinstance(logits, ArenaRows):
         logits = on_host(logits, seed).gather()
     seed, step, token, stop = (on_host(arena, seed) for arena in (seed, step, token, stop))
@@ -43,7 +43,7 @@ def sample(
 
 
 def kept(scaled: Tensor, sampling: Sampling) -> Tensor:
-    """Which tokens ``[rows, tokens]`` may be drawn."""
+    """Return which tokens ``[rows, tokens]`` may be drawn."""
     is_kept = torch.ones_like(scaled, dtype=torch.bool)
     if 0 < sampling.top_k < scaled.shape[1]:
         is_kept = scaled >= scaled.topk(sampling.top_k).values[:, -1:]
@@ -56,7 +56,7 @@ def kept(scaled: Tensor, sampling: Sampling) -> Tensor:
 
 
 def uniform(seed: Tensor, step: Tensor) -> Tensor:
-    """A number of (0, 1) for each pair of int64 ``seed`` and ``step``: float64, 48 random bits."""
+    """Return a number of (0, 1) for each pair of int64 ``seed`` and ``step``: float64, 48 random bits."""
     bits = _mix(_mix(seed) + step * GOLDEN)
     return (_shift(bits, 16).double() + 0.5) / 2**48
 

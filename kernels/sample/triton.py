@@ -34,7 +34,7 @@ ROWS = ["p_rows", "p_span", "p_seed_rows", "p_step_rows", "p_token_rows", "p_sto
 
 @triton.jit
 def largest_of(p_most, row, parts, PARTS: tl.constexpr):
-    """A row's largest scaled logit."""
+    """Return a row's largest scaled logit."""
     o_parts = tl.arange(0, PARTS)
     return tl.max(tl.load(p_most + row * parts + o_parts, mask=o_parts < parts, other=float("-inf")), axis=0)
 
@@ -43,7 +43,7 @@ def largest_of(p_most, row, parts, PARTS: tl.constexpr):
 def most_kernel(
     p_logits, STRIDE: tl.constexpr, p_rows, p_span, temperature, p_most, TOKENS: tl.constexpr, PART: tl.constexpr
 ):
-    """The largest logit of a part of a row."""
+    """Write the largest logit of a part of a row."""
     row, part = tl.program_id(0), tl.program_id(1)
     first, num_rows = span_of(p_span, row + 1)
     if row >= num_rows:
@@ -54,7 +54,7 @@ def most_kernel(
 
 @triton.jit
 def settle(p_sums, p_least, p_needed, row, parts, settled, needed, IS_MASS: tl.constexpr, PARTS: tl.constexpr):
-    """The least kept integer as far as it is known after the pass before: ``settled`` passes are over.
+    """Return the least kept integer as far as it is known after the pass before: ``settled`` passes are over.
 
     For masses, ``needed`` is a share of what all weigh, which the first pass has found.
     """
@@ -136,7 +136,7 @@ def settle_kernel(
     IS_MASS: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """Behind the last pass: a row's least kept integer."""
+    """Write a row's least kept integer, behind the last pass."""
     row = tl.program_id(0)
     _, num_rows = span_of(p_span, num_rows)
     if row < num_rows:
@@ -157,7 +157,7 @@ def weigh_kernel(
     PART: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """What is kept of a part of a row weighs so much."""
+    """Write the weight of what is kept of a part of a row."""
     row, part, parts = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
     first, num_rows = span_of(p_span, row + 1)
     if row >= num_rows:
@@ -195,7 +195,7 @@ def draw_kernel(
     PART: tl.constexpr,
     PARTS: tl.constexpr,
 ):
-    """A program draws one row's token."""
+    """Draw the token of one row."""
     row = tl.program_id(0)
     first, num_rows = span_of(p_span, row + 1)
     if row >= num_rows:
@@ -219,7 +219,7 @@ def draw_kernel(
 
 @triton.jit
 def least_kept(b_order, b_weights, enough):
-    """The largest integer that is reached by enough of what the numbers count or weigh."""
+    """Return the largest integer that is reached by enough of what the numbers count or weigh."""
     least = tl.sum(b_weights, axis=0) * 0
     for bit in range(32):
         bound = least + ((least * 0 + 1) << (31 - bit))
@@ -253,7 +253,7 @@ def draw_alone_kernel(
     TOKENS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """A program does all for a row that is one part."""
+    """Draw the token of a row that is one part, in one program."""
     row = tl.program_id(0)
     first, num_rows = span_of(p_span, row + 1)
     if row >= num_rows:
@@ -284,7 +284,7 @@ def sample(
     stop: ArenaRows,
     next_step: ArenaRows | None = None,
 ) -> None:
-    """Launches all passes; arguments are as in the operation, and are not checked."""
+    """Launch all passes; arguments are as in the operation, and are not checked."""
     values, rows = (logits, None) if isinstance(logits, Tensor) else logits[:2]
     num_rows, tokens = seed.most_rows, values.shape[1]
     if num_rows == 0:
@@ -330,7 +330,9 @@ def _narrow(
     is_mass: bool,
     sizes: dict[str, int],
 ) -> Tensor:
-    """The least integer that is kept of each row: ``needed`` logits reach it, or (of a mass) that share of them."""
+    """Return the least integer that is kept of each row: ``needed`` logits reach it, or (of a mass) that share of
+    them.
+    """
     sums = torch.empty(2, num_rows, parts, 1 << 4, dtype=torch.int64, device=most.device)
     least = torch.empty(2, num_rows, dtype=torch.int64, device=most.device)
     enough = torch.empty(num_rows, dtype=torch.float64, device=most.device)

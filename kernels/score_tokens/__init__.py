@@ -1,4 +1,4 @@
-"""What a decoder tells of its logits: the best token of each row, the logits, and the log-probability of a token."""
+"""The outputs that a decoder makes of its logits: each row's best token, the logits, and a token's log-probability."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def score_tokens(
     copies: ArenaRows | None = None,
     logprob: ArenaRows | None = None,
 ) -> None:
-    """Writes each row of logits to ``copies``, and the log-probability of its token to ``logprob``.
+    """Write each row of logits to ``copies``, and the log-probability of its token to ``logprob``.
 
     With ``stop`` the token is the best one, of equal ones the lowest: it is written to ``token``, and whether it is
     ``end_token`` to ``stop``. Without, ``token`` has the tokens already.
@@ -30,7 +30,7 @@ def score_tokens(
     ``logits`` is contiguous float32, bfloat16 or float16 ``[rows, tokens]``, a row for each that there may be, in
     order. The others name rows of arenas, all with the same span, or none: ``token`` int32 or int64, ``stop`` bool and
     ``logprob`` float32 ``[capacity]``, ``copies`` ``[capacity, tokens]`` of the type of ``logits``. Negative rows are
-    not written; the others must be inside their arenas, which the kernel cannot check. Raises ValueError.
+    not written; the others must be inside their arenas, which the kernel cannot check. Raise ValueError.
     """
     if logits.ndim != 2 or logits.dtype not in TYPES or not logits.is_contiguous() or len(logits) < token.most_rows:
         raise ValueError(

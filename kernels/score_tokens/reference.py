@@ -16,7 +16,7 @@ def score_tokens(
     copies: ArenaRows | None,
     logprob: ArenaRows | None,
 ) -> None:
-    """As the operation; arguments are not checked."""
+    """Compute the operation in plain torch; arguments are not checked."""
     token = on_host(token, token)
     logits = logits[: len(token.rows)]
     if stop is None:

@@ -32,7 +32,7 @@ def score_kernel(
     TOKENS: tl.constexpr,
     PART: tl.constexpr,
 ):
-    """See ``score_tokens`` in the package for what the arguments mean."""
+    """Compute the operation; ``score_tokens`` in the package explains the arguments."""
     row = tl.program_id(0)
     first, num_rows = span_of(p_span, row + 1)
     if row >= num_rows:
@@ -76,7 +76,7 @@ def score_tokens(
     copies: ArenaRows | None,
     logprob: ArenaRows | None,
 ) -> None:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     if token.most_rows == 0:
         return
     part = min(PART, triton.next_power_of_2(logits.shape[1]))

@@ -1,9 +1,9 @@
 """The signal: how a device tells the host, without a call, how many tasks are done (BatchMaker section 2.5).
 
 A kernel of one thread at the end of each task adds 1 to a count and stores it to a word of pinned host memory, which
-the host polls. The paper's kernel increases the pinned word itself. Here the count is in device memory, so no read
-and no atomic crosses the bus: one write of 8 bytes does. The addition acquires and releases at system scope, so
-whoever sees the new count in the word sees everything the stream wrote before, results in pinned memory included.
+the host polls. The paper's kernel increases the pinned word itself. Here the count is in device memory, so no read and
+no atomic crosses the bus: one write of 8 bytes does. The addition acquires and releases at system scope, so a reader
+that sees the new count in the word sees everything the stream wrote before, results in pinned memory included.
 
 8 bytes do not wrap in any engine's life, and an aligned write of 8 bytes is seen whole or not at all.
 """
@@ -18,10 +18,10 @@ from cellrt.kernels.signal import reference
 
 
 def signal(count: Tensor, word: Tensor) -> None:
-    """Adds 1 to ``count`` and stores the sum to ``word``, on the current stream of ``count``'s device.
+    """Add 1 to ``count`` and stores the sum to ``word``, on the current stream of ``count``'s device.
 
     Both are int64 ``[1]``; ``word`` is on the CPU, pinned if ``count`` is on a CUDA device. One stream at a time may
-    signal the same count. Raises ValueError.
+    signal the same count. Raise ValueError.
     """
     for name, tensor in (("count", count), ("word", word)):
         if tensor.dtype != torch.int64 or tensor.shape != (1,):
@@ -48,9 +48,9 @@ class Signal:
         self._view = self.word.numpy()
 
     def send(self) -> None:
-        """Puts the signal behind what the current stream holds; may be captured in a CUDA graph."""
+        """Put the signal behind what the current stream holds; may be captured in a CUDA graph."""
         signal(self.count, self.word)
 
     def completed(self) -> int:
-        """How many signals the device has reached: reads host memory, and calls neither torch nor CUDA."""
+        """Return how many signals the device has reached. This reads host memory, and calls neither torch nor CUDA."""
         return int(self._view[0])

@@ -6,6 +6,6 @@ from torch import Tensor
 
 
 def signal(count: Tensor, word: Tensor) -> None:
-    """As the operation; arguments are not checked."""
+    """Compute the operation in plain torch; arguments are not checked."""
     count += 1
     word.copy_(count, non_blocking=True)

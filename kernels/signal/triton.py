@@ -13,11 +13,11 @@ from torch import Tensor
 
 @triton.jit
 def signal_kernel(p_count, p_word):
-    """Adds 1 to the count, and writes the sum to the word."""
+    """Add 1 to the count, and write the sum to the word."""
     before = tl.atomic_add(p_count, 1, sem="acq_rel", scope="sys")
     tl.store(p_word, before + 1, cache_modifier=".wt")
 
 
 def signal(count: Tensor, word: Tensor) -> None:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     signal_kernel[(1,)](count, word, num_warps=1)

@@ -1,4 +1,4 @@
-"""Which rows of a table numbers name, such as those of tokens in an embedding: the last for numbers that name none."""
+"""Finds the rows of a table that numbers name, such as tokens in an embedding; the last row for any other number."""
 
 from __future__ import annotations
 
@@ -11,11 +11,10 @@ from cellrt.kernels.table_rows import reference
 
 
 def table_rows(numbers: ArenaRows, end: int) -> Tensor:
-    """For each row of ``numbers`` its number, or ``end`` where that is not from 0 to ``end``: int64, one for each of
-    ``numbers.rows``.
+    """Return each number, or ``end`` where it is not from 0 to ``end``: int64, one for each of ``numbers.rows``.
 
     ``numbers`` are rows of an arena of int64 ``[capacity]``, which must be inside it: a kernel cannot check that. With
-    a span, what is returned for rows outside it is anything. Raises ValueError for other types.
+    a span, what is returned for rows outside it is anything. Raise ValueError for other types.
     """
     check_numbers("numbers", numbers, (torch.int64,), numbers, numbers.values.device)
     if uses_triton(numbers.values):

@@ -15,7 +15,7 @@ BLOCK = 128
 
 @triton.jit(do_not_specialize=["num_rows", "end"], do_not_specialize_on_alignment=["p_rows", "p_span"])
 def table_rows_kernel(p_numbers, p_rows, p_span, p_out, num_rows, end, BLOCK: tl.constexpr):
-    """See ``table_rows`` in the package for what the arguments mean."""
+    """Compute the operation; ``table_rows`` in the package explains the arguments."""
     first, count = span_of(p_span, num_rows)
     o_rows = first + tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     b_is_row = o_rows < first + count
@@ -25,7 +25,7 @@ def table_rows_kernel(p_numbers, p_rows, p_span, p_out, num_rows, end, BLOCK: tl
 
 
 def table_rows(numbers: ArenaRows, end: int) -> Tensor:
-    """Launches the kernel; arguments are as in the operation, and are not checked."""
+    """Launch the kernel; arguments are as in the operation, and are not checked."""
     made = torch.empty(len(numbers.rows), dtype=torch.int64, device=numbers.values.device)
     if numbers.most_rows:
         grid = (triton.cdiv(numbers.most_rows, BLOCK),)

@@ -29,7 +29,7 @@ def pack_weights(weight_hh: Tensor, bias: Tensor | None = None, weight_ih: Tenso
     """Interleave, once, ``weight_hh`` ``[5 * hidden, 2 * hidden]`` (the columns of h_left before those of h_right),
     ``bias`` ``[5 * hidden]`` and ``weight_ih`` ``[5 * hidden, input]``; gates are i, f_left, f_right, o, g.
 
-    Raises ValueError for shapes or types that do not fit.
+    Raise ValueError for shapes or types that do not fit.
     """
     return pack_gates(SECTIONS, weight_hh, weight_ih, sum_of_biases(weight_hh, bias), states=2)
 
@@ -55,7 +55,7 @@ def tree_lstm_step(
     **No row written may be a row read by the same call**: programs write h while others still read it. The
     scheduler gives a task no output row that it reads.
 
-    Raises ValueError for shapes, types or devices that do not fit.
+    Raise ValueError for shapes, types or devices that do not fit.
     """
     states = {"h_left": h_left, "h_right": h_right, "c_left": c_left, "c_right": c_right}
     outputs = {"h_out": h_out, "c_out": c_out}

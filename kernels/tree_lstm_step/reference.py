@@ -22,7 +22,7 @@ def tree_lstm_step(
     weight_ih: Tensor | None = None,
     x: ArenaRows | None = None,
 ) -> None:
-    """As the operation, with plain weights; everything in float32, results rounded."""
+    """Compute the operation with plain weights; everything in float32, results rounded."""
     sums = linear(torch.cat([h_left.gather(), h_right.gather()], dim=1), weight_hh.float(), bias.float())
     if x is not None and weight_ih is not None:
         sums = sums + linear(x.gather(), weight_ih.float())

@@ -13,6 +13,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.requests.room import has_rows
 from cellrt.core.scheduling.policy import Policy
 from cellrt.core.state import task_layout as layout
+from cellrt.core.state.moves import FREE
 from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import SchedulerSettings
@@ -20,6 +21,7 @@ from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NEVER, NUM_PER
 from cellrt.core.state.task_layout import TaskView
 from cellrt.core.templates.sized_template import SizedTemplate
 from tests.core.author import CELLS, Cell, Graph, stops
+from tests.core.door import TAKEN_STEPS, VALUE, Client, Submission
 from tests.limits import SMALL
 
 NOWHERE = -2
@@ -33,6 +35,8 @@ class Request:
     graph: Graph
     id: int = -1
     results_at: int = -1
+    submission: Submission | None = None
+    """What it came with, while compiled code has it."""
     ends: list[str] = field(default_factory=list)
     poisoned: bool = False
     good_tasks: int = 0
@@ -75,6 +79,9 @@ class Machine:
         self.streams: list[deque[tuple[int, NDArray[np.int32]]]] = [deque() for _ in range(workers)]
         """Tasks that a worker has, each with its buffer: it knows nothing else of it."""
         self.live: dict[int, Request] = {}
+        self.client = Client(self.processor, self.rows[:, HOST])
+        self.by_row: dict[int, Request] = {}
+        """Requests that compiled code has, by the row of their submission."""
         self.alive = [True] * workers
         self.sequence = 0
         self.largest = 1000
@@ -89,10 +96,21 @@ class Machine:
         deadline_ns: int = NEVER,
         schedule_by_ns: int = NEVER,
     ) -> bool:
-        """Admits a request if there is room."""
+        """Admits a request if there is room: every other one that is plain by the door."""
         template: SizedTemplate = self.processor.compile(np.array(request.graph.program, np.int32))
         self.sequence += 1
         is_room = has_rows(self.processor.tables, template, session)
+        is_plain = session < 0 and not streamed and deadline_ns == schedule_by_ns == NEVER
+        if is_plain and self.sequence % 2 and self._hand_in(request, template, priority):
+            self.client.t = self.processor.tables
+            assert is_room == self.processor.join()
+            if is_room:
+                (request.id,) = self.client.ids_of(request.submission)
+                self.live[request.id] = request
+            else:
+                self.client.take_back()
+                self._take_over(request)
+            return is_room
         how = priority, streamed, session, deadline_ns, schedule_by_ns
         admitted = self.processor.admit(template, self.sequence, *how)
         assert is_room == (admitted is not None)
@@ -108,6 +126,37 @@ class Machine:
                 self.rows[kind, HOST, row] = value
         self.live[request.id] = request
         return True
+
+    def _hand_in(self, request: Request, template: SizedTemplate, priority: int) -> bool:
+        graph, tensors, at = request.graph, [], 0
+        for count in template.arrays.externals[:, 0].tolist():
+            kind = (graph.external_kinds or [0] * len(graph.externals))[at] if count else 0
+            tensors.append((kind, np.array(graph.externals[at : at + count], np.int64)))
+            at += count
+        kinds = list(graph.result_kinds or [0] * len(graph.results))
+        request.submission = self.client.hand_in(template, tensors, kinds, self.sequence, priority=priority)
+        if request.submission is not None:
+            self.by_row[request.submission.at] = request
+        return request.submission is not None
+
+    def _take_over(self, request: Request) -> None:
+        if request.submission is not None:
+            self.client.take_over(request.submission)
+            del self.by_row[request.submission.at]
+            request.submission = None
+
+    def _take_answers(self) -> None:
+        """Reads what compiled code has answered."""
+        for row, number in self.client.told():
+            request = self.by_row.pop(row)
+            taken, got = request.submission.answers[:, number, [TAKEN_STEPS, VALUE]].T
+            assert np.where(taken, got, -1).tolist() == request.graph.results
+            request.ends.append("done")
+            self.client.give_back(request.submission)
+        for id, request in list(self.live.items()):
+            is_answered = request.submission is not None and "done" in request.ends
+            if is_answered and self.processor.tables.requests["state"][id] == FREE:  # nothing of it is in flight
+                del self.live[id]
 
     def schedule(self, worker: int) -> int:
         """Lets the scheduler fill a worker's stream."""
@@ -127,8 +176,10 @@ class Machine:
         self.take(notices)
 
     def take(self, notices) -> None:
+        self._take_answers()
         for id, what in notices:
             request = self.live[id]
+            self._take_over(request)
             if what == NOTICE_DONE:
                 rows = self.processor.tables.places[request.results_at :][: len(request.graph.results)].tolist()
                 kinds = request.graph.result_kinds or [0] * len(rows)
@@ -147,6 +198,7 @@ class Machine:
     def cancel(self, request: Request) -> None:
         """Cancels a live request that has not ended."""
         request.ends.append("cancelled")
+        self._take_over(request)
         if self.processor.cancel(request.id):
             del self.live[request.id]
 

@@ -20,7 +20,7 @@ from cellrt.core.state import views
 from cellrt.core.state.notices import NOTICE_DONE, NOTICE_FAILED, NOTICE_RELEASED
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import SchedulerSettings
-from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT, ROW_MASK, STUCK
+from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MAX_KINDS, MIXED, NUM_PERMANENT, ROW_MASK, STUCK
 from cellrt.core.state.task_layout import TaskView
 from cellrt.core.templates.program import (
     CARRY,
@@ -147,14 +147,25 @@ class PageMachine:
             if tasks:
                 break
             tasks = self.processor.schedule(worker)
-        for kind, source, target in views.take_copies(self.processor.tables):
+        self.copy_pages()
+        flights += [(task, self.processor.task_buffer(task)) for task in tasks]
+        self.check()
+        return len(tasks)
+
+    def copy_pages(self) -> int:
+        """Makes the copies that the core has written down; returns how many."""
+        copies = views.take_copies(self.processor.tables)
+        for kind, source, target in copies:
             assert kind == PAGES
             self.pages[target >> LOCATION_SHIFT, target & ROW_MASK] = self.pages[
                 source >> LOCATION_SHIFT, source & ROW_MASK
             ]
-        flights += [(task, self.processor.task_buffer(task)) for task in tasks]
-        self.check()
-        return len(tasks)
+        return len(copies)
+
+    def used(self, location: int = 1) -> int:
+        """Pages that are not free."""
+        arena = self.processor.tables.arenas[location * MAX_KINDS + PAGES]
+        return int(arena["capacity"]) - int(arena["num_free"])
 
     def finish(self, worker: int) -> None:
         task, buffer = self.flights[worker - 1].pop(0)

@@ -7,8 +7,10 @@ import torch
 
 from cellrt import errors
 from cellrt.engine.requests import Requests
+from cellrt.engine.statistics import Statistics
 from cellrt.errors import CellrtError, EngineClosedError, InternalError, http_status
-from tests.engine.helpers import WAIT_S, error_of, small_engine
+from cellrt.graph.reference import run_one_by_one
+from tests.engine.helpers import WAIT_S, assert_same, error_of, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
 
 CHAIN = chain_model("chain", make_cells()[0])
@@ -22,11 +24,16 @@ def break_at_the_next_completion(monkeypatch) -> None:
     monkeypatch.setattr(Requests, "take_notices", fail)
 
 
+def submit(engine, model, request):
+    """With a deadline, as then Python is told of the completion."""
+    return engine.submit(model, request, deadline=WAIT_S)
+
+
 def test_every_request_gets_an_error_that_tells_its_story(monkeypatch):
     engine, gate = small_engine(queue_depth=1), Gate(WAIT_S)
     engine.register(gate.unfolder, warm_up=False)
     engine.register(CHAIN, warm_up=False)
-    futures = [engine.submit("gate", torch.ones(WIDTH)), engine.submit("chain", STEPS)]
+    futures = [submit(engine, "gate", torch.ones(WIDTH)), submit(engine, "chain", STEPS)]
     assert gate.entered.wait(WAIT_S)
     engine.check()  # a turn, in which both are admitted
     break_at_the_next_completion(monkeypatch)
@@ -39,11 +46,25 @@ def test_every_request_gets_an_error_that_tells_its_story(monkeypatch):
     engine.close(WAIT_S)
 
 
+def test_whoever_compiled_code_answered_has_the_results_though_counting_them_fails(monkeypatch):
+    engine = small_engine()
+    engine.register(CHAIN, warm_up=False)
+
+    def fail(self, *_):
+        raise ZeroDivisionError("a fault of the engine's own")
+
+    monkeypatch.setattr(Statistics, "count_done", fail)
+    assert_same(engine.submit("chain", STEPS).result(WAIT_S), run_one_by_one(CHAIN, STEPS))
+    with pytest.raises(EngineClosedError, match="a fault of the engine's own"):
+        engine.submit("chain", STEPS)
+    engine.close(WAIT_S)
+
+
 def test_an_engine_that_failed_refuses_and_does_not_say_that_it_drained(monkeypatch):
     engine = small_engine()
     engine.register(CHAIN, warm_up=False)
     break_at_the_next_completion(monkeypatch)
-    assert type(error_of(engine.submit("chain", STEPS))) is InternalError
+    assert type(error_of(submit(engine, "chain", STEPS))) is InternalError
     assert not engine.has_workers()  # whoever looks after it starts another
     with pytest.raises(EngineClosedError, match="a fault of the engine's own"):
         engine.submit("chain", STEPS)

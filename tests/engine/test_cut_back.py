@@ -120,18 +120,6 @@ def test_a_state_of_a_fixed_size_is_not_cut_back_but_to_nothing(engine):
         session.submit(torch.ones(3, 2)).result(WAIT_S)
 
 
-def test_a_session_for_whose_rest_there_is_no_room_ends():
-    limits = SessionLimits(max_saved_bytes=64, when_full="refuse")
-    with small_engine(page_bytes=1 << 18, arena_bytes=1 << 19, sessions=limits) as engine:
-        engine.register(MODELS["one cell"], warm_up=False)
-        session = engine.session("lm")
-        session.submit(told(list(range(20)), 1)).result(WAIT_S)
-        session.cut_back(18)  # in the same page
-        session.cut_back(3)
-        with pytest.raises(SessionError, match="could not be cut back to 3 rows: .*may take 64"):
-            session.submit(told([1])).result(WAIT_S)
-
-
 def test_no_number_of_rows_is_refused(engine):
     session = engine.session("lm")
     for rows in (-1, 1.5, "2", 1 << 40):

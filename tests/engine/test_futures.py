@@ -47,6 +47,10 @@ class _Numbered:
         """Those of some."""
         return [self.of(number) for number in numbers]
 
+    def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
+        """Nobody asks."""
+        raise NotImplementedError
+
 
 @pytest.fixture(autouse=True)
 def _hurried_threads() -> Iterator[None]:
@@ -60,7 +64,7 @@ def test_a_future_is_the_same_whenever_it_is_asked_for() -> None:
     outcomes = Outcomes(_Owner(), 100, COUNT)
     futures = Futures(outcomes.future, COUNT)
     early = futures[2]
-    finish_all([(outcomes, range(COUNT))], _Numbered())
+    finish_all([(outcomes, range(COUNT), _Numbered(), 0)])
     assert futures[2] is early and early.done()
     assert futures[-1] is list(futures)[COUNT - 1] is futures[COUNT - 1 :][0]
     assert [future.number for future in futures] == list(range(100, 100 + COUNT))
@@ -78,7 +82,8 @@ def test_each_has_the_outcome_that_was_its_own() -> None:
     assert cancelled.cancel() and owner.cancelled == [0]
     outcomes.fail(0, ValueError("too late"))
     outcomes.fail(1, ValueError("wrong"))
-    finish_all([(outcomes, range(2, 6)), (other, (1, 0)), (outcomes, [6, 8])], _Numbered())
+    results = _Numbered()
+    finish_all([(outcomes, range(2, 6), results, 0), (other, (1, 0), results, 4), (outcomes, [6, 8], results, 6)])
     with pytest.raises(CancelledError):
         outcomes.future(0).result()
     with pytest.raises(ValueError, match="wrong"):
@@ -96,7 +101,7 @@ def test_whoever_asks_while_they_end_sees_each_end_once() -> None:
 
         def end(outcomes: Outcomes = outcomes) -> None:
             for first in range(0, COUNT, 3):
-                finish_all([(outcomes, range(first, first + 3))], _Numbered())
+                finish_all([(outcomes, range(first, first + 3), _Numbered(), 0)])
 
         thread = threading.Thread(target=end)
         thread.start()
@@ -123,7 +128,8 @@ def test_results_of_all_are_those_of_each_future_whoever_asked_before() -> None:
 
         def end(one: Outcomes = one, other: Outcomes = other) -> None:
             for first in range(0, COUNT, 3):
-                finish_all([(other, range(first, first + 3)), (one, [first, first + 1, first + 2])], _Numbered())
+                its = _Numbered()
+                finish_all([(other, range(first, first + 3), its, 0), (one, [first, first + 1, first + 2], its, 3)])
 
         thread = threading.Thread(target=end)
         thread.start()
@@ -138,12 +144,12 @@ def test_results_of_all_are_those_of_each_future_whoever_asked_before() -> None:
 def test_results_of_all_end_with_the_first_error_and_wait_no_longer_than_told() -> None:
     one, other = Outcomes(_Owner(), 0, COUNT), Outcomes(_Owner(), COUNT, COUNT)
     futures = _together(one, other)
-    finish_all([(one, range(COUNT))], _Numbered())
+    finish_all([(one, range(COUNT), _Numbered(), 0)])
     with pytest.raises(TimeoutError, match="within 0.01 s"):
         futures.results(0.01)
     other.fail(0, ValueError("the first"))
     other.fail(1, ValueError("the second"))
-    finish_all([(other, range(2, COUNT))], _Numbered())
+    finish_all([(other, range(2, COUNT), _Numbered(), 0)])
     with pytest.raises(ValueError, match="the first"):
         futures.results(1)
     assert int(futures[0].result()["n"]) == 0 and int(futures[2 * COUNT - 1].result()["n"]) == COUNT - 3

@@ -124,8 +124,8 @@ def test_those_of_one_turn_are_one_bulk_whatever_their_lengths(model, monkeypatc
             super().__init__(arrivals)
             sizes.append(self.size)
 
-    monkeypatch.setattr("cellrt.engine.manager.Bulk", Counted)
-    with small_engine() as engine:
+    monkeypatch.setattr("cellrt.engine.requests.Bulk", Counted)
+    with small_engine(trace=True) as engine:  # by the door each would be admitted by itself
         engine.register(model, warm_up=False)
         admit_many = engine._processor.admit_many
         engine._processor.admit_many = lambda template, sequences, *rest: (

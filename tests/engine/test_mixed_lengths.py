@@ -62,8 +62,8 @@ def test_each_result_is_that_of_its_request_alone(model, lengths, in_bulk):
 
 
 @pytest.mark.parametrize("model", MODELS[:2], ids=lambda model: model.name)
-def test_those_that_wait_are_admitted_in_one_call(model):
-    engine = small_engine(1)
+def test_those_that_python_admits_are_admitted_in_one_call(model):
+    engine = small_engine(1, trace=True)  # by the door each would be admitted by itself
     engine.register(model, warm_up=False)
     draw, turns, counts = random.Random(0), engine._manager.turns, []
     admit_many = engine._processor.admit_many

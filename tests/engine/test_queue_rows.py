@@ -85,5 +85,5 @@ def test_what_was_counted_and_never_came_is_forgotten() -> None:
     places = Places("the engine", QueueLimit(2, 10))
     places.take(Size(1, 9))
     assert not places.has_room(Size(1, 2)) and places.has_room(Size(1, 1))
-    places.heal()
+    places.heal(Size(0, 0))
     assert (places.num_unfinished, places.num_rows) == (0, 0) and places.has_room(Size(2, 10))

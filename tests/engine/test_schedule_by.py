@@ -125,7 +125,7 @@ def test_a_request_of_a_session_waits_for_the_one_before_no_longer(gate: Gate) -
 def test_times_of_requests_that_have_ended_take_no_memory(engine: Engine) -> None:
     for _ in range(300):
         engine.submit("chain", X, schedule_by=WAIT_S, deadline=WAIT_S).result(WAIT_S)
-    assert len(engine._manager._requests._deadlines) < 200
+    assert len(engine._manager.requests._deadlines) < 200
 
 
 @pytest.mark.parametrize("schedule_by", [0, -1.0, float("nan"), "soon", True])

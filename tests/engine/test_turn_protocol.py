@@ -22,6 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cellrt
+from cellrt.core import turn
 from cellrt.core.processor import Processor
 from cellrt.engine import turns as turns_module
 from cellrt.engine.turns import Turns
@@ -31,6 +32,7 @@ from cellrt.worker import base
 from cellrt.worker.cpu import run_tasks as loop
 from cellrt.worker.cpu.worker import CpuWorker
 from cellrt.worker.turn_words import TURN, make_words
+from tests.core.door import Client
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, chain
 from tests.engine.helpers import small_engine
 
@@ -152,15 +154,19 @@ class World:
         for module, names in ((loop, ("load", "store", "replace")), (turns_module, ("replaced", "stored"))):
             for name in names:
                 monkeypatch.setattr(module, name, self._stepping(getattr(module, name)))
-        for name in ("take_in", "form_tasks"):
+        monkeypatch.setattr(turn, "load", self._stepping(turn.load))
+        for name in ("take_in", "let_in", "form_tasks"):
             monkeypatch.setattr(loop, name, self._alone(getattr(loop, name)))
         self.processor = Processor(1, SMALL, ONE_BY_ONE)
         self.processor.add_kind(256, 256)
         self.template = self.processor.compile(chain(add_step(self.processor, 8), 3))
         self.workers: list[Any] = []
-        self.turns = Turns(self.workers, words, self.step, lambda: None, lambda error: None, lambda: None)
+        self.client = Client(self.processor, np.zeros((1, 64 + 256), np.int64))
+        asked = self.step, self.tell, self.has_arrivals, lambda: None
+        self.turns = Turns(self.workers, words, *asked, lambda error: None, lambda: None)
         turns = self.turns.take, self.turns.has_news, lambda: None
-        self.worker = CpuWorker(Executor(self.threads), self.processor, words, 1, 1, *turns, 1, "worker")  # type: ignore[arg-type]
+        rings = new_table(32, loop.LAUNCHED_TASK)
+        self.worker = CpuWorker(Executor(self.threads), self.processor, words, 1, 1, rings, *turns, 1, "worker")  # type: ignore[arg-type]
         self.workers.append(self.worker)
         self.words, self.num_done, self.num_in_turn = words, 0, 0
 
@@ -195,11 +201,24 @@ class World:
             self._finish(notices.done())
         for number in self.turns.take_messages():
             assert self.processor.admit(self.template, number) is not None  # type: ignore[arg-type]
+        assert self.processor.join()
         for done in self.worker.poll():
             self._finish(self.processor.complete(done.task, 1).done())
         if not self.worker.num_outstanding:
             for task in self.processor.schedule(1):
                 self.worker.launch(task, self.processor.counts_of(task)[0], self.processor.task_buffer(task))
+        self._tell()
+
+    def tell(self) -> None:
+        """As much of a turn as tells clients."""
+        self._alone(self._tell)()
+
+    def _tell(self) -> None:
+        self.num_done += len(self.client.told())
+
+    def has_arrivals(self) -> bool:
+        self.threads.switch()
+        return self.processor.has_arrivals
 
     def _finish(self, done: list[int]) -> None:
         if done:
@@ -211,6 +230,14 @@ class World:
         for number in numbers:
             self.threads.switch()
             self.turns.hand_in([number], is_urgent)
+
+    def hand_in_by_door(self, numbers: range) -> None:
+        """A client of the door: each by itself."""
+        for number in numbers:
+            self.threads.switch()
+            self.client.hand_in(self.template, [(0, np.zeros(4, np.int64))], [0], number)
+            self.threads.switch()
+            self.turns.wake_a_worker()
 
     def keep_time(self) -> None:
         """The timekeeper."""
@@ -227,14 +254,16 @@ def test_every_request_ends_and_the_last_to_rest_finds_nothing_to_do(seed: int, 
 
 
 def run(world: World, is_urgent: bool) -> None:
-    """Two clients hand in, a worker works, somebody keeps time; then all ends."""
+    """Three clients hand in, one by the door, a worker works, somebody keeps time; then all ends."""
     world.threads.add("worker", world.worker._serve)
     world.threads.add("timekeeper", world.keep_time)
     for name, numbers in (("client", range(1, 4)), ("other client", range(4, 7))):
         world.threads.add(name, partial(world.hand_in, numbers, is_urgent))
-    assert world.threads.run() == ["timekeeper", "worker"]
+    world.threads.add("client of the door", partial(world.hand_in_by_door, range(7, 11)))
+    resting = world.threads.run()
     assert not world.threads.errors
-    assert world.num_done == 6 and not world.processor.num_live and not world.turns.has_news()
+    assert resting == ["timekeeper", "worker"]
+    assert world.num_done == 10 and not world.processor.num_live and not world.turns.has_news()
     assert world.words.view(np.ndarray)[TURN] == 0
     world.turns.stopped = EngineClosedError("the end")
     world.worker.end()

@@ -14,7 +14,7 @@ def test_the_end_of_a_worker_that_is_told_in_a_turn_has_another_turn_look():
         if len(seen) == 1:
             turns.note_end()
 
-    turns = Turns([], make_words(1), step, lambda: None, lambda error: None, lambda: None)
+    turns = Turns([], make_words(1), step, bool, bool, lambda: None, lambda error: None, lambda: None)
     turns.take()
     assert seen == [0, 1]
 
@@ -22,6 +22,7 @@ def test_the_end_of_a_worker_that_is_told_in_a_turn_has_another_turn_look():
 def test_who_reads_the_addresses_of_tables_during_a_turn_finds_that_they_may_have_changed() -> None:
     words = make_words(1)
     in_turn: list[int] = []
-    turns = Turns([], words, lambda: in_turn.append(int(words[NUM_TURNS])), lambda: None, lambda _: None, lambda: None)
+    calls = lambda: in_turn.append(int(words[NUM_TURNS])), bool, bool, lambda: None, lambda _: None, lambda: None
+    turns = Turns([], words, *calls)
     turns.take()
     assert words[NUM_TURNS] != in_turn[0]

@@ -14,7 +14,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.task_layout import H_GOES_ON, HEADER
 from cellrt.native.row_types import new_table
 from cellrt.worker.base import WAKE
-from cellrt.worker.cpu.run_tasks import RUNNABLE_CELL
+from cellrt.worker.cpu.run_tasks import LAUNCHED_TASK, RUNNABLE_CELL
 from cellrt.worker.cpu.worker import TURN_EVERY_NS, CpuWorker
 from cellrt.worker.turn_words import ALWAYS, BY_HAND, NEWS, TURN, make_words
 from tests.engine.helpers import WAIT_S
@@ -52,7 +52,8 @@ def worker_of(tasks: Tasks, turn: Callable[[], object], ended: Callable[[], obje
         words[TURN] = 0
         return True
 
-    return CpuWorker(tasks, Processor(1), words, 1, 1, take, lambda: False, ended, 1, "worker")
+    rings = new_table(32, LAUNCHED_TASK)
+    return CpuWorker(tasks, Processor(1), words, 1, 1, rings, take, lambda: False, ended, 1, "worker")
 
 
 def make(tasks: Tasks) -> tuple[CpuWorker, threading.Event]:

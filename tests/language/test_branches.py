@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from typing import Any
 
 import pytest
 
 import cellrt
+from cellrt.engine.due import Due
 from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import DeadlineError, RequestError, SessionError
 from cellrt.language import branches, served
+from cellrt.language.branches import Branches
 from cellrt.language.model import LanguageModel
 from tests.language import tiny
 from tests.waiting import until
@@ -48,6 +51,29 @@ def test_the_prompt_is_read_once(model: LanguageModel, engine: cellrt.Engine) ->
     model.samples(LONG, 8, max_tokens=2)
     engine.drain()
     assert rows_read(engine) - before == len(LONG) - 1 + 8 * 2
+
+
+def used_pages(engine: Any) -> int:
+    return int(engine.statistics()["rows"]["worker 1"]["used_pages"])
+
+
+def test_a_prompt_of_1000_tokens_is_held_once_for_8_answers(engine: cellrt.Engine) -> None:
+    model = LanguageModel(served.served(tiny.checkpoint("long", context=1100)), engine)
+    prompt = [token % 200 for token in range(7, 7007, 7)]
+    with engine.session("long") as session:
+        session.submit({"prompt": prompt[:-1], "max_tokens": 1}).result(60)
+        alone, states = used_pages(engine), len(session._record.states)
+    began = Branches(partial(engine.session, "long"), prompt, 8, Due(None, None), 1)
+    branches_of_it = began.read()
+    assert branches_of_it is not None
+    assert used_pages(engine) == alone + 7 * states  # the last page of each is not full
+    assert engine.statistics()["sessions"]["bytes"]["saved"] == 0
+    for branch in branches_of_it:
+        branch.session.close()
+    assert used_pages(engine) == 0
+    expected = [model.generate(prompt, **{**EACH, "seed": 3 + number}) for number in range(8)]
+    assert model.samples(prompt, 8, **EACH) == expected
+    assert used_pages(engine) == 0
 
 
 def test_a_few_tokens_are_read_by_each(model: LanguageModel) -> None:
@@ -118,4 +144,13 @@ def test_sessions_of_an_engine_elsewhere_are_copied_too() -> None:
         model = LanguageModel(unfolder, client, is_registered=True)
         assert model.samples(LONG, 3, **EACH) == alone(model, 3, **EACH)
         assert asyncio.run(model.asamples(LONG, 3, **EACH)) == alone(model, 3, **EACH)
+        client.drain(60)
+        began = Branches(partial(client.session, "tiny"), [*LONG[:80], 1], 8, Due(None, None), 1)
+        made = began.read()
+        pages = used_pages(client)
+        for branch in made or ():
+            branch.session.close()
+        with client.session("tiny") as session:
+            session.submit({"prompt": LONG[:80], "max_tokens": 1}).result(60)
+            assert pages == used_pages(client)  # all of them are full
         until(lambda: client.statistics()["sessions"]["open"] == 0, "the sessions are closed")

@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("msgspec")
 
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, SessionError, http_status
-from cellrt.ray.calls import NOT_BEGUN, Answer, Call
+from cellrt.ray.messages import NOT_BEGUN, Answer, Call
 from cellrt.ray.repeating import MOST_TRIES, ReplicaDiedError, answer_of
 from cellrt.serve.door import told
 from cellrt.serve.oip import encode

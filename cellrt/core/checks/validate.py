@@ -16,6 +16,7 @@ from cellrt.core.state import buddy_allocator, page_list
 from cellrt.core.state.moves import DEAD, FREE, LEFT, LIVE, QUEUED, REQUEST, SUBGRAPH, word_of
 from cellrt.core.state.page_list import PageList, page_list_at
 from cellrt.core.state.tables import (
+    ANSWERS,
     BORROWED,
     BRING,
     GRANULE,
@@ -23,9 +24,14 @@ from cellrt.core.state.tables import (
     LOCATION_SHIFT,
     MAX_KINDS,
     MAX_STATES,
+    MAX_SUBMISSIONS,
     NUM_PERMANENT,
     NUM_PRIORITIES,
     PENDING,
+    ROW_MASK,
+    SUBMITTED,
+    TAKEN,
+    TOLD,
     Tables,
 )
 from cellrt.core.state.task_layout import TaskView
@@ -41,11 +47,28 @@ REGIONS = {
 
 def broken_rules(t: Tables) -> list[str]:
     """Returns one line for each broken invariant; empty if the state is sound. Cost: the size of the tables."""
-    return [*_blocks(t), *_queues(t), *_flights(t), *_rows(t), *_pages(t), *_reservations(t)]
+    tables = *_blocks(t), *_queues(t), *_flights(t), *_rows(t), *_pages(t), *_written(t), *_reservations(t)
+    return [*tables, *_door(t)]
 
 
 def _live(t: Tables) -> list[int]:
     return np.flatnonzero(t.requests["state"] != FREE).tolist()
+
+
+def _door(t: Tables) -> list[str]:
+    rules = []
+    submitted, taken, answers, told = t.door[[SUBMITTED, TAKEN, ANSWERS, TOLD]].tolist()
+    if not taken <= submitted <= taken + MAX_SUBMISSIONS or not told <= answers <= told + t.answered.size:
+        rules.append("the door's rings are read before they are written, or written over")
+    whose = t.requests["submission"][_live(t)]
+    numbers = t.requests["number"][_live(t)]
+    for at in np.flatnonzero(t.submissions["is_there"]).tolist():
+        row, its = t.submissions[at], numbers[whose == at + 1]
+        if int(row["num_admitted"]) - int(row["num_answered"]) != its.size or len(set(its.tolist())) != its.size:
+            rules.append(f"submission {at}: its requests are miscounted")
+    if not t.submissions["is_there"][whose[whose > 0] - 1].all():
+        rules.append("a request is of a submission that is not there")
+    return rules
 
 
 def _blocks(t: Tables) -> list[str]:
@@ -203,7 +226,11 @@ def _rows(t: Tables) -> list[str]:
         highest = (location << LOCATION_SHIFT) + NUM_PERMANENT + int(arena["capacity"]) - 1
         free = [highest - place for place in range(fresh)]
         free += t.free_rows[first + fresh : first + int(arena["num_free"])].tolist()
-        rows = free + held.pop((location, kind), [])
+        its = held.pop((location, kind), [])
+        if t.kinds["is_paged"][kind]:
+            rules.extend(_holders(t, at, its))
+            its = sorted(set(its))
+        rows = free + its
         if len(set(rows)) != len(rows):
             rules.append(f"arena of kind {kind} at {location}: a row is held twice, or held and free")
         if len(rows) > int(arena["capacity"]) or (idle and len(rows) != int(arena["capacity"])):
@@ -211,6 +238,40 @@ def _rows(t: Tables) -> list[str]:
             rules.append(f"arena of kind {kind} at {location}: {len(rows)} rows of {total} accounted for")
     rules.extend(f"rows held in no arena: {place}" for place in held)
     return rules
+
+
+def _holders(t: Tables, at: int, held: list[int]) -> list[str]:
+    """Each page is held by as many page tables as name it. ``held``: what tables name, at an arena."""
+    first, capacity = int(t.arenas["first"][at]), int(t.arenas["capacity"][at])
+    named = np.bincount([(handle & ROW_MASK) - NUM_PERMANENT for handle in held], minlength=capacity)
+    return [
+        f"arena of kind {at % MAX_KINDS} at {at // MAX_KINDS}: page {row + NUM_PERMANENT} has "
+        f"{int(t.holders[first + row])} holders, {int(named[row])} page tables name it"
+        for row in np.flatnonzero(named != t.holders[first : first + capacity]).tolist()
+    ]
+
+
+def _written(t: Tables) -> list[str]:
+    """A page that is to be written to is named by one page table: those of a request from the first row on that is its
+    own, and that of a session's next row."""
+    rules = []
+    for request in _live(t):
+        for listed in _page_lists(t, request):
+            pages = t.places[listed.place : listed.place + listed.held][listed.before // listed.page_size :]
+            if _num_shared(t, int(listed.kind), pages.tolist()):
+                rules.append(f"request {request}: a page that it writes to is shared")
+    for at in np.flatnonzero(t.slots["pages"]).tolist():
+        slot = t.slots[at]
+        its = t.places[int(slot["place"]) :][: int(slot["pages"])][int(slot["length"]) // int(slot["page_size"]) :]
+        if _num_shared(t, int(slot["kind"]), its.tolist()):
+            rules.append(f"session {at // MAX_STATES}: the page of its next row is shared")
+    return rules
+
+
+def _num_shared(t: Tables, kind: int, handles: list[int]) -> int:
+    """How many of these pages several tables name."""
+    firsts = [int(t.arenas["first"][(handle >> LOCATION_SHIFT) * MAX_KINDS + kind]) for handle in handles]
+    return sum(int(t.holders[at + (handle & ROW_MASK) - NUM_PERMANENT]) > 1 for at, handle in zip(firsts, handles))
 
 
 def _pages(t: Tables) -> list[str]:

@@ -14,11 +14,13 @@ room at a worker for all that it may come to, and when pages run out (Pensieve s
 
 All pages of a request that are at a worker are at one, its *home*. Pages go back when nothing of their request is in
 flight, so whoever takes one may write to it at once: what moves is written down in ``copies`` for the driver, who
-copies in that order before it launches anything else.
+copies in that order before it launches anything else. Several may have a page (``holders.py``): it goes back with the
+last of them.
 """
 
 from __future__ import annotations
 
+from cellrt.core.pages.holders import copy_page, give_page, take_page
 from cellrt.core.pages.recomputation import free_again, rows_again
 from cellrt.core.pages.span_arrays import fits_in_a_task
 from cellrt.core.state.buddy_allocator import PLACES, allocate_block, free_block
@@ -27,7 +29,6 @@ from cellrt.core.state.page_list import PageList, page_list_at, page_list_of
 from cellrt.core.state.pointers import OpenTemplate
 from cellrt.core.state.queue import refresh
 from cellrt.core.state.record_layout import input_of, record_of
-from cellrt.core.state.rows import give_row, take_row
 from cellrt.core.state.tables import (
     BRING,
     HOST,
@@ -127,7 +128,7 @@ def _fill(t: Tables, request: Request, session: int, listed: PageList) -> None:
         listed.held = pages_of(slot.length, listed.page_size)
         request.pages_away += listed.held
         for k in range(listed.held):
-            t.places[place + k] = take_row(t, HOST, kind)
+            t.places[place + k] = take_page(t, HOST, kind)
     else:
         listed.held = slot.pages
         for k in range(slot.pages):
@@ -170,7 +171,7 @@ def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
                 rows = listed.rows
         pages = pages_of(rows, listed.page_size)
         for page in range(pages, listed.held):
-            give_row(t, t.places[listed.place + page], listed.kind)
+            give_page(t, t.places[listed.place + page], listed.kind)
         t.kinds[listed.kind].reserved_worker -= listed.capacity - pages
         if pages > 0:
             slot = t.slots[request.session * MAX_STATES + slot_id]
@@ -193,7 +194,7 @@ def drop_pages(t: Tables, slot: Slot) -> None:
     if slot.capacity == 0:
         return
     for k in range(slot.pages):
-        give_row(t, t.places[slot.place + k], slot.kind)
+        give_page(t, t.places[slot.place + k], slot.kind)
     t.kinds[slot.kind].reserved_worker -= slot.pages
     slot.pages = 0
     _leave_slot(t, slot)
@@ -271,7 +272,7 @@ def _take_all(t: Tables, request: Request, worker: int) -> None:
         listed = page_list_of(t, request, k)
         while listed.held < listed.capacity:
             place = listed.place + listed.held
-            t.places[place] = take_row(t, worker, listed.kind)
+            t.places[place] = take_page(t, worker, listed.kind)
             listed.held += 1
 
 
@@ -345,13 +346,10 @@ def _has_spare(arena: Arena, wanted: int) -> bool:
 
 @compiled
 def move_page(t: Tables, place: int, location: int, kind: int) -> None:
-    """Moves the page at a place to another location, where one is free."""
-    settings, target = t.settings[0], take_row(t, location, kind)
-    at = 3 * settings.num_copies
-    t.copies[at], t.copies[at + 1], t.copies[at + 2] = kind, t.places[place], target
-    settings.num_copies += 1
-    give_row(t, t.places[place], kind)
-    t.places[place] = target
+    """Moves the page at a place to another location, where one is free; if others name it too, they keep it."""
+    handle = t.places[place]
+    t.places[place] = copy_page(t, handle, location, kind)
+    give_page(t, handle, kind)
 
 
 @compiled
@@ -363,7 +361,7 @@ def _extend(t: Tables, listed: PageList, worker: int, rows: int, is_here: bool) 
     if not is_here and wanted > listed.held and not _has_spare(arena, 1):
         return
     while listed.held < wanted and arena.num_free > 0:
-        t.places[listed.place + listed.held] = take_row(t, worker, kind)
+        t.places[listed.place + listed.held] = take_page(t, worker, kind)
         listed.held += 1
 
 

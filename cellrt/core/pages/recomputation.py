@@ -12,11 +12,11 @@ each input that is carried is a result of every step. Of all other requests page
 
 from __future__ import annotations
 
+from cellrt.core.pages.holders import give_page
 from cellrt.core.state.buddy_allocator import PLACES, allocate_block, free_block
 from cellrt.core.state.moves import QUEUED
 from cellrt.core.state.page_list import PageList, page_list_of
 from cellrt.core.state.record_layout import CARRY, LEADS, Input, Record, body_of, input_of, record_of
-from cellrt.core.state.rows import give_row
 from cellrt.core.state.settings import SUSPENSIONS
 from cellrt.core.state.step_times import step_time
 from cellrt.core.state.tables import LOOP, STEPS, Request, Subgraph, Tables
@@ -134,7 +134,7 @@ def rows_again(t: Tables, subgraph: Subgraph) -> int:
 def drop_list(t: Tables, listed: PageList) -> None:
     """Gives back the pages of a list."""
     for place in range(listed.place, listed.place + listed.held):
-        give_row(t, t.places[place], listed.kind)
+        give_page(t, t.places[place], listed.kind)
     listed.held = listed.rows = 0
 
 

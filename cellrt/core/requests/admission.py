@@ -209,7 +209,7 @@ def admit(
     request.client, request.admitted_ns = client, settings.now_ns
     request.deadline_ns = deadlines_ns[number, 0] if number < deadlines_ns.shape[0] else NEVER
     request.schedule_by_ns = deadlines_ns[number, 1] if number < deadlines_ns.shape[0] else NEVER
-    request.started_ns = request.nodes_left = request.length = 0
+    request.started_ns = request.nodes_left = request.length = request.submission = 0
     request.session, request.num_states, request.num_lists = session, num_states, num_lists
     request.lists = request.first_link + template.links.size
     request.states = request.lists + 2 * num_lists
@@ -242,7 +242,7 @@ def num_rows(template: OpenTemplate) -> int:
 
 
 @compiled
-def _set_lengths(template: OpenTemplate, lengths: Matrix, k: int) -> None:
+def set_lengths(template: OpenTemplate, lengths: Matrix, k: int) -> None:
     """Makes a template that of a request with these lengths."""
     for j in range(template.patches.shape[0]):
         word = template.patches[j, 1]
@@ -273,7 +273,7 @@ def admit_many(
     at = 0
     for k in range(sequences.size):
         if k < lengths.shape[0]:
-            _set_lengths(template, lengths, k)
+            set_lengths(template, lengths, k)
         session = sessions[k] if k < sessions.size else -1
         ids[k] = admit(t, template, sequences[k], priority, client, deadlines_ns, k, streamed, session, rows, at)
         if ids[k] < 0:
@@ -310,20 +310,26 @@ def release(t: Tables, request_id: int) -> None:
 
 
 @compiled
-def finish_many(t: Tables, request_ids: Rows[int], started_ns: Rows[int]) -> int:
-    """Releases requests that are done; ``started_ns`` gets when the first task of each was submitted.
+def finish(t: Tables, request_id: int) -> bool:
+    """Release a request that is done; return whether it is not yet, as tasks of it that went ahead are in flight."""
+    request = t.requests[request_id]
+    if request.state == DONE and rows_in_flight(t, request) > 0:
+        move_request(t, request, LEFT)
+        return True
+    release(t, request_id)
+    return False
 
-    Returns how many are not released yet, as tasks of them that went ahead are in flight.
+
+@compiled
+def finish_many(t: Tables, request_ids: Rows[int], started_ns: Rows[int]) -> int:
+    """Release requests that are done; ``started_ns`` gets when the first task of each was submitted.
+
+    Return how many are not released yet: see ``finish``.
     """
     left = 0
     for k in range(request_ids.size):
-        request = t.requests[request_ids[k]]
-        started_ns[k] = request.started_ns
-        if request.state == DONE and rows_in_flight(t, request) > 0:
-            move_request(t, request, LEFT)
-            left += 1
-        else:
-            release(t, request_ids[k])
+        started_ns[k] = t.requests[request_ids[k]].started_ns
+        left += 1 if finish(t, request_ids[k]) else 0
     return left
 
 

@@ -15,6 +15,7 @@ While a request runs it holds its session's rows and their reservations; between
 from __future__ import annotations
 
 from cellrt.core.pages.pages import drop_pages
+from cellrt.core.pages.sharing import cut_pages, share_pages
 from cellrt.core.running.record_ends import take_out_row
 from cellrt.core.running.records import kind_of
 from cellrt.core.state.moves import DEAD
@@ -149,6 +150,34 @@ def drop_states(t: Tables, session: int, row: int) -> None:
         _reserve(t, slot, -1)
         give_row(t, slot.row, slot.kind)
         slot.row = row
+
+
+@compiled
+def share_states(t: Tables, session: int, other: int, count: int) -> bool:
+    """Gives a new session, ``other``, the ``count`` growing states of one without a live request.
+
+    False, with nothing changed, if there is no room for that, or the session has states that do not grow, or some that
+    come with its next request.
+    """
+    num_copies = t.settings[0].num_copies
+    for k in range(count):
+        if not share_pages(t, t.slots[session * MAX_STATES + k], t.slots[other * MAX_STATES + k]):
+            drop_states(t, other, 0)
+            t.settings[0].num_copies = num_copies
+            return False
+    return True
+
+
+@compiled
+def cut_back(t: Tables, session: int, count: int, rows: int) -> bool:
+    """Leaves a session without a live request its first rows of ``count`` growing states, which have as many.
+
+    False if there is no room for the copy of a page that it shares, or a state is elsewhere: some are cut back then.
+    """
+    for k in range(count):
+        if not cut_pages(t, t.slots[session * MAX_STATES + k], rows):
+            return False
+    return True
 
 
 @compiled

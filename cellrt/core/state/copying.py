@@ -15,14 +15,19 @@ LARGE_BYTES = 1 << 18
 
 
 @compiled
-def copy_row(target: Matrix, k: int, source: Matrix, j: int) -> None:
-    """``target[k] = source[j]``, for byte rows ``[n, bytes]``; the source may be flat."""
-    size = target.shape[1]
-    to, given = target.ctypes.data + int(k) * size, source.ctypes.data + int(j) * size
+def copy_at(to: int, given: int, size: int) -> None:
+    """Copy a row of so many bytes from one address to another."""
     if size == WORD_BYTES:  # as a number or a token is
         write_word(to, 0, read_word(given, 0))
     else:
         copy_bytes(to, given, size)
+
+
+@compiled
+def copy_row(target: Matrix, k: int, source: Matrix, j: int) -> None:
+    """``target[k] = source[j]``, for byte rows ``[n, bytes]``; the source may be flat."""
+    size = target.shape[1]
+    copy_at(target.ctypes.data + int(k) * size, source.ctypes.data + int(j) * size, size)
 
 
 @short_allocating

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.state.tables import Tables
+from cellrt.core.state.tables import MAX_KINDS, Tables
 from cellrt.core.state.task_layout import H_NOTES
 from cellrt.native.row_types import Rows
 
@@ -28,14 +28,20 @@ def lazy_zeros(count: int) -> Rows[int]:
     return zeros
 
 
-def with_more_rows(t: Tables, count: int) -> Rows[int]:
-    """``free_rows`` with ``count`` places more at its end. Costs what lies in the stacks, not what could."""
-    grown = lazy_zeros(t.free_rows.size + count)
+def with_more_rows(t: Tables, count: int) -> Tables:
+    """Tables with ``count`` places more at the ends of ``free_rows`` and ``holders``. Costs what lies in the stacks and
+    what was ever taken of them, not what could be."""
+    grown, holders = lazy_zeros(t.free_rows.size + count), lazy_zeros(t.free_rows.size + count)
     for arena in t.arenas[t.arenas["num_free"] > t.arenas["num_fresh"]]:
         first = int(arena["first"])
         used = slice(first + int(arena["num_fresh"]), first + int(arena["num_free"]))
         grown[used] = t.free_rows[used]
-    return grown
+    for kind in np.flatnonzero(t.kinds["is_paged"]).tolist():
+        for arena in t.arenas[kind::MAX_KINDS]:
+            first = int(arena["first"])
+            taken = slice(first, first + int(arena["capacity"]) - int(arena["num_fresh"]))
+            holders[taken] = t.holders[taken]
+    return t._replace(free_rows=grown, holders=holders)
 
 
 class TaskBuffers:

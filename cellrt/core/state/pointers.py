@@ -10,7 +10,8 @@ import numpy as np
 
 from cellrt.core.state import tables
 from cellrt.core.state.tables import Node, Subgraph, Tables, Value
-from cellrt.native.jit import WORDS, RowsPointer, opener
+from cellrt.native.jit import WORDS, RowsPointer, compiled, opener
+from cellrt.native.memory import bytes_at, words_at
 from cellrt.native.row_types import Rows
 
 
@@ -54,13 +55,33 @@ _tables_pointer = RowsPointer(
     tables.MATRICES,
     tuple(name for name, table in tables.TABLES.items() if table.sized),
 )
-_template_pointer = RowsPointer(
-    "Template",
-    {field: _TEMPLATE[field] for field in OpenTemplate._fields},
-    ("externals", "lists", "states", "needs", "pages", "patches"),
-)
+MATRICES = ("externals", "lists", "states", "needs", "pages", "patches")
+"""Of a template."""
+_template_pointer = RowsPointer("Template", {field: _TEMPLATE[field] for field in OpenTemplate._fields}, MATRICES)
 open_tables: Callable[[Any], Tables] = _same if numba.config.DISABLE_JIT else opener(_tables_pointer)
 open_template: Callable[[Any], OpenTemplate] = _same if numba.config.DISABLE_JIT else opener(_template_pointer)
+
+
+NUM_TEMPLATE_WORDS = WORDS * len(_TEMPLATE)
+
+
+@compiled
+def _open_template_at(address: int) -> OpenTemplate:
+    return open_template(words_at(address, 1, NUM_TEMPLATE_WORDS)[0])
+
+
+def _read_template_at(address: int) -> OpenTemplate:
+    words, arrays = words_at(address, 1, NUM_TEMPLATE_WORDS)[0].tolist(), list[Any]()
+    for k, field in enumerate(OpenTemplate._fields):
+        at, rows, columns = words[WORDS * k : WORDS * k + WORDS]
+        dtype, is_matrix = _TEMPLATE[field], field in MATRICES
+        array = bytes_at(at, rows * dtype.itemsize * (columns if is_matrix else 1)).view(dtype)
+        arrays.append(array.reshape(rows, columns) if is_matrix else array.view(np.recarray) if dtype.names else array)
+    return OpenTemplate._make(arrays)
+
+
+template_at: Callable[[int], OpenTemplate] = _read_template_at if numba.config.DISABLE_JIT else _open_template_at
+"""Return the template whose words are at an address."""
 
 
 def address_of(rows: Tables | OpenTemplate) -> Any:

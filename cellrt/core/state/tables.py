@@ -28,7 +28,7 @@ from typing import Annotated, Any, NamedTuple
 import numpy as np
 
 from cellrt.core.state.settings import Limits
-from cellrt.native.row_types import Row, Rows, dtype_of, f4, f8, i2, i4, i8, new_table, u1, u2
+from cellrt.native.row_types import CACHE_LINE, Row, Rows, dtype_of, f4, f8, i2, i4, i8, new_table, u1, u2
 
 HOST = 0
 LOCATION_SHIFT = 26
@@ -53,6 +53,12 @@ BRING = -1
 STARTS = -2
 """Row of a state in a new session that begins with what value ``STARTS - row`` is."""
 MAX_KINDS = 64
+MAX_SUBMISSIONS = 1 << 12
+"""That wait to be admitted or have requests which are not answered, and are not Python's."""
+MAX_TENSORS = 8
+"""Of a submission."""
+MANY_ARRIVALS = 64
+"""After so many at one time the smoothed time between arrivals is next to nothing."""
 MAX_COPIES = 1 << 17
 """Of pages between two launches: all of a request that may have every page of an arena, twice."""
 
@@ -79,6 +85,14 @@ STEPS = 8
 NO_ROW = -1
 PENDING = -2
 """A streamed result at row r that is not complete is ``PENDING - r``."""
+
+# Words of ``door``, each in a cache line of its own: how many numbers clients have put into ``submitted``, and turns
+# have taken out; how many requests turns have put into ``answered``, and clients were told of.
+SUBMITTED, TAKEN, ANSWERS, TOLD = (k * CACHE_LINE // 8 for k in range(4))
+NUM_DOOR_WORDS = 4 * CACHE_LINE // 8
+
+# Which steps of a result a client gets.
+ALL_STEPS, ITS_STEPS, LAST_STEP = range(3)
 
 # What ``Processor.starvation`` answers.
 STARVED, STUCK = 1, 2
@@ -163,6 +177,48 @@ class Request(Row):
     admitted_ns: i8  # when it was admitted
     deadline_ns: i8  # when it must be done; NEVER if it has no deadline
     schedule_by_ns: i8  # when its first task must be submitted; NEVER if there is no such time
+    submission: i4  # 1 + the number of the submission that it came with; 0: Python admitted it (``door.py``)
+    number: i4  # among the requests of that submission
+
+
+class Submission(Row):
+    """Requests of one graph that a client hands in together: written by the client before its number is in
+    ``submitted``, by turns afterwards. Each ends with results, or Python goes on with all of it (``door.py``)."""
+
+    template_at: i8  # address of the words of their template
+    lengths_at: i8  # of their lengths, ``[num_lengths]``
+    answers_at: i8  # of what is copied out, ``[num_answers]`` rows of ``Answer``
+    results_at: i8  # of the client's memory: of each answer the rows of all requests, one behind the other
+    sequence: i8  # of the first request; the others follow it
+    arrival_ns: i8
+    order: f8  # those that wait are admitted by priority, then in ascending order of this, then by arrival
+    num_lengths: i4
+    num_answers: i4
+    count: i4  # requests
+    num_admitted: i4
+    num_answered: i4
+    priority: i4  # the client's
+    client: i4  # as of a request
+    is_there: i4  # 1 from its admission until all are answered, or Python has it
+
+
+class Answer(Row):
+    """A named result of a request, as it is copied to the client."""
+
+    positions_at: i8  # address of its places among the request's results, int32 ``[num_positions]``
+    num_positions: i4
+    kind: i4
+    steps: i4  # ALL_STEPS; or of a loop ITS_STEPS, those that it took, or LAST_STEP of these
+    row_bytes: i4
+
+
+class Answered(Row):
+    """A request whose results are in its client's memory."""
+
+    submission: i4
+    number: i4
+    started_ns: i8  # when its first task was submitted
+    ended_ns: i8
 
 
 class Subgraph(Row):
@@ -275,6 +331,8 @@ class Kind(Row):
     worker_rows: i4
     host_rows: i4
     is_paged: i4
+    row_bytes: i4
+    host_at: i8  # address of the host's rows; 0: nothing is copied there without Python
 
 
 class Lane(Row):
@@ -414,6 +472,9 @@ VALUE = dtype_of(Value)
 TASK = dtype_of(Task)
 COUNTS = dtype_of(Counts)
 SLOT = dtype_of(Slot)
+SUBMISSION = dtype_of(Submission)
+ANSWER = dtype_of(Answer)
+ANSWERED = dtype_of(Answered)
 ARENA = dtype_of(Arena)
 KIND = dtype_of(Kind)
 LANE = dtype_of(Lane)
@@ -459,6 +520,13 @@ class Tables(NamedTuple):
     asked: Rows[Asked]  # one row: what a policy is asked
     forming: Rows[Forming]  # one row: the task that is being formed
     slots: Rows[Slot]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
+    door: Rows[int]  # how far clients and turns are with the two rings (``door.py``)
+    submissions: Rows[Submission]
+    submitted: Rows[int]  # a ring of their numbers, in the order in which clients handed them in
+    tensors: Rows[int]  # [submission, 2 * k]: address and kind of tensor ``k``, of all its requests together
+    answered: Rows[Answered]  # a ring
+    brought: Rows[int]  # the host rows that a request is given when it is admitted; scratch
+    holders: Rows[int]  # how many page tables name a page: of row r of an arena at its ``first`` + r - NUM_PERMANENT
 
 
 class Table(NamedTuple):
@@ -517,9 +585,16 @@ TABLES: dict[str, Table] = {
     "asked": Table(ASKED, lambda limits, workers: 1),
     "forming": Table(FORMING, lambda limits, workers: 1),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
+    "door": Table(np.dtype(np.int64), lambda limits, workers: NUM_DOOR_WORDS),
+    "submissions": Table(SUBMISSION, lambda limits, workers: MAX_SUBMISSIONS),
+    "submitted": Table(_INT, lambda limits, workers: MAX_SUBMISSIONS),
+    "tensors": Table(np.dtype(np.int64), lambda limits, workers: (MAX_SUBMISSIONS, 2 * MAX_TENSORS)),
+    "answered": Table(ANSWERED, lambda limits, workers: limits.max_requests, sized=True),
+    "brought": Table(_INT, lambda limits, workers: limits.max_values + limits.max_places + MAX_STATES + 1),
+    "holders": Table(_INT, lambda limits, workers: 0),
 }
 """Every table of ``Tables``, in its order."""
-MATRICES = ("ready", "step_ns", "row_ns", "num_tasks")
+MATRICES = ("ready", "step_ns", "row_ns", "num_tasks", "tensors")
 
 
 def make_tables(limits: Limits, num_workers: int) -> Tables:

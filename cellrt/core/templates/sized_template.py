@@ -70,6 +70,7 @@ class Template:
 
     Attributes:
         at: the address of its arrays, for compiled code.
+        address: the same as a number.
         num_states: rows that a request keeps in a session.
         numbers: as of what was compiled.
     """
@@ -79,6 +80,7 @@ class Template:
         self.num_states = int(made.words[NUM_STATES])
         if len(made.patches):
             made.words[PATCHES : PATCHES + 3] = made.patches.ctypes.data, *made.patches.shape
+        self.address = int(made.words.ctypes.data)
         self.at: Any = open_memory(*made[:3]) if numba.config.DISABLE_JIT else made.words
 
     @property

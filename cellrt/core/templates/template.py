@@ -270,7 +270,7 @@ def _pack_part(
 
 
 @making
-def _pack(arrays: Arrays, item_bytes: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+def pack(arrays: Arrays, item_bytes: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """Return the memory of a template and its words. One block: each array more costs a microsecond."""
     nodes, values, links, subgraphs, externals, lists, states, needs, pages = arrays
     total = nodes.size * item_bytes[0] + values.size * item_bytes[1] + subgraphs.size * item_bytes[3]
@@ -288,18 +288,6 @@ def _pack(arrays: Arrays, item_bytes: NDArray[np.int64]) -> tuple[NDArray[np.uin
     _pack_part(pages, 4, 4, memory, words, 8, at)
     words[PATCHES + 2], words[MEMORY], words[MEMORY + 1], words[MEMORY + 2] = 2, memory.ctypes.data, memory.size // 4, 1
     return memory, words
-
-
-def _pack_plainly(arrays: Arrays, item_bytes: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """As ``_pack``, where nothing is compiled and so nothing has an address."""
-    words = [word for array in arrays for word in (0, *array.shape, 1)[:3]]
-    parts = [array.tobytes().ljust(-(-array.nbytes // 8) * 8, b"\0") for array in arrays]
-    memory = np.frombuffer(b"".join(parts), np.uint8).copy()
-    words += [0, 0, 2, 0, memory.size // 4, 1] + [0] * (FITS + 1 - NUM_EXTERNALS)
-    return memory, np.array(words, np.int64)
-
-
-pack = _pack_plainly if numba.config.DISABLE_JIT else _pack
 
 
 @making

@@ -27,7 +27,7 @@ from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.apart.pool import Place, SharedPool
 from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
-from cellrt.worker.base import Done, Launch, Unfinished, Worker
+from cellrt.worker.base import NOT_HELD, Done, Launch, Unfinished, Worker
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.python_process import PythonProcess
 
@@ -65,7 +65,7 @@ class ProcessWorker(Worker):
         arenas: Sequence[SharedArenas],
         types: Mapping[int, CellType],
         cells: SharedCells,
-        take_turns: Callable[[bool], bool],
+        take_turns: Callable[[int], bool],
         has_news: Callable[[], bool],
         ended: Callable[[], None],
         num_threads: int,
@@ -226,7 +226,7 @@ class ProcessWorker(Worker):
             while not self._is_ending:
                 if not self._has_taken_news():
                     self._wait(poll)
-                    self._take_turns(False)
+                    self._take_turns(NOT_HELD)
             self._end_process()
         except BaseException:
             self._end_process()
@@ -241,7 +241,7 @@ class ProcessWorker(Worker):
         if self._ring[COMPLETED] < self._ring[LAUNCHED]:
             return False
         self._idle.append(object())
-        if not self._has_news() or not self._take_turns(False):
+        if not self._has_news() or not self._take_turns(NOT_HELD):
             return False
         self._idle.clear()
         return True

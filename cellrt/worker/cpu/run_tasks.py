@@ -1,7 +1,8 @@
 """Runs tasks one after the other, and takes the turns between them, without Python: no interpreter lock, no objects.
 
-It comes back for what needs Python: a cell without a compiled form, or a task that its form refused; requests that are
-done, failed, or have results to stream; news of clients; and whatever ``BY_HAND`` says. Then it is called again.
+It comes back for what needs Python: a cell without a compiled form, or a task that its form refused; clients that wait
+for answers; requests that failed, or have results to stream; news of clients that do not come by the door
+(``core/requests/door.py``); and whatever ``BY_HAND`` says. Then it is called again.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.pointers import open_tables
 from cellrt.core.state.tables import HOST, Tables
-from cellrt.core.turn import form_tasks, take_in
+from cellrt.core.turn import form_tasks, has_answers, has_news, let_in, take_in
 from cellrt.definition.task_memory import DONE
 from cellrt.native.atomics import load, replace, store
 from cellrt.native.clocks import now_ns, thread_ns
@@ -43,6 +44,9 @@ TURN_HELD = 2
 """A turn must be taken in Python; the thread has it already."""
 TURN_WANTED = 3
 """A turn must be taken in Python, if nobody has it."""
+ANSWERS_HELD = 4
+"""Clients must be told of answers, or other workers of tasks, in Python, and of nothing else; the thread has the
+turn."""
 
 SHORT_NS = 50_000
 """Of a task that took no longer, passed time counts: the clock of a thread costs as much as a small task."""
@@ -91,6 +95,7 @@ class Turns(Row):
     turn_every_ns: i8  # tasks that were given together and take less are run without a turn between them
     num_seen: i8  # finished tasks, when this thread took a turn last
     num_turns: i8  # ``NUM_TURNS``, when the tables' addresses were read
+    num_places: i8  # in the ring of each worker
 
 
 LAUNCHED_TASK, RUNNABLE_CELL, TURNS = dtype_of(Launched), dtype_of(RunnableCell), dtype_of(Turns)
@@ -109,8 +114,8 @@ def run_tasks(
 ) -> int:
     """Runs what was launched, and what the turns in between launch; returns as the words above say.
 
-    ``at``: the scheduler's tables. ``launched``: a ring. ``cells``: by type. ``task_ids``, ``notices``: memory that
-    holds those of a turn.
+    ``at``: the scheduler's tables. ``launched``: the rings of all workers. ``cells``: by type. ``task_ids``,
+    ``notices``: memory that holds those of a turn.
     """
     t, settings = open_tables(at), turns[0]
     line, is_taken = settings.line, False
@@ -118,17 +123,18 @@ def run_tasks(
         has_more = words[line + BEGUN] < load(words, line + LAUNCHED)
         if has_more and (is_taken or not _is_turn_due(words, settings, launched)):
             is_taken = False
-            task = launched[words[line + BEGUN] % launched.size]
+            task = launched[_place(settings, settings.worker, words[line + BEGUN])]
             words[line + BEGUN] += 1
             if not _run(task, cells[task.type_id], settings, scratch):
                 return IN_PYTHON
             store(words, line + FINISHED, words[line + BEGUN])
-        elif settings.num_seen == words[line + FINISHED] and load(words, NEWS) == 0:
+        elif settings.num_seen == words[line + FINISHED] and load(words, NEWS) == 0 and not has_news(t):
             return IDLE
         elif _take_turn(words):
             settings.num_seen = words[line + FINISHED]
-            if _turn(t, words, settings, launched, task_ids, notices) == TURN_HELD:
-                return TURN_HELD
+            answer = _turn(t, words, settings, launched, task_ids, notices)
+            if answer != IDLE:
+                return answer
             store(words, TURN, 0)
             if load(words, NEWS) != 0:
                 return TURN_WANTED
@@ -139,13 +145,26 @@ def run_tasks(
 
 
 @compiled
+def _line(settings: Turns, location: int) -> int:
+    """Where the words of a worker begin."""
+    return settings.line + (location - settings.worker) * LINE
+
+
+@compiled
+def _place(settings: Turns, location: int, number: int) -> int:
+    """Where a worker's task is, by its number since the start."""
+    return (location - 1) * settings.num_places + number % settings.num_places
+
+
+@compiled
 def _is_turn_due(words: Rows[int], settings: Turns, launched: Rows[Launched]) -> bool:
     """Whether a turn should follow what is finished, before the next task is run."""
     line = settings.line
     taken_in, finished = load(words, line + TAKEN_IN), words[line + FINISHED]
     if taken_in == finished or settings.num_seen == finished:
         return False
-    first, last = launched[taken_in % launched.size], launched[(finished - 1) % launched.size]
+    first = launched[_place(settings, settings.worker, taken_in)]
+    last = launched[_place(settings, settings.worker, finished - 1)]
     return last.goes_on == 0 and last.end_ns - first.start_ns >= settings.turn_every_ns
 
 
@@ -191,21 +210,18 @@ def _run(task: Launched, cell: RunnableCell, settings: Turns, scratch: Rows[int]
 def _turn(
     t: Tables, words: Rows[int], settings: Turns, launched: Rows[Launched], task_ids: Rows[int], notices: Matrix
 ) -> int:
-    """Takes in what the worker finished and launches what it should run next, with the turn.
+    """Take in what the worker finished, let requests leave and join, and launch what workers should run next, with the
+    turn.
 
-    Returns TURN_HELD where more must be done, in Python, else IDLE. Whoever comes to a turn in Python looks at all that
-    is not taken in.
+    Return TURN_HELD where more must be done, in Python, ANSWERS_HELD where somebody must be told, else IDLE. Whoever
+    comes to a turn in Python looks at all that is not taken in.
     """
     worker, line, time_ns = settings.worker, settings.line, now_ns()
     by_hand = load(words, BY_HAND)
     if load(words, NEWS) != 0 or by_hand & ALWAYS or load(words, NUM_TURNS) != settings.num_turns:
         return TURN_HELD
-    for location in range(1, settings.num_workers + 1):  # who has nothing to do may get some of what is ready now
-        other = line + (location - worker) * LINE
-        if location != worker and load(words, other + LAUNCHED) == load(words, other + TAKEN_IN):
-            return TURN_HELD
     while words[line + TAKEN_IN] < words[line + FINISHED]:
-        task = launched[words[line + TAKEN_IN] % launched.size]
+        task = launched[_place(settings, worker, words[line + TAKEN_IN])]
         if task.has_failures:
             return TURN_HELD
         words[line + NUM_NOTICES] = take_in(t, task.task, max(1, task.busy_ns), time_ns, notices)
@@ -213,16 +229,54 @@ def _turn(
         words[line + COMPLETED] += 1
         if words[line + NUM_NOTICES] > 0:
             return TURN_HELD
-    while words[line + LAUNCHED] - words[line + TAKEN_IN] < settings.queue_depth:
-        is_idle = words[line + LAUNCHED] == words[line + TAKEN_IN]
-        count = form_tasks(t, worker, 1 if is_idle else 0, time_ns, task_ids)
+    if not let_in(t, time_ns):
+        return TURN_HELD
+    num_given, is_idle = 0, True
+    for location in range(1, settings.num_workers + 1):  # who has nothing to do may get some of what is ready now
+        count = _launch_more(t, words, settings, location, launched, task_ids, time_ns)
+        if count < 0:
+            return TURN_HELD
+        num_given += count if location != worker else 0
+        is_idle = is_idle and _num_outstanding(words, settings, location) == 0
+    if is_idle and by_hand & WHEN_IDLE:
+        return TURN_HELD
+    return ANSWERS_HELD if num_given > 0 or has_answers(t) else IDLE
+
+
+@compiled
+def _num_outstanding(words: Rows[int], settings: Turns, location: int) -> int:
+    """Tasks that a worker was given and that were not taken in."""
+    line = _line(settings, location)
+    return load(words, line + LAUNCHED) - load(words, line + TAKEN_IN)
+
+
+@compiled
+def _launch_more(
+    t: Tables,
+    words: Rows[int],
+    settings: Turns,
+    location: int,
+    launched: Rows[Launched],
+    task_ids: Rows[int],
+    time_ns: int,
+) -> int:
+    """Launch what a worker should run next; return how many tasks it got, or -1 where Python must see to what is
+    left."""
+    given, line = 0, _line(settings, location)
+    while _num_outstanding(words, settings, location) < settings.queue_depth:
+        num_idle = 0
+        for other in range(1, settings.num_workers + 1):
+            num_idle += 1 if _num_outstanding(words, settings, other) == 0 else 0
+        if location != settings.worker and _num_outstanding(words, settings, location) > 0:
+            return given  # it takes turns of its own
+        count = form_tasks(t, location, num_idle, time_ns, task_ids)
         if count == 0:
-            is_left = t.settings[0].left_ns != 0 or (is_idle and by_hand & WHEN_IDLE)
-            return TURN_HELD if is_left else IDLE
+            return given if t.settings[0].left_ns == 0 else -1
         for k in range(count):
-            _launch(t, launched[(words[line + LAUNCHED] + k) % launched.size], task_ids[k])
+            _launch(t, launched[_place(settings, location, words[line + LAUNCHED] + k)], task_ids[k])
         store(words, line + LAUNCHED, words[line + LAUNCHED] + count)
-    return IDLE
+        given += count
+    return given
 
 
 @compiled

@@ -58,9 +58,9 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
                 processor.finish(ended)
     processor.starvation(1)
     processor.suspend(1)
-    session = processor.open_session()
-    assert session is not None
-    processor.close_session(session)
+    for session in (processor.open_session() or 0, processor.copy_session(0, 1) or 0):
+        processor.cut_back(session, 0, 0)
+        processor.close_session(session)
     for values in (bytes_.reshape(-1), np.frombuffer(bytes(16), np.uint8)):  # one of them cannot be written to
         put_columns(bytes_, rows[None], 0, 1, values)
     _run_tasks(processor)

@@ -18,16 +18,17 @@ from cellrt.core.state.notices import Notices
 from cellrt.core.state.task_layout import H_GOES_ON
 from cellrt.definition.modes import use_torch_threads
 from cellrt.native.row_types import Rows, new_table
-from cellrt.worker.base import GIVEN, WAKE, Done, Launch, Unfinished, Worker
+from cellrt.worker.base import ANSWERS, GIVEN, HELD, NOT_HELD, WAKE, Done, Launch, Unfinished, Worker
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.run_tasks import (
+    ANSWERS_HELD,
     IDLE,
     IN_PYTHON,
-    LAUNCHED_TASK,
     MOST_WAITING,
     TURN_HELD,
+    TURN_WANTED,
     TURNS,
     Launched,
     run_tasks,
@@ -37,12 +38,14 @@ from cellrt.worker.turn_words import (
     COMPLETED,
     FINISHED,
     LAUNCHED,
+    NEWS,
     NUM_NOTICES,
     NUM_TURNS,
     TAKEN_IN,
     line_of,
 )
 
+HOW = {TURN_HELD: HELD, ANSWERS_HELD: ANSWERS, TURN_WANTED: NOT_HELD}
 TURN_EVERY_NS = 300_000
 """Tasks that were given together and take less are run without a turn between them."""
 
@@ -56,6 +59,7 @@ class CpuWorker(Worker):
         words: of the engine (``turn_words.py``).
         location: of the worker: 1, 2, ...
         queue_depth: tasks that it may have before the next is formed.
+        launched: the rings of all workers, one behind the other.
         take_turns, has_news, ended, name: see ``Worker``.
         num_threads: torch threads of this worker; torch keeps one number for threads that start later, too.
     """
@@ -67,7 +71,8 @@ class CpuWorker(Worker):
         words: Rows[int],
         location: int,
         queue_depth: int,
-        take_turns: Callable[[bool], bool],
+        launched: Rows[Launched],
+        take_turns: Callable[[int], bool],
         has_news: Callable[[], bool],
         ended: Callable[[], None],
         num_threads: int,
@@ -76,9 +81,11 @@ class CpuWorker(Worker):
         super().__init__(take_turns, has_news, ended, name)
         self._executor, self._processor, self._num_threads = executor, processor, num_threads
         self._words, self._line = words, line_of(location)
-        self._launched: Rows[Launched] = new_table(processor.limits.max_tasks, LAUNCHED_TASK)
+        size = len(launched) // processor.num_workers
+        self._all_launched, self._launched = launched, launched[(location - 1) * size : location * size]
         self._turns = new_table(1, TURNS)
-        self._turns[0] = location, self._line, processor.num_workers, queue_depth, num_threads == 1, TURN_EVERY_NS, 0, 0
+        how = processor.num_workers, queue_depth, num_threads == 1, TURN_EVERY_NS
+        self._turns[0] = location, self._line, *how, 0, 0, size
         self._task_ids = np.zeros(processor.limits.max_tasks, np.int32)
         self._notices = processor.make_notices()
         self._failures: dict[int, list[Failure]] = {}
@@ -101,6 +108,11 @@ class CpuWorker(Worker):
         self._buffers[buffer_at, buffer.size] = buffer
         self._words[self._line + LAUNCHED] = at + 1
         if threading.get_ident() != self._thread.ident:
+            self._tell(GIVEN)
+
+    def wake_if_given(self) -> None:
+        """See ``Worker.wake_if_given``."""
+        if (self._idle or self._rests_until_s) and self._has_tasks():
             self._tell(GIVEN)
 
     def has_finished(self) -> bool:
@@ -164,13 +176,13 @@ class CpuWorker(Worker):
     def _serve(self) -> None:
         use_torch_threads(self._num_threads)
         while (item := self._next()) is not None:
-            if item is WAKE:
-                self._take_turns(False)
+            if item is WAKE and (self._words[NEWS] or not self._processor.has_arrivals):
+                self._take_turns(NOT_HELD)
             while (answer := self._work_off()) != IDLE:
                 if answer == IN_PYTHON:
                     self._run_in_python()
                 else:
-                    self._take_turns(answer == TURN_HELD)
+                    self._take_turns(HOW[answer])
 
     def _work_off(self) -> int:
         """Runs what is launched, as far as compiled code can; returns why it came back."""
@@ -182,7 +194,7 @@ class CpuWorker(Worker):
         if at is not self._at and not self.num_outstanding:
             self._at = at
             self._buffers.clear()
-        where = self._words, self._turns, self._launched, executor.cells, executor.scratch
+        where = self._words, self._turns, self._all_launched, executor.cells, executor.scratch
         return int(run_tasks(at, *where, self._task_ids, self._notices))
 
     def _run_in_python(self) -> None:

@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 
 from cellrt.definition.modes import use_torch_threads
-from cellrt.worker.base import Done, Launch, Worker
+from cellrt.worker.base import NOT_HELD, Done, Launch, Worker
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.in_flight import InFlight
@@ -54,7 +54,7 @@ class CudaWorker(Worker):
         self,
         executor: DeviceExecutor,
         options: DeviceOptions,
-        take_turns: Callable[[bool], bool],
+        take_turns: Callable[[int], bool],
         has_news: Callable[[], bool],
         ended: Callable[[], None],
         name: str,
@@ -124,7 +124,7 @@ class CudaWorker(Worker):
         has_begun, has_ended = self._begin_waiting(), self._collect_done()
         takes_turn = has_ended or self._has_news()
         if takes_turn:
-            self._take_turns(False)
+            self._take_turns(NOT_HELD)
         if has_begun or takes_turn:
             self.host_ns += time.perf_counter_ns() - start_ns
         else:

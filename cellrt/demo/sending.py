@@ -23,7 +23,7 @@ FIRST_CHUNK = 32
 
 
 class Served(NamedTuple):
-    """What a server did with some words. Times are seconds on the clock of ``time.perf_counter``, by word."""
+    """The times and answers of a server for some words. Times are seconds of ``time.perf_counter``, by word."""
 
     phonemes: list[tuple[int, ...]]
     due_s: NDArray[np.float64]
@@ -38,30 +38,30 @@ class Served(NamedTuple):
 
     @property
     def latency_s(self) -> NDArray[np.float64]:
-        """From when a word was due to be sent to its answer."""
+        """The time from when a word was due to be sent to its answer."""
         return self.finish_s - self.due_s
 
     @property
     def queueing_s(self) -> NDArray[np.float64]:
-        """From when a word was due to the beginning of its first batch."""
+        """The time from when a word was due to be sent to the beginning of its first batch."""
         return self.start_s - self.due_s
 
     @property
     def computation_s(self) -> NDArray[np.float64]:
-        """From the beginning of a word's first batch to its answer."""
+        """The time from the beginning of a word's first batch to its answer."""
         return self.finish_s - self.start_s
 
 
 def poisson_arrivals(rate: float, count: int, seed: int) -> NDArray[np.float64]:
-    """Arrival times ``[count]`` in seconds from the start: a Poisson process of ``rate`` words a second."""
+    """Return arrival times ``[count]`` in seconds from the start: a Poisson process of ``rate`` words a second."""
     return np.random.default_rng(seed).exponential(1 / rate, count).cumsum()
 
 
 def serve(server: Server, words: Sequence[str], arrivals_s: NDArray[np.float64], progress: Progress) -> Served:
-    """Sends word k at ``arrivals_s[k]`` seconds from now whatever the server does, and waits for all answers.
+    """Send word k at ``arrivals_s[k]`` seconds from now whatever the server does, and wait for all answers.
 
     The calling thread sends: it sleeps until a word is due and never spins. The latency of a word that is sent late
-    counts from when it was due. Raises TimeoutError if nothing comes back for a minute, and a failed word's error.
+    counts from when it was due. Raise TimeoutError if nothing comes back for a minute, and a failed word's error.
     """
     server.observe()
     answers = _Answers(len(words), progress)
@@ -79,7 +79,7 @@ def serve(server: Server, words: Sequence[str], arrivals_s: NDArray[np.float64],
 
 
 def measure_capacity(server: Server, words: Sequence[str], seconds: float) -> float:
-    """Words per second when many wait: chunks of words, twice as many each time, until one takes ``seconds``.
+    """Return the words per second when many wait; chunks of words double until one takes ``seconds``.
 
     A chunk counts by the better of two runs: the first may have met what happens once, such as loading code.
     """
@@ -107,14 +107,14 @@ class _Answers:
         future.add_done_callback(lambda done: self._answered.put((index, time.perf_counter(), done)))
 
     def show(self) -> None:
-        """Reports the progress, if it is time to."""
+        """Report the progress, if it is time to."""
         now_s = time.perf_counter()
         if now_s - self._shown_s >= PROGRESS_EVERY_S:
             self._shown_s = now_s
             self._progress(self._num_answered + self._answered.qsize())
 
     def wait(self) -> None:
-        """Takes all answers."""
+        """Take all answers."""
         while self._num_answered < len(self.phonemes):
             self.show()
             try:

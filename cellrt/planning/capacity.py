@@ -1,4 +1,4 @@
-"""What a request takes of an engine's memory, and how many such requests it holds at a time: tried, not estimated."""
+"""Measures the memory that a request takes in an engine, and how many such requests fit, by admitting them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cellrt.engine.needs import Need, needs_of
 
 @dataclass(frozen=True)
 class Taken:
-    """What a request takes of one kind of rows, or of pages of a growing state."""
+    """The rows of one kind, or the pages of a growing state, that a request takes."""
 
     kind: str
     rows_at_worker: int
@@ -26,7 +26,7 @@ class Taken:
 
 @dataclass(frozen=True)
 class Room:
-    """What a request takes, and what there is room for.
+    """The memory that a request takes, and how many such requests fit.
 
     Attributes:
         kinds: what it takes of each kind.
@@ -42,17 +42,17 @@ class Room:
 
     @property
     def bytes_at_worker(self) -> int:
-        """Of all kinds."""
+        """The bytes that a request takes at the worker, over all kinds."""
         return sum(kind.bytes_at_worker for kind in self.kinds)
 
     @property
     def bytes_at_host(self) -> int:
-        """Of all kinds."""
+        """The bytes that a request takes at the host, over all kinds."""
         return sum(kind.bytes_at_host for kind in self.kinds)
 
 
 def room_for(engine: Engine, template: SizedTemplate) -> Room:
-    """Tries how many requests of a template an engine takes at a time that has nothing to do."""
+    """Try how many requests of a template an engine takes at a time that has nothing to do."""
     needs = needs_of(template, engine._processor, engine._registry.kinds)
     fit = engine._manager.turns.call(lambda: _num_admitted(engine, template))
     paged = [need.there // need.worker for need in needs if need.spec.page_size and need.worker]
@@ -60,7 +60,7 @@ def room_for(engine: Engine, template: SizedTemplate) -> Room:
 
 
 def _num_admitted(engine: Engine, template: SizedTemplate) -> int:
-    """In a turn: admits requests as far as there is room, and takes them out again."""
+    """Admit requests in a turn until nothing more fits, release them again, and return their number."""
     processor = engine._processor
     ids, _ = processor.admit_many(template, np.arange(processor.limits.max_requests))
     for request in ids:

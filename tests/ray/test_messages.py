@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.ray.calls import Call
+from cellrt.ray.messages import Call
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(),

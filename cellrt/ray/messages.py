@@ -1,4 +1,4 @@
-"""What crosses from the front to a replica and back: HTTP's requests and answers, as values."""
+"""The values that a front and a replica exchange: HTTP requests and responses."""
 
 from __future__ import annotations
 
@@ -25,19 +25,19 @@ class Call(NamedTuple):
 
     @property
     def is_inference(self) -> bool:
-        """Whether it asks for a model's results."""
+        """True if the call asks for a model's results."""
         return self.method == "POST" and self.path.rpartition("/")[2] in _INFERENCES
 
     @property
     def is_stream(self) -> bool:
-        """Whether its answer comes in parts that are worth sending one by one."""
+        """True if its answer comes in parts that are worth sending one by one."""
         if self.path.endswith("/generate_stream"):
             return True
         return self.path.startswith("/v1/") and self.is_inference and self._peek().stream is True
 
     @property
     def changes_models(self) -> bool:
-        """Whether it loads or unloads a model."""
+        """True if the call loads or unloads a model."""
         return self.path.startswith("/v2/repository/models/")
 
     @property
@@ -63,7 +63,7 @@ class Call(NamedTuple):
 
 
 NOT_BEGUN = b"x-cellrt-not-begun", b"1"
-"""In the head of an answer: the replica has no engine now, or leaves, and has done nothing."""
+"""A header of answers: the replica has no engine now, or leaves, and has done nothing."""
 UNAVAILABLE = 503
 
 
@@ -76,12 +76,12 @@ class Answer(NamedTuple):
 
     @property
     def is_begun(self) -> bool:
-        """Whether the replica may have run some of the request."""
+        """True if the replica may have run some of the request."""
         return NOT_BEGUN not in self.headers
 
     @property
     def is_death(self) -> bool:
-        """Whether a worker or an engine's process died that had the request; one that only refused has not."""
+        """True if a worker or an engine's process died with the request; False of a replica that only refused it."""
         if self.status != UNAVAILABLE or not self.is_begun:
             return False
         try:
@@ -105,12 +105,12 @@ _decoder = msgspec.json.Decoder(_Peek)
 
 
 def key_of(model: str, id: str) -> str:
-    """What a session is known by over all replicas."""
+    """Return the name of a session over all replicas."""
     return f"{model}/{id}"
 
 
 def parts_of(key: str) -> tuple[str, str]:
-    """Model and id of a session. Raises RequestError if it is not the key of one."""
+    """Return the model and id of a session. Raise RequestError if it is not the key of one."""
     model, slash, id = key.partition("/")
     if not slash:
         raise RequestError(f"expected model/id, got {key!r:.80}")

@@ -1,0 +1,179 @@
+"""The door: requests join the work that runs, and leave it with their results, without Python.
+
+A client writes what it hands in to a row of ``submissions``, and the row's number to the ring ``submitted``. A turn
+admits the requests and copies their tensors to the host's arena (``join``); when one is done its results are copied to
+memory of the client's own (``leave``), and the ring ``answered`` has it until Python has told the client. So new
+requests are batched with those that run from the next cell on, and each leaves with its last (BatchMaker section 4.2).
+
+What is not that plain is Python's: requests that wait for room, have a deadline, a session or a stream, fail or are
+cancelled. It may take over a submission at any time (``engine/door.py``); its requests are Python's from then on.
+"""
+
+from __future__ import annotations
+
+from cellrt.core.requests.admission import admit, finish, set_lengths
+from cellrt.core.state.copying import copy_at
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED
+from cellrt.core.state.pointers import OpenTemplate, template_at
+from cellrt.core.state.tables import (
+    ALL_STEPS,
+    ANSWER,
+    ANSWERS,
+    LAST_STEP,
+    MANY_ARRIVALS,
+    MAX_SUBMISSIONS,
+    SUBMITTED,
+    TAKEN,
+    Answer,
+    Request,
+    Submission,
+    Tables,
+)
+from cellrt.native.atomics import load, store
+from cellrt.native.jit import compiled
+from cellrt.native.memory import ints_at, words_at
+from cellrt.native.row_types import WORD_BYTES, Matrix, row_view
+
+LEFT_BEHIND = -1
+"""Submission of a request that is answered, while tasks of it that went ahead are in flight."""
+ANSWER_WORDS = ANSWER.itemsize // WORD_BYTES
+
+_answer_at = row_view(Answer)
+
+
+@compiled
+def join(t: Tables) -> bool:
+    """Admit what clients have handed in, in order, as far as there is room; return whether that is all.
+
+    If not, the next of ``submitted`` is the one that found no room; some of its requests may have. Or none is admitted,
+    as their order is not that of their arrival.
+    """
+    while True:
+        end = load(t.door, SUBMITTED)
+        if t.door[TAKEN] == end:
+            return True
+        if not _is_in_order(t, t.door[TAKEN], end):
+            return False
+        while t.door[TAKEN] < end:
+            at = t.submitted[t.door[TAKEN] % MAX_SUBMISSIONS]
+            submission = t.submissions[at]
+            submission.is_there = 1
+            _note_arrivals(t, submission)
+            if not _admit_all(t, submission, at):
+                return False
+            store(t.door, TAKEN, t.door[TAKEN] + 1)
+
+
+@compiled
+def _is_in_order(t: Tables, first: int, end: int) -> bool:
+    """Return whether submissions that were handed in one after the other are to be admitted so."""
+    for k in range(first + 1, end):
+        before = t.submissions[t.submitted[(k - 1) % MAX_SUBMISSIONS]]
+        its = t.submissions[t.submitted[k % MAX_SUBMISSIONS]]
+        if its.priority > before.priority or (its.priority == before.priority and its.order < before.order):
+            return False
+    return True
+
+
+@compiled
+def _note_arrivals(t: Tables, submission: Submission) -> None:
+    """Update the smoothed time between arrivals, as ``Clock.note_arrivals`` does."""
+    settings = t.settings[0]
+    longest_ns = 2.0 * max(settings.max_run_ns, settings.join_budget_ns)
+    for _ in range(min(submission.count, MANY_ARRIVALS)):
+        gap_ns = min(float(submission.arrival_ns - settings.last_arrival_ns), longest_ns)
+        settings.arrival_gap_ns += (gap_ns - settings.arrival_gap_ns) / 16
+        settings.last_arrival_ns = submission.arrival_ns
+
+
+@compiled
+def _admit_all(t: Tables, submission: Submission, at: int) -> bool:
+    """Admit the requests of a submission that are not; return whether all have found room."""
+    template, no_deadlines = template_at(submission.template_at), words_at(0, 0, 2)
+    if submission.num_lengths > 0:
+        set_lengths(template, ints_at(submission.lengths_at, 1, submission.num_lengths), 0)
+    while submission.num_admitted < submission.count:
+        number = submission.num_admitted
+        how = submission.sequence + number, submission.priority, submission.client, no_deadlines, 0, 0, -1
+        request_id = admit(t, template, *how, t.brought, 0)
+        if request_id < 0:
+            return False
+        request = t.requests[request_id]
+        request.submission, request.number = at + 1, number
+        _bring(t, template, at, number)
+        submission.num_admitted += 1
+    return True
+
+
+@compiled
+def _bring(t: Tables, template: OpenTemplate, at: int, number: int) -> None:
+    """Copy the tensors of a request that was just admitted to its host rows."""
+    first = 0
+    for k in range(template.externals.shape[0]):
+        count, kind = template.externals[k, 0], t.kinds[t.tensors[at, 2 * k + 1]]
+        given = t.tensors[at, 2 * k] + number * count * kind.row_bytes
+        for j in range(count):
+            row = t.brought[first + j]
+            if row >= 0:
+                copy_at(kind.host_at + row * kind.row_bytes, given + j * kind.row_bytes, kind.row_bytes)
+        first += count
+
+
+@compiled
+def leave(t: Tables, notices: Matrix, count: int, now_ns: int) -> int:
+    """Answer those requests of the door that notices say are done; return how many notices are left, for Python: they
+    come first, in their order."""
+    kept = 0
+    for k in range(count):
+        request_id, what = notices[k, 0], notices[k, 1]
+        request = t.requests[request_id]
+        if what == NOTICE_DONE and request.submission > 0:
+            _answer(t, request, request_id, now_ns)
+        elif what == NOTICE_RELEASED and request.submission == LEFT_BEHIND:
+            request.submission = 0
+        else:
+            notices[kept, 0], notices[kept, 1] = request_id, what
+            kept += 1
+    return kept
+
+
+@compiled
+def _answer(t: Tables, request: Request, request_id: int, now_ns: int) -> None:
+    """Copy the results of a request that is done to its client's memory, and release it."""
+    submission = t.submissions[request.submission - 1]
+    results_at = submission.results_at
+    for k in range(submission.num_answers):
+        answers = ints_at(submission.answers_at, 1, submission.num_answers * ANSWER_WORDS)[0]
+        results_at += _copy_out(t, request, submission.count, _answer_at(answers, k * ANSWER_WORDS), results_at)
+    answered = t.answered[t.door[ANSWERS] % t.answered.size]
+    answered.submission, answered.number = request.submission - 1, request.number
+    answered.started_ns, answered.ended_ns = request.started_ns, now_ns
+    submission.num_answered += 1
+    if submission.num_answered == submission.count:
+        submission.is_there = 0
+    request.submission = LEFT_BEHIND if finish(t, request_id) else 0
+    store(t.door, ANSWERS, t.door[ANSWERS] + 1)
+
+
+@compiled
+def _copy_out(t: Tables, request: Request, count: int, answer: Answer, results_at: int) -> int:
+    """Copy a result of a request of a submission of so many to where those of all lie; return how many bytes these are.
+
+    Of a loop the room behind the steps that it took stays as it is; in front of each are 8 bytes with their number.
+    """
+    positions = ints_at(answer.positions_at, 1, answer.num_positions)[0]
+    kind, size, taken = t.kinds[answer.kind], answer.row_bytes, 0
+    room = size * (1 if answer.steps == LAST_STEP else answer.num_positions)
+    if answer.steps != ALL_STEPS:
+        room += 8
+    to = results_at + request.number * room
+    for j in range(answer.num_positions):
+        row = t.places[request.first_place + positions[j]]
+        if answer.steps == ALL_STEPS:
+            copy_at(to + j * size, kind.host_at + row * size, size)
+        elif row >= 0:
+            copy_at(to + 8 + (taken * size if answer.steps != LAST_STEP else 0), kind.host_at + row * size, size)
+            taken += 1
+    if answer.steps != ALL_STEPS:
+        words_at(to, 1, 1)[0, 0] = taken
+    return count * room

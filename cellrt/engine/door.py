@@ -1,0 +1,241 @@
+"""How clients of this process hand requests in that join and leave without Python (``core/requests/door.py``), and how
+they are told."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Sequence
+from ctypes import addressof, c_char
+from struct import Struct
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cellrt.core.processor import Processor
+from cellrt.core.state.tables import ANSWERS, MAX_SUBMISSIONS, MAX_TENSORS, SUBMISSION, SUBMITTED, TAKEN, TOLD
+from cellrt.engine.future import PackedResults, RequestFuture
+from cellrt.engine.futures import Ends
+from cellrt.engine.records import Arrival
+from cellrt.engine.registry import Model
+from cellrt.engine.together import SMALL_BYTES
+from cellrt.native.atomics import stored
+from cellrt.native.row_types import CACHE_LINE
+
+ALONE = range(1)
+_ROW, _TENSOR = Struct("6qd8i"), Struct("2q")
+
+
+class Told(NamedTuple):
+    """Requests of a model that have their results.
+
+    Attributes:
+        ended: of those that were submitted together who is told, their numbers, and where the results are.
+        arrivals_ns, started_ns: when they arrived, and how many then; when the first task of each was submitted.
+        ended_ns: when they ended.
+        num_rows: nodes of all.
+    """
+
+    ended: list[tuple[RequestFuture | Ends, Sequence[int], PackedResults, int]]
+    arrivals_ns: list[tuple[int, int]]
+    started_ns: list[int]
+    ended_ns: int
+    num_rows: list[int]
+
+
+class _Memory:
+    """Memory for results: small ones lie together, as to find out where memory begins takes as long as much else."""
+
+    def __init__(self) -> None:
+        self._shared, self._address, self._end = memoryview(b""), 0, 0
+
+    def take(self, size: int) -> tuple[memoryview, int]:
+        """Return so many bytes, and where they begin."""
+        if size > SMALL_BYTES:
+            own = bytearray(size)
+            return memoryview(own), addressof(c_char.from_buffer(own))
+        begin = self._end
+        if begin + size > len(self._shared):
+            made = bytearray(2 * SMALL_BYTES)
+            self._shared, self._address, begin = memoryview(made), addressof(c_char.from_buffer(made)), 0
+        self._end = begin + (size + CACHE_LINE - 1) // CACHE_LINE * CACHE_LINE
+        return self._shared[begin : begin + size], self._address + begin
+
+
+class Door:
+    """The submissions that compiled code admits and answers.
+
+    Clients hand in under the gate; whatever else is here belongs to the holder of the turn.
+    """
+
+    def __init__(self, processor: Processor) -> None:
+        t = processor.tables
+        self._processor, self._words, self._table, self._submitted = processor, t.door, t.submissions, t.submitted
+        self._answered, self._requests = t.answered, t.requests["submission"]
+        self._numbers = t.requests["number"]
+        self._rows, self._tensors = _bytes_of(t.submissions), _bytes_of(t.tensors)
+        self._arrivals: list[Arrival | None] = [None] * MAX_SUBMISSIONS
+        self._free, self._memory = deque(range(MAX_SUBMISSIONS)), _Memory()
+        self.is_shut = False
+        """Whether everything is handed in to Python, as of an engine that keeps a timeline."""
+
+    @property
+    def has_answers(self) -> bool:
+        """Whether there are answers that clients were not told of."""
+        return bool(self._words.item(TOLD) < self._words.item(ANSWERS))
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing is here: handed in, running or to be told."""
+        return len(self._free) == MAX_SUBMISSIONS
+
+    def hand_in(self, arrivals: Sequence[Arrival]) -> bool:
+        """Hand in requests, all or none; return whether they are: some are for Python, or there is no place."""
+        if self.is_shut or len(arrivals) > len(self._free):
+            return False
+        for arrival in arrivals:
+            if not arrival.may_go_by_door:
+                return False
+        at, free = self._words.item(SUBMITTED), self._free
+        for arrival in arrivals:
+            row = free[0]
+            self._write(row, arrival)
+            self._submitted[at % MAX_SUBMISSIONS] = row
+            self._arrivals[row], arrival.row = arrival, row
+            free.popleft()
+            at += 1
+        stored(self._words, SUBMITTED, at)
+        return True
+
+    def _write(self, row: int, arrival: Arrival) -> None:
+        template, answers, count = arrival.plan.template, arrival.plan.answers, arrival.count
+        for k, (kind, values) in enumerate(arrival.externals):
+            try:
+                tensor_at = addressof(c_char.from_buffer(values))  # type: ignore[arg-type]
+            except (TypeError, ValueError):  # it may not be written to, has gaps, or is empty
+                values = np.ascontiguousarray(values)
+                arrival.externals[k] = kind, values
+                tensor_at = values.__array_interface__["data"][0]
+            _TENSOR.pack_into(self._tensors, (row * MAX_TENSORS + k) * _TENSOR.size, tensor_at, kind)
+        arrival.memory, results_at = self._memory.take(count * answers.num_bytes)
+        _ROW.pack_into(
+            self._rows,
+            row * SUBMISSION.itemsize,
+            template.template.address,
+            arrival.plan.lengths_address,
+            answers.address,
+            results_at,
+            arrival.sequence,
+            arrival.arrival_ns,
+            arrival.order,
+            template.lengths.size,
+            answers.count,
+            count,
+            0,
+            0,
+            arrival.priority,
+            arrival.client,
+            0,
+        )
+
+    def take_back(self) -> list[Arrival]:
+        """Take out what was handed in and is not admitted, or (the first) not all of it; in order."""
+        taken, end = self._words.item(TAKEN), self._words.item(SUBMITTED)
+        found = [self._arrivals[self._submitted.item(at % MAX_SUBMISSIONS)] for at in range(taken, end)]
+        stored(self._words, TAKEN, end)
+        return [arrival for arrival in found if arrival is not None]
+
+    def whose(self, request: int) -> Arrival | None:
+        """The submission that a request came with, by its id in the processor; None: Python admitted it."""
+        row = self._requests.item(request) - 1
+        return self._arrivals[row] if row >= 0 else None
+
+    def all(self) -> Iterator[Arrival]:
+        """Every submission that is here."""
+        return (arrival for arrival in list(self._arrivals) if arrival is not None)
+
+    def num_admitted(self, arrival: Arrival) -> int:
+        """How many requests of a submission that is here were admitted."""
+        return int(self._table["num_admitted"][arrival.row])
+
+    def give_up(self, arrival: Arrival) -> None:
+        """Give up a submission of which no request was admitted."""
+        self._table["is_there"][arrival.row] = 0
+        self._leave(arrival)
+
+    def take_over(self, arrival: Arrival) -> tuple[int, dict[int, int]]:
+        """Give up a submission: return how many of its requests were admitted, and the ids of those that are not
+        answered by their numbers. Its answers must have been told."""
+        row, admitted = arrival.row, self.num_admitted(arrival)
+        ids = np.flatnonzero(self._requests == row + 1)
+        left = dict(zip(self._numbers[ids].tolist(), ids.tolist()))
+        self._requests[ids] = 0
+        self.give_up(arrival)
+        return admitted, left
+
+    def take_answers(self) -> dict[Model, Told]:
+        """Take out the answers that clients were not told of, by model."""
+        told, end = self._words.item(TOLD), self._words.item(ANSWERS)
+        first, last = told % len(self._answered), end % len(self._answered)
+        rows = self._answered[first:last].tolist() if first < last else []
+        if first >= last:
+            rows = self._answered[first:].tolist() + self._answered[:last].tolist()
+        self._words[TOLD] = end
+        found: dict[Model, Told] = {}
+        together: dict[Arrival, list[int]] = {}
+        for row, number, started_ns, ended_ns in rows:
+            arrival = self._arrivals[row]
+            if arrival is None:
+                continue
+            its = found.get(arrival.model) or found.setdefault(arrival.model, Told([], [], [], ended_ns, []))
+            its.started_ns.append(started_ns)
+            its.num_rows.append(arrival.plan.num_nodes)
+            its.arrivals_ns.append((arrival.arrival_ns, 1))
+            if arrival.count > 1:
+                together.setdefault(arrival, []).append(number)
+            else:
+                its.ended.append((arrival.outcome, ALONE, arrival, 0))
+                arrival.num_told = 1
+                self._leave(arrival)
+        for arrival, numbers in together.items():
+            numbers.sort()
+            ended = found[arrival.model].ended
+            for run in _runs(numbers):
+                ended.append((arrival.outcome, run, arrival, run[0]))
+            arrival.num_told += len(numbers)
+            if arrival.num_told == arrival.count:
+                self._leave(arrival)
+        return found
+
+    def _leave(self, arrival: Arrival) -> None:
+        self._arrivals[arrival.row] = None
+        self._free.append(arrival.row)
+        arrival.row = -1
+
+    def heal(self) -> None:
+        """After a client was interrupted while it handed in: forget what it had begun to; under the gate, when all that
+        was handed in is admitted or taken back."""
+        is_there = self._table["is_there"]
+        for row, arrival in enumerate(self._arrivals):
+            if arrival is not None and not is_there[row] and arrival.num_told == 0:
+                arrival.row = -1
+                self._arrivals[row] = None
+        self._free = deque(row for row, arrival in enumerate(self._arrivals) if arrival is None)
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[range]:
+    """Numbers that follow each other, in ascending order."""
+    first = before = numbers[0]
+    if numbers[-1] - first == len(numbers) - 1:
+        yield range(first, first + len(numbers))
+        return
+    for number in numbers[1:]:
+        if number != before + 1:
+            yield range(first, before + 1)
+            first = number
+        before = number
+    yield range(first, before + 1)
+
+
+def _bytes_of(table: NDArray[Any]) -> memoryview:
+    return memoryview(table).cast("B")  # type: ignore[arg-type]

@@ -1,0 +1,256 @@
+"""Beam search: several answers go on side by side, and those that are likeliest so far go on to more than one.
+
+The host chooses between two steps which answers go on, each of which has a session of its own. An answer that goes on
+in two ways is one whose state another session is given: they share its pages until they differ.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+
+from cellrt.engine.due import Due
+from cellrt.engine.future import RequestFuture
+from cellrt.errors import RequestError
+from cellrt.language.answers import Answer, Reader, answer_of
+from cellrt.language.language import Language
+from cellrt.language.options import Options
+from cellrt.numbers import as_integer, as_real
+
+MOST_CANDIDATES = 20
+"""Of each step of an answer: so many of the likeliest tokens a language model tells."""
+
+
+class Beam(NamedTuple):
+    """An answer.
+
+    Attributes:
+        tokens: that were made.
+        logprobs: theirs.
+        score: the sum of these while it goes on; of one that has ended, that by its length to the length penalty.
+    """
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    score: float = 0.0
+
+
+class BeamSearch:
+    """Which answers go on, step by step, as ``transformers`` chooses them with ``do_sample=False``.
+
+    Args:
+        num_beams: answers that go on, and the most that are kept of those that have ended.
+        max_tokens: the most of an answer.
+        ends: tokens that end one.
+        length_penalty: above 0 longer answers are preferred, below shorter ones.
+        early_stopping: whether to end as soon as ``num_beams`` answers have ended. Else it ends when no answer that
+            goes on has a better score, as long as it is now, than the worst of those.
+
+    Attributes:
+        beams: that go on.
+        is_over: whether none does any more.
+    """
+
+    def __init__(
+        self, num_beams: int, max_tokens: int, ends: Collection[int], length_penalty: float, early_stopping: bool
+    ) -> None:
+        self._num_beams, self._max_tokens, self._ends = num_beams, max_tokens, frozenset(ends)
+        self._length_penalty, self._early_stopping = length_penalty, early_stopping
+        self.beams = [Beam()]
+        self.is_over = False
+        self._ended: list[Beam] = []
+
+    @property
+    def num_candidates(self) -> int:
+        """How many of the likeliest tokens ``take`` needs of each answer: so many that enough of them do not end."""
+        return max(2, 1 + len(self._ends)) * self._num_beams
+
+    @property
+    def best(self) -> Beam:
+        """The best answer that has ended."""
+        return self._ended[0]
+
+    def take(self, steps: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
+        """Take in the likeliest tokens after each beam, with their log-probabilities.
+
+        Return of each of the new ``beams`` which of the former ones it goes on from, and by its last token.
+        """
+        made = [
+            (beam.score + logprob, number, token, logprob)
+            for number, (beam, likeliest) in enumerate(zip(self.beams, steps, strict=True))
+            for token, logprob in likeliest
+        ]
+        made.sort(key=lambda each: -each[0])
+        longer = [
+            (parent, Beam((*self.beams[parent].tokens, token), (*self.beams[parent].logprobs, logprob), score))
+            for score, parent, token, logprob in made[: self.num_candidates]
+        ]
+        # Only what is among the best ``num_beams`` may end: the others are there so that enough go on.
+        self._end([beam for _, beam in longer[: self._num_beams] if self._has_ended(beam)])
+        going = [(parent, beam) for parent, beam in longer if not self._has_ended(beam)][: self._num_beams]
+        self.beams = [beam for _, beam in going]
+        is_full = len(self._ended) == self._num_beams
+        may_improve = bool(going) and (not is_full or self._scored(self.beams[0]).score > self._ended[-1].score)
+        self.is_over = not may_improve or (is_full and self._early_stopping)
+        return [parent for parent, _ in going]
+
+    def _has_ended(self, beam: Beam) -> bool:
+        return beam.tokens[-1] in self._ends or len(beam.tokens) >= self._max_tokens
+
+    def _end(self, beams: Sequence[Beam]) -> None:
+        ended = [*self._ended, *map(self._scored, beams)]
+        self._ended = sorted(ended, key=lambda beam: -beam.score)[: self._num_beams]
+
+    def _scored(self, beam: Beam) -> Beam:
+        """Return a beam with the score that it has, or would have, as an answer that has ended."""
+        return beam._replace(score=beam.score / len(beam.tokens) ** self._length_penalty)
+
+
+class SearchedBeams:
+    """Has the beams of one search made.
+
+    Args:
+        open_session: of the model.
+        language, options: of the model and of the answer.
+        request: of the answer, as the model takes it.
+        search: which chooses among them.
+        due, priority: of all of it.
+    """
+
+    def __init__(
+        self,
+        open_session: Callable[[], Any],
+        language: Language,
+        options: Options,
+        request: Mapping[str, Any],
+        search: BeamSearch,
+        due: Due,
+        priority: int,
+    ) -> None:
+        self._open, self._search, self._due, self._priority = open_session, search, due, priority
+        self._language, self._options = language, options
+        self._request = {**request, "max_tokens": 1, "logprobs": search.num_candidates}
+        self._began_s, self._is_closed = time.monotonic(), False
+        self._sessions: list[Any] = []
+        """Of each beam, then such as no beam has."""
+
+    def run(self) -> Answer:
+        """Return the best answer; waits for it."""
+        with self._closing():
+            futures = self._begin()
+            while not self._search.is_over:
+                self._take([future.result() for future in futures])
+                futures = self._go_on()
+            return self._answer()
+
+    async def arun(self) -> Answer:
+        """As ``run``; cancelling it gives the search up."""
+        futures: list[RequestFuture] = []
+        with self._closing():
+            try:
+                futures = await asyncio.to_thread(self._begin)
+                while not self._search.is_over:
+                    self._take([await future for future in futures])
+                    futures = await asyncio.to_thread(self._go_on)
+                return self._answer()
+            finally:
+                for future in futures:
+                    future.cancel()
+
+    def _answer(self) -> Answer:
+        """Return the best answer that has ended."""
+        best, reader = self._search.best, Reader(self._language, self._options)
+        steps = [{"token": torch.tensor(token), "logprob": torch.tensor(its)} for token, its in zip(*best[:2])]
+        pieces = [piece for step in steps if (piece := reader.feed(step)) is not None]
+        return answer_of([*pieces, reader.end()], len(self._request["prompt"]), 0, len(best.tokens))
+
+    def _begin(self) -> list[RequestFuture]:
+        self._open_one()
+        return [self._submit(self._sessions[0], self._request, is_first=True)]
+
+    def _take(self, made: Sequence[Mapping[str, torch.Tensor]]) -> None:
+        """Take in a step of each beam, and give each of the next ones a session that has read what it goes on from."""
+        likeliest = [zip(step["top_token"][0].tolist(), step["top_logprob"][0].tolist()) for step in made]
+        parents = self._search.take([[(token, logprob) for token, logprob in its if token >= 0] for its in likeliest])
+        if self._search.is_over:
+            return
+        free = [session for number, session in enumerate(self._sessions) if number not in parents]
+        chosen: list[Any] = []
+        copies: dict[int, list[Any]] = {}
+        for number, parent in enumerate(parents):
+            if parent in parents[:number]:
+                copies.setdefault(parent, []).append(free.pop() if free else self._open_one())
+                chosen.append(copies[parent][-1])
+            else:
+                chosen.append(self._sessions[parent])
+        for parent, others in copies.items():
+            self._sessions[parent].copy_to(others)
+        self._sessions = [*chosen, *free]
+
+    def _open_one(self) -> Any:
+        """Open a session that ends with the others."""
+        made = self._open()
+        self._sessions.append(made)
+        if self._is_closed:  # whoever waited for it has left meanwhile
+            made.leave()
+        return made
+
+    def _go_on(self) -> list[RequestFuture]:
+        """Have each beam read its last token."""
+        return [
+            self._submit(session, {**self._request, "prompt": [beam.tokens[-1]]}, is_first=False)
+            for session, beam in zip(self._sessions, () if self._search.is_over else self._search.beams)
+        ]
+
+    def _submit(self, session: Any, request: Mapping[str, Any], is_first: bool) -> RequestFuture:
+        left = self._due.after(time.monotonic() - self._began_s)
+        begun_s = left.begun_s if is_first else None
+        how: dict[str, Any] = {"deadline": left.done_s, "schedule_by": begun_s, "priority": self._priority}
+        future: RequestFuture = session.submit(request, **how, wait=not is_first)
+        return future
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        try:
+            yield
+        finally:
+            self._is_closed = True
+            for session in self._sessions:
+                session.leave()
+
+
+def beams_request(language: Language, tokens: Sequence[int], options: Options) -> tuple[dict[str, Any], Options]:
+    """Return what a model takes for a prompt, and the options as they are then. Raises RequestError for options that no
+    search has, and models that are no decoder."""
+    if language.kind != "decoder":
+        raise RequestError(f"model {language.name!r}: no beams, only a decoder has those")
+    chosen = options.prepared(language)
+    request = chosen.request(language, tokens, language.room_for(tokens))
+    others = sorted(request.keys() - {"prompt", "max_tokens", "stop_tokens", "ignore_eos"})
+    others += [name for name in ("stop", "mask") if getattr(chosen, name)]
+    if others:
+        raise RequestError(f"num_beams: expected no {', '.join(others)} beside it")
+    return request, chosen
+
+
+def search_of(
+    num_beams: object, length_penalty: object, early_stopping: object, max_tokens: int, ends: Collection[int]
+) -> BeamSearch:
+    """Return a search. Raises RequestError for what is none, and one of more candidates than models tell."""
+    count, penalty = as_integer(num_beams), as_real(length_penalty)
+    if count is None or count < 1:
+        raise RequestError(f"num_beams: expected a number of beams, got {num_beams!r:.80}")
+    if penalty is None or not -100 <= penalty <= 100:
+        raise RequestError(f"length_penalty: expected a number from -100 to 100, got {length_penalty!r:.80}")
+    if not isinstance(early_stopping, bool):
+        raise RequestError(f"early_stopping: expected True or False, got {early_stopping!r:.80}")
+    made = BeamSearch(count, max_tokens, ends, penalty, early_stopping)
+    if made.num_candidates > MOST_CANDIDATES:
+        most = MOST_CANDIDATES * count // made.num_candidates
+        raise RequestError(f"num_beams: expected at most {most} of a model with {len(ends)} ends of texts, got {count}")
+    return made
