@@ -10,13 +10,16 @@ IS_SUITABLE := import sys; sys.exit(sys.version_info < (3, 11))
 PYTHON ?= $(shell for name in python3 python3.13 python3.12 python3.11; do \
 	$$name -c '$(IS_SUITABLE)' 2>/dev/null && echo $$name && break; done)
 
+# Without the plugins that packages bring which only some tests use: all of their hooks are asked of each test.
+PYTEST := $(BIN)/python -m pytest -p no:anyio -p no:schemathesis
+
 # Tests start hundreds of processes: each finds what others have compiled of Python, whatever the shell says.
 unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test lint interpreted core compiled slow mutants ray bench docs pictures gpu gpu-first \
-	gpu-second gpu-third gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
+.PHONY: help demo serve test tests checks lint interpreted core compiled slow mutants ray bench docs pictures gpu \
+	gpu-first gpu-second gpu-third gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
 
 help:
 	@echo "make demo    install what the demo needs into $(VENV) and run it"
@@ -45,15 +48,22 @@ demo: $(VENV)/.demo
 serve: $(VENV)/.serve
 	$(BIN)/cellrt serve g2p
 
-# For two cores: what is one process goes side by side, and then the tests run in two. Torch takes one thread in each of
-# these, as threads that wait for each other by spinning cost several times as much once there are more than cores.
+# For two cores. What the tests need is compiled first. Beside it, and then beside the tests, which run in two processes,
+# the rest is checked in the time that they leave, and says what it found of each target at its end. Torch takes one
+# thread in each of these, as threads that wait for each other by spinning cost several times as much once there are
+# more than cores.
 test:
-	$(MAKE) --no-print-directory --jobs=2 --output-sync=target core compiled lint docs interpreted
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "not slow" --numprocesses 2 --dist loadfile
+	$(MAKE) --no-print-directory --jobs=2 tests checks
+
+tests: compiled
+	OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" --numprocesses 2 --dist loadfile
+
+checks: $(VENV)/.dev
+	nice -n 19 $(MAKE) --no-print-directory --output-sync=target lint docs interpreted
 
 interpreted: $(VENV)/.dev
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow and not hypothesis" tests/core
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest tests/engine/test_turn_protocol.py
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not slow and not hypothesis" tests/core
+	NUMBA_DISABLE_JIT=1 $(PYTEST) tests/engine/test_turn_protocol.py
 
 # Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
 core: $(VENV)/.demo
@@ -61,7 +71,7 @@ core: $(VENV)/.demo
 
 # This imports all tests, and so makes their cells, whose kernels are compiled for it.
 compiled: core $(VENV)/.dev
-	$(BIN)/python -m pytest --collect-only --quiet > /dev/null
+	$(PYTEST) --collect-only --quiet > /dev/null
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
@@ -70,13 +80,13 @@ lint: $(VENV)/.dev
 	$(BIN)/lint-imports --no-logo
 
 slow: $(VENV)/.dev
-	NUMBA_DISABLE_JIT=1 $(BIN)/python -m pytest -m "not slow and hypothesis" tests/core tests/engine/test_turn_protocol.py
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -m "slow or hypothesis" --hypothesis-profile thorough --timeout 600 \
+	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not slow and hypothesis" tests/core tests/engine/test_turn_protocol.py
+	OMP_NUM_THREADS=1 $(PYTEST) -m "slow or hypothesis" --hypothesis-profile thorough --timeout 600 \
 		--numprocesses 2 --dist loadfile
 
 ray: $(VENV)/.dev
 	$(PIP_INSTALL) --editable '.[ray]'
-	$(BIN)/python -m pytest tests/ray
+	$(PYTEST) tests/ray
 
 # How many are drawn, always the same ones for a number. They are tried in a copy, so that no mutant is left in this tree.
 MUTANTS ?= 100

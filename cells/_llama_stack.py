@@ -20,7 +20,7 @@ from cellrt.cells._row_kernels import add_rows, gate_rows, norm_rows, turn_rows
 from cellrt.cells._weights import Derived, is_fusable, pack_with_bias
 from cellrt.cells.paged_attention import LayerPages, Mask, Pages, Spans, settings_of, task_of
 from cellrt.cells.transformer import Heads
-from cellrt.definition.compiled_form import is_settled, nogil, start_of
+from cellrt.definition.compiled_form import is_settled, nogil, nogil_part, start_of
 from cellrt.kernels.paged_attention.pages import check, check_appended
 from cellrt.products.packed import FLOAT_BYTES, new_room, packed_numbers, project
 
@@ -32,7 +32,7 @@ LAYER_WORDS = 2 * len(LINEARS) + len(NORMS)
 """Addresses of a layer: of each linear layer packed weight and bias, and of each norm, 0 where there is none."""
 
 
-@nogil
+@nogil_part
 def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task, places):  # type: ignore[no-untyped-def]
     """Change rows ``x`` ``[rows, hidden]`` as all layers do, and write their keys and values to the pages.
 
@@ -48,7 +48,7 @@ def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task
     normed, query, read, key, value, gate, up = (
         starts[0], starts[1], starts[2], starts[3], starts[4], starts[5], starts[6]
     )  # fmt: skip
-    task[3:7] = query, read, key, value
+    task[3], task[4], task[5], task[6] = query, read, key, value
     for layer in range(count):
         own = layers[layer]
         norm_rows(x, own[14], rows, hidden, epsilon, normed)
@@ -60,7 +60,7 @@ def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task
             norm_rows(key, own[17], rows * kv_heads, head_dim, epsilon, key)
         turn_rows(query, positions, rows, heads, head_dim // 2, turns, query)
         turn_rows(key, positions, rows, kv_heads, head_dim // 2, turns, key)
-        task[7:9] = places[layer]
+        task[7], task[8] = places[layer, 0], places[layer, 1]
         append(start_of(settings), start_of(task))
         attend(start_of(settings), start_of(task))
         project(read, rows, wide, own[6], own[7], hidden, normed)
@@ -72,6 +72,12 @@ def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task
         project(gate, rows, inner, own[12], own[13], hidden, normed)
         add_rows(x, normed, rows, hidden)
     return room.size  # what is used here is not freed before
+
+
+@nogil
+def _run_layers_alone(layers, sizes, epsilon, x, rows, positions, turns, settings, task, places):  # type: ignore[no-untyped-def]
+    """Call ``run_layers`` from Python."""
+    return run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task, places)
 
 
 class LayerWeights:
@@ -166,5 +172,5 @@ def run_all(
         places = np.array([(own.keys.data_ptr(), own.values.data_ptr()) for own in pages])
     numbers = np.array([len(pages), heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, size])
     at = x.data_ptr(), rows, spans.positions.data_ptr(), turns.data_ptr()
-    run_layers(words, numbers, sizes.epsilon, *at, settings, task_of(first, spans), places)
+    _run_layers_alone(words, numbers, sizes.epsilon, *at, settings, task_of(first, spans), places)
     return x

@@ -7,6 +7,7 @@ which clients of the same process have meanwhile.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -32,7 +33,6 @@ from cellrt.definition.compiled_form import (
     TaskFunction,
     array_at,
     is_settled,
-    nogil,
     nogil_part,
     read_word,
     read_words,
@@ -111,8 +111,8 @@ def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[
     """Write to ``x`` ``[rows * hidden]`` what the last layer makes; False if there is a token that has no embedding,
     and then nothing was done.
 
-    ``step`` begins as ``LlamaStep.run`` lays it out; ``layers``, ``sizes``, ``settings`` and ``task`` are as
-    ``run_layers`` takes them.
+    ``step`` begins with ``tokens, rows, is_read, turns, keys, model``; ``layers``, ``sizes``, ``settings`` and ``task``
+    are as ``run_layers`` takes them.
     """
     tokens, rows, _, turns, keys, model = step[0], step[1], step[2], step[3], step[4], step[5]
     hidden, table, vocabulary = sizes[1], read_word(model, 0), read_word(model, 1)
@@ -130,7 +130,7 @@ def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[
     return True
 
 
-@nogil
+@nogil_part
 def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-untyped-def]
     """Run the layers as ``run_stack`` does, and choose the likeliest tokens."""
     rows, is_read, model = step[1], step[2], step[5]
@@ -177,6 +177,16 @@ def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
     return DONE if _run_step(step, task_words(words, page_size, page_stride), *given, epsilon) else REFUSED
 
 
+def takes(function: TaskFunction, constants: Sequence[int], tensors: Sequence[Tensor]) -> bool:
+    """Call a form's function with a task of these tensors, of which it asks where they lie and their first two sizes;
+    return whether it took it."""
+    given, words = np.array(constants), np.zeros(FIRST_TENSOR + TENSOR * len(tensors), np.int64)
+    told = words[FIRST_TENSOR:].reshape(-1, TENSOR)
+    told[:, AT] = [each.data_ptr() for each in tensors]
+    told[:, SIZES : SIZES + 2] = [(*each.shape[:2], 1)[:2] for each in tensors]
+    return function.call(given.ctypes.data, words.ctypes.data) == DONE
+
+
 class _Words(NamedTuple):
     """The arguments of a step that stay the same from step to step.
 
@@ -199,6 +209,13 @@ class _Words(NamedTuple):
     page: tuple[int, ...]
     keeps: object
 
+    def constants(self, num_positions: int, epsilon: float) -> tuple[list[int], object]:
+        """Return the words of a form for so many positions at least, and what they point to."""
+        turns, bits = self.turns(num_positions - 1), int(np.float64(epsilon).view(np.int64))
+        made = [self.model_at, self.layers.ctypes.data, len(self.layers), self.sizes.ctypes.data]
+        made += [self.settings.ctypes.data, bits, turns.data_ptr(), len(turns), self.page[2], math.prod(self.page)]
+        return made, (self, turns)
+
 
 class LlamaStep:
     """The step of one model, with the weights as the call reads them. Copies and pickles start empty."""
@@ -215,30 +232,22 @@ class LlamaStep:
         each; or None for what only the modules take or refuse. Of rows that are not read, tokens and
         log-probabilities are 0.
         """
-        given, rows = self.arguments_of(model, token, kv), token.shape[0]
+        given, rows = self.given_for(model, token, kv), token.shape[0]
         if given is None:
             return None
         made = torch.empty_like(token), kv.pages.new_empty(rows), kv.pages.new_empty(rows, dtype=torch.bool)
-        step, *others = given
-        is_done = _run_step(np.array([*step, *(value.data_ptr() for value in made)]), *others)
+        own = kv.pages, kv.tables, kv.lengths, kv.positions
+        is_done = takes(_step_of_task, given[0], [token, *own, kv.offsets, kv.nodes, kv.is_read, *made])
         return made if is_done else None
 
-    def arguments_of(
-        self, model: Llama, token: Tensor, kv: PagedRows
-    ) -> tuple[list[int], Any, Any, Any, Any, Any] | None:
-        """Return the arguments of ``run_stack`` but for ``x``; None where a step cannot be one call."""
+    def given_for(self, model: Llama, token: Tensor, kv: PagedRows) -> tuple[list[int], object] | None:
+        """Return ``constants_of`` for one step, whatever its positions are; None where it cannot be one call."""
         if type(model) is not Llama or not is_token(token) or kv.page_dim != 2 or not is_fusable(kv.pages):
             return None
         words = self._words_of(model, kv.pages)
         if words is None or not _fits(token, kv):
             return None
-        pages, tables, lengths, offsets, _, positions, is_read, _ = kv
-        rows, (nodes, width), page_size = token.shape[0], tables.shape, words.page[2]
-        turns, keys = words.turns(width * page_size - 1), pages.data_ptr()
-        step = [token.data_ptr(), rows, is_read.data_ptr(), turns.data_ptr(), keys, words.model_at]
-        spans, lists = (nodes, offsets.data_ptr(), positions.data_ptr()), (tables.data_ptr(), width, lengths.data_ptr())
-        task = [*spans, *[0] * 6, page_size, pages.stride(0), *lists, 0]
-        return step, np.array(task), words.layers, words.sizes, words.settings, model.sizes.epsilon
+        return words.constants(kv.tables.shape[1] * words.page[2], model.sizes.epsilon)
 
     def form(self, model: Llama, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> CompiledForm | None:
         """Return the compiled form of a step, which what ``run`` leaves to the modules has none of."""
@@ -249,19 +258,14 @@ class LlamaStep:
         return made._replace(is_batch_invariant=True)
 
     def constants_of(self, model: Llama, kv: RowSpec) -> tuple[list[int], object] | None:
-        """``NUM_CONSTANTS`` words of a form, and what they point to; None where a step cannot be one call."""
+        """Return the constants of a form, and what they point to; None where a step cannot be one call."""
         stored = kv.stored
         if stored.dtype is not torch.float32:
             return None
         words = self._words_of(model, torch.empty(1, *stored.shape, dtype=stored.dtype, device="cpu"))
         if words is None:
             return None
-        turns = words.turns(MOST_POSITIONS - 1)
-        epsilon = int(np.float64(model.sizes.epsilon).view(np.int64))
-        page_stride = int(np.prod(stored.shape))
-        constants = [words.model_at, words.layers.ctypes.data, len(words.layers), words.sizes.ctypes.data]
-        constants += [words.settings.ctypes.data, epsilon, turns.data_ptr(), len(turns), words.page[2], page_stride]
-        return constants, (words, turns)
+        return words.constants(MOST_POSITIONS, model.sizes.epsilon)
 
     def _words_of(self, model: Llama, pages: Tensor) -> _Words | None:
         """Return the words of a model, made once for these pages; None where a step cannot be one call."""

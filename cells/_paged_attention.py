@@ -32,7 +32,6 @@ from cellrt.definition.compiled_form import (
     DONE,
     TaskFunction,
     array_at,
-    nogil,
     nogil_part,
     read_float,
     read_int,
@@ -50,7 +49,7 @@ them up."""
 LOG2_E = 1.4426950408889634
 
 
-@nogil
+@nogil_part
 def attend(constants, task):  # type: ignore[no-untyped-def]
     """Attention of a task's rows; both arguments are addresses of int64 words.
 
@@ -281,7 +280,7 @@ def _add_bias(scores, positions, bias, reach, head, group, row, block):  # type:
             scores[one, key] += read_float(table, reach + distance) * np.float32(LOG2_E)
 
 
-@nogil
+@nogil_part
 def append(constants, task):  # type: ignore[no-untyped-def]
     """Write ``key`` and ``value``, a row for each position, to their slots; arguments are as for ``attend``."""
     _, kv_heads, head_dim, kind = read_words(constants, 4)
@@ -293,14 +292,16 @@ def append(constants, task):  # type: ignore[no-untyped-def]
     for node in range(nodes):
         for row in range(offsets[node], offsets[node + 1]):
             _find_places(constants, task, node, positions[row], 1, place)
-            _halves(place[0, 0], size)[:] = _halves(key + row * size, size)
-            _halves(place[1, 0], size)[:] = _halves(value + row * size, size)
+            _copy_halves(place[0, 0], key + row * size, size // 2)
+            _copy_halves(place[1, 0], value + row * size, size // 2)
 
 
 @nogil_part
-def _halves(address, size):  # type: ignore[no-untyped-def]
-    """Return memory of any kind, in pieces of two bytes."""
-    return array_at(address, size // 2, np.int16)
+def _copy_halves(target, source, count):  # type: ignore[no-untyped-def]
+    """Copy memory of any kind, in pieces of two bytes. What assigns a slice is compiled with words for wrong shapes."""
+    to, given = array_at(target, count, np.int16), array_at(source, count, np.int16)
+    for at in range(count):
+        to[at] = given[at]
 
 
 @TaskFunction

@@ -77,7 +77,7 @@ def remember_tokens(tokens, rows, task):  # type: ignore[no-untyped-def]
         page[position[row] % size] = own[row]
 
 
-@nogil
+@nogil_part
 def sample_rows(logits, count, width, rows, task):  # type: ignore[no-untyped-def]
     """Write to the outputs what each of ``count`` rows of float32 logits ``[count, width]`` says; ``rows`` int64 are
     their places in the task."""
@@ -87,6 +87,12 @@ def sample_rows(logits, count, width, rows, task):  # type: ignore[no-untyped-de
     changes = np.zeros(width, np.int32), np.empty(most, np.int64), np.empty(most, np.float32)
     for k in range(count):
         _sample_row(logits + k * width * FLOAT_BYTES, width, place[k], task, room, changes)
+
+
+@nogil
+def sample_rows_alone(logits, count, width, rows, task):  # type: ignore[no-untyped-def]
+    """Call ``sample_rows`` from Python."""
+    sample_rows(logits, count, width, rows, task)
 
 
 @nogil_part

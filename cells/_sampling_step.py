@@ -11,18 +11,17 @@ from torch import Tensor
 from cellrt import PagedRows, RowSpec, Spans
 from cellrt.cells import _sampling as words_at
 from cellrt.cells._llama_stack import LAYER_WORDS
-from cellrt.cells._llama_step import LlamaStep, has_turns, rows_read, run_stack, task_words
+from cellrt.cells._llama_step import LlamaStep, has_turns, rows_read, run_stack, takes, task_words
 from cellrt.cells._row_kernels import norm_rows
 from cellrt.cells._sampling import remember_tokens, sample_rows
 from cellrt.cells.llama import Llama
-from cellrt.cells.sampling import Asked, SampledToken, SamplingLimits, are_plain, new_tokens, words_of
+from cellrt.cells.sampling import Asked, SampledToken, SamplingLimits, are_plain, new_tokens
 from cellrt.definition.compiled_form import (
     DONE,
     REFUSED,
     CompiledForm,
     TaskFunction,
     array_at,
-    nogil,
     nogil_part,
     read_words,
     start_of,
@@ -52,7 +51,7 @@ def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[
     return read.size + normed.size + logits.size + places.size  # what is used here is not freed before
 
 
-@nogil
+@nogil_part
 def _run_step(step, task, layers, sizes, settings, epsilon, sampling):  # type: ignore[no-untyped-def]
     """Run the layers as ``run_stack`` does, append the tokens to their texts, and sample.
 
@@ -126,12 +125,14 @@ class SamplingStep(LlamaStep):
         limits: SamplingLimits,
     ) -> SampledToken | None:
         """Return the next tokens; None for what only the modules take or refuse."""
-        given = self.arguments_of(model, token, kv)
+        given = self.given_for(model, token, kv)
         if given is None or not are_plain(asked, history, spans):
             return None
         made = new_tokens(len(token), limits, token.device)
-        step, *others = given
-        is_done = _run_step(np.array(step), *others, words_of(asked, history, spans.positions, made, self.ends))
+        own = (each for grown in (kv, history) for each in (grown.pages, grown.tables, grown.lengths, grown.positions))
+        shared = kv.offsets, history.nodes, kv.is_read
+        constants = [*given[0], history.page_size, self.ends.ctypes.data, len(self.ends)]
+        is_done = takes(_step_of_task, constants, [token, *own, spans.positions, *asked, *shared, *made])
         return made if is_done else None
 
     def form(self, model: Llama, inputs: Mapping[str, RowSpec], outputs: Mapping[str, RowSpec]) -> CompiledForm | None:

@@ -145,9 +145,11 @@ def weigh(values, count, highest, temperature, room):  # type: ignore[no-untyped
         _weigh(at[0], at[1], at[2], at[3], whole, start_of(lanes))
         block = _sum_of(lanes)
         if whole < size:
-            tail[0, : size - whole] = values[start + whole : start + size]
+            for lane in range(size - whole):
+                tail[0, lane] = values[start + whole + lane]
             _weigh(start_of(tail[0]), at[1], at[2], start_of(tail[1]), LANES, start_of(lanes))
-            weights[start + whole : start + size] = tail[1, : size - whole]
+            for lane in range(size - whole):
+                weights[start + whole + lane] = tail[1, lane]
             block += _sum_of(lanes)
         sums[start // BLOCK] = block
         total += block

@@ -1,7 +1,7 @@
 """Attention over pages as the cells here call it: compiled for a CPU, else the operation of ``cellrt.kernels``.
 
-The module's ``forward`` calls these as plain functions. A compiled form calls what they call, ``attend`` and ``append``
-of ``_paged_attention.py``, with the words that ``settings_of`` and ``task_of`` lay out.
+The module's ``forward`` calls these as plain functions, and a compiled form ``attend`` and ``append`` of
+``_paged_attention.py``, with the words that ``settings_of`` and ``task_of`` lay out.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cellrt.cells._paged_attention import append, attend
+from cellrt.cells._paged_attention import append_task, attend_task
 from cellrt.cells._weights import is_eager
 from cellrt.definition.compiled_form import USES_HAND_WRITTEN, TracedPages, attend_span, is_traced
 from cellrt.kernels import paged_attention as plain
@@ -59,7 +59,7 @@ def paged_attention(
     settings = settings_of(query.shape[1], pages, mask, scale)
     out = torch.empty_like(query)
     task = task_of(pages, spans, query=query, out=out)
-    attend(settings.ctypes.data, task.ctypes.data)
+    attend_task.call(settings.ctypes.data, task.ctypes.data)
     return out
 
 
@@ -73,7 +73,7 @@ def append_pages(pages: Pages | TracedLayer, spans: Spans, key: Tensor, value: T
     check_appended(pages, spans, key, value)
     settings = settings_of(key.shape[1], pages, CAUSAL, 1.0)
     task = task_of(pages, spans, key=key, value=value)
-    append(settings.ctypes.data, task.ctypes.data)
+    append_task.call(settings.ctypes.data, task.ctypes.data)
 
 
 def append_and_attend(
@@ -99,8 +99,8 @@ def append_and_attend(
     out = torch.empty_like(query)
     task = task_of(pages, spans, query=query, out=out, key=key, value=value)
     words = settings.ctypes.data, task.ctypes.data
-    append(*words)
-    attend(*words)
+    append_task.call(*words)
+    attend_task.call(*words)
     return out
 
 

@@ -187,7 +187,7 @@ def sample(
     made, logits, chosen = new_tokens(len(asked.seed), limits, logits.device), logits.contiguous(), chosen.contiguous()
     end_tokens = np.array(ends, np.int64)
     words = words_of(asked, history, spans.positions, made, end_tokens)
-    compiled.sample_rows(logits.data_ptr(), *logits.shape, chosen.data_ptr(), words)
+    compiled.sample_rows_alone(logits.data_ptr(), *logits.shape, chosen.data_ptr(), words)
     return made
 
 

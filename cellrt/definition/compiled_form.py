@@ -122,6 +122,14 @@ class TaskFunction:
         address: int = self._compiled.address
         return address
 
+    @functools.cached_property
+    def _called(self) -> Callable[[int, int], int]:
+        return ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)(self.address)
+
+    def call(self, constants: int, task: int) -> int:
+        """Call it with two addresses, from Python; return DONE or REFUSED."""
+        return self._called(constants, task)
+
 
 class CompiledForm(NamedTuple):
     """A function without Python that computes the same as a module: the result of the method ``compiled_form``.

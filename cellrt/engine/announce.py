@@ -37,12 +37,13 @@ class Announcement:
 
     Args:
         message: what the work is.
-        num_steps: how many steps it has; 0: nobody knows.
+        num_steps: how many steps it has, each of cost 1; 0: nobody knows, or ``expect`` says so.
         quiet_s, every_s: seconds until something is said, and until it is said again in the log.
     """
 
-    def __init__(self, message: str, num_steps: int, quiet_s: float = QUIET_S, every_s: float = EVERY_S) -> None:
+    def __init__(self, message: str, num_steps: int = 0, quiet_s: float = QUIET_S, every_s: float = EVERY_S) -> None:
         self._message, self._num_steps, self._num_done = message, num_steps, 0
+        self._cost, self._cost_done = float(num_steps), 0.0
         self._quiet_s, self._every_s = quiet_s, every_s
         self._lock, self._over = threading.Lock(), threading.Event()
         self._bar: Progress | None = None
@@ -55,12 +56,17 @@ class Announcement:
                 self._began = time.monotonic()
                 threading.Thread(target=self._tell, name="cellrt-announcement", daemon=True).start()
 
-    def advance(self) -> None:
+    def expect(self, num_steps: int, cost: float) -> None:
+        """Count further steps that are to be done; ``cost``: of all of them."""
+        with self._lock:
+            self._num_steps, self._cost = self._num_steps + num_steps, self._cost + cost
+            self._draw()
+
+    def advance(self, cost: float = 1.0) -> None:
         """Count a step that is done."""
         with self._lock:
-            self._num_done += 1
-            if self._bar is not None:
-                self._bar.advance(self._bar.task_ids[0])
+            self._num_done, self._cost_done = self._num_done + 1, self._cost_done + cost
+            self._draw()
 
     def end(self) -> None:
         """Take the bar away."""
@@ -84,30 +90,40 @@ class Announcement:
         if not sys.stderr.isatty():
             return False
         with suppress(ImportError):
-            bar = progress_bar(is_transient=True)
-            bar.add_task(self._message, total=self._num_steps or None, completed=self._num_done)
-            bar.start()
+            bar = progress_bar(is_transient=True, counts="{task.fields[count]}")
+            bar.add_task(self._message, count="")
             self._bar = bar
+            self._draw()
+            bar.start()
         return self._bar is not None
+
+    def _draw(self) -> None:
+        """Have the bar, if there is one, say how far it is."""
+        if self._bar is not None:
+            task, count = self._bar.task_ids[0], f"{self._num_done}/{self._num_steps or '?'}"
+            self._bar.update(task, total=self._cost or None, completed=self._cost_done, count=count)
 
     def _line(self) -> str:
         """Return the message with how many steps are done and about how long the others take."""
         if not self._num_steps:
             return f"{self._message} ({self._num_done} done)" if self._num_done else self._message
         line = f"{self._message} ({min(self._num_done, self._num_steps)} of {self._num_steps} done"
-        if self._began is not None and 0 < self._num_done < self._num_steps:
-            left_s = (time.monotonic() - self._began) * (self._num_steps / self._num_done - 1)
+        if self._began is not None and self._num_done < self._num_steps and 0 < self._cost_done < self._cost:
+            left_s = (time.monotonic() - self._began) * (self._cost / self._cost_done - 1)
             line += f", about {left_s:.0f} s left"
         return line + ")"
 
 
-def progress_bar(is_transient: bool = False) -> Progress:
+def progress_bar(is_transient: bool = False, counts: str = "") -> Progress:
     """Return a bar on the standard error, to be started; one that is transient leaves no trace.
+
+    ``counts``: how the text of its steps is made of its task; default: those that are done of all.
 
     Raises ImportError without rich, which a bare machine with a GPU need not have.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    count = TextColumn(counts, markup=False) if counts else MofNCompleteColumn()
+    columns = (TextColumn("{task.description}", markup=False), BarColumn(), count, TimeRemainingColumn())
     return Progress(*columns, console=Console(stderr=True), transient=is_transient)

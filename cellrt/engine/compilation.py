@@ -29,6 +29,8 @@ CORE, MODULE = "cellrt.core", "cellrt.engine.compilation"
 SECOND_HALF = "second-half"
 MOST_S = 600.0
 """What a second process may take."""
+MACHINE_CODE = 0.55
+"""What machine code costs, beside what comes before it: as measured on the scheduler, whose estimate it is for."""
 
 
 @contextmanager
@@ -39,14 +41,14 @@ def compilation_told(
 
     Args:
         what: in words.
-        package: whose functions are counted, such as "cellrt.core": they are all compiled if one is. "": those of all
-            packages, of which nobody knows how many there will be.
+        package: whose functions are counted, such as "cellrt.core": they are all compiled if one is. "": whatever
+            package they are of, those that are compiled and that these call.
         quiet_s, every_s: seconds until something is said, and until it is said again in the log.
 
     Gives what counts a function, by its name, that another process compiled.
     """
     message = f"cellrt compiles {what}, only once"
-    announcement = Announcement(message, num_functions(package) if package else 0, quiet_s, every_s)
+    announcement = Announcement(message, quiet_s=quiet_s, every_s=every_s)
     watch = _Watch(announcement, package)
     with events.install_listener("numba:compile", watch):
         try:
@@ -55,11 +57,39 @@ def compilation_told(
             announcement.end()
 
 
-def num_functions(package: str) -> int:
-    """Return how many functions of a package's imported modules are for Numba to compile."""
+def functions_of(package: str) -> set[Dispatcher]:
+    """Return the functions of a package's imported modules that are for Numba to compile."""
     modules = [module for name, module in sys.modules.items() if name.startswith(f"{package}.")]
     functions = {value for module in modules for value in vars(module).values() if isinstance(value, Dispatcher)}
-    return sum(function.py_func.__module__.startswith(f"{package}.") for function in functions)
+    return {function for function in functions if function.py_func.__module__.startswith(f"{package}.")}
+
+
+def reached_from(function: Dispatcher) -> set[Dispatcher]:
+    """Return a function with all that it calls, directly or not, by the names of its module or closure."""
+    found, waiting = set[Dispatcher](), [function]
+    while waiting:
+        one = waiting.pop()
+        if one not in found:
+            found.add(one)
+            held = [cell.cell_contents for cell in one.py_func.__closure__ or ()]
+            held += [one.py_func.__globals__.get(name) for name in one.py_func.__code__.co_names]
+            waiting += [value for value in held if isinstance(value, Dispatcher)]
+    return found
+
+
+def cost_of(function: Dispatcher) -> float:
+    """Return about what it costs to compile a function, in bytes of Python's code.
+
+    A part (``native/parts.py``) costs by its own code; what has machine code, by that of all that it calls as well.
+    """
+    cost = _size(function)
+    if not function.targetoptions.get("no_cpython_wrapper"):
+        cost += MACHINE_CODE * sum(map(_size, reached_from(function)))
+    return cost
+
+
+def _size(function: Dispatcher) -> float:
+    return len(function.py_func.__code__.co_code)
 
 
 def warm_up_told() -> None:
@@ -139,31 +169,48 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _name(event: events.Event) -> str:
-    function = event.data["dispatcher"].py_func
-    return f"{function.__module__}.{function.__qualname__}"
+def _name(function: Dispatcher) -> str:
+    return f"{function.py_func.__module__}.{function.py_func.__qualname__}"
 
 
 class _Watch(events.Listener):  # type: ignore[misc]
-    """Begins an announcement with the first function that is compiled, and counts those of a package."""
+    """Begins an announcement with the first function that is compiled, and counts those of a package, or those that
+    are compiled with what they call."""
 
     def __init__(self, announcement: Announcement, package: str) -> None:
         self._announcement, self._package = announcement, package
+        self._costs: dict[str, float] = {}
+        """Of all that is to be compiled, by name."""
         self._compiled: set[str] = set()
 
     def on_start(self, event: events.Event) -> None:
-        """Begin, if it has not begun."""
+        """Begin, if it has not begun, and find out what is to be compiled."""
+        function = event.data["dispatcher"]
+        if self._package:
+            self._expect(set() if self._costs else functions_of(self._package))
+        elif _name(function) not in self._costs and not function.py_func.__module__.startswith("numba."):
+            self._expect({each for each in reached_from(function) if not each.overloads})
         self._announcement.begin()
 
     def on_end(self, event: events.Event) -> None:
-        """Count a function."""
-        self.count(_name(event))
+        """Count a function; what it calls and was not compiled was loaded from disk."""
+        function = event.data["dispatcher"]
+        if not self._package:
+            for name in {_name(each) for each in reached_from(function)} & self._costs.keys() - self._compiled:
+                if name != _name(function):
+                    self._announcement.expect(-1, -self._costs.pop(name))
+        self.count(_name(function))
 
     def count(self, name: str) -> None:
         """Count a function, once whatever number of signatures it has and of processes that compiled it."""
-        if name not in self._compiled and name.startswith(self._package):
+        if name not in self._compiled and name in self._costs:
             self._compiled.add(name)
-            self._announcement.advance()
+            self._announcement.advance(self._costs[name])
+
+    def _expect(self, functions: set[Dispatcher]) -> None:
+        new = {_name(each): cost_of(each) for each in functions if _name(each) not in self._costs}
+        self._costs |= new
+        self._announcement.expect(len(new), sum(new.values()))
 
 
 class _Teller(events.Listener):  # type: ignore[misc]
@@ -174,7 +221,7 @@ class _Teller(events.Listener):  # type: ignore[misc]
 
     def on_end(self, event: events.Event) -> None:
         """Print one."""
-        print(_name(event), flush=True)
+        print(_name(event.data["dispatcher"]), flush=True)
 
 
 def main(arguments: list[str]) -> None:

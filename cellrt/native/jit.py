@@ -18,13 +18,14 @@ All this reaches into Numba. ``pyproject.toml`` bounds it to the minor versions 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, TypeVar
 
 import numba
 import numpy as np
 from numba import njit, types
 from numba.core import cgutils
+from numba.core import event as events
 from numba.core.ccallback import CFunc
 from numba.core.typing.templates import AttributeTemplate
 from numba.extending import infer_getattr, intrinsic, lower_getattr_generic, models, overload, register_model
@@ -49,13 +50,44 @@ def _kept(function: Function, is_part: bool = False, **options: bool | str) -> A
     told = sorted(options.items())
     dispatcher: Any = njit(pipeline_class=named_compiler(told, is_part), **options)(function)
     dispatcher._cache = KeptCode(function, told)
+    if is_part:
+        _refuse_python(dispatcher)
     return dispatcher
+
+
+def _refuse_python(part: Any) -> None:
+    """Have calls from Python raise TypeError: a part has no machine code, and they would go to address 0."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise TypeError(f"{part.py_func.__qualname__} is a part of compiled functions, which alone can call it")
+
+    part._insert = lambda *_: None  # what Python's calls choose from
+    part._compile_for_args = refuse
+
+
+class _CFunction(CFunc):
+    """A C function whose compilation is told as that of other functions is; Numba tells only of them."""
+
+    overloads: Mapping[Any, Any] = {}
+    targetoptions: Mapping[str, bool] = {}
+
+    @property
+    def py_func(self) -> Function:
+        """Return the function in Python."""
+        function: Function = self._pyfunc  # type: ignore[attr-defined]
+        return function
+
+    def _compile_uncached(self) -> Any:
+        with events.trigger_event("numba:compile", data={"dispatcher": self}):
+            made = super()._compile_uncached()  # type: ignore[misc]
+            made.library.get_pointer_to_function(made.fndesc.llvm_cfunc_wrapper_name)  # which has machine code made
+            return made
 
 
 def c_function(function: Function, signature: Any) -> CFunc:
     """Return a function as C calls it, compiled for a signature; its ``address`` is good as long as it lives."""
     told = f"C {signature}"
-    made = CFunc(
+    made = _CFunction(
         function,
         (signature.args, signature.return_type),
         {},

@@ -7,8 +7,11 @@ import pytest
 import torch
 
 import cellrt
-from cellrt.cells import _llama_step
+from cellrt.cells import _llama_step, _sampling_step
+from cellrt.cells._llama_stack import run_layers
 from cellrt.cells._llama_step import LlamaStep
+from cellrt.cells._paged_attention import append, attend
+from cellrt.cells._sampling import sample_rows
 from cellrt.cells.language_models import GreedyLanguageModel, language_model
 from cellrt.cells.llama import Llama
 from cellrt.definition.spans import PagedRows
@@ -193,3 +196,10 @@ def test_positions_that_the_form_has_no_turns_for_go_through_the_modules(monkeyp
     monkeypatch.setattr(LlamaStep, "run", lambda *given: runs.append(1) or in_modules(*given))
     assert tokens() == wanted
     assert len(runs) >= 4
+
+
+@pytest.mark.parametrize(
+    "called", [run_layers, attend, append, sample_rows, _llama_step._run_step, _sampling_step._run_step]
+)
+def test_what_a_whole_step_calls_is_a_part_of_it_and_no_machine_code_is_made_of_it_before(called):
+    assert called.targetoptions["no_cpython_wrapper"]

@@ -177,6 +177,7 @@ NARROW = """
 import numpy as np
 import torch
 from cellrt.cells._attention_tile import read_row, write_row
+from cellrt.definition.compiled_form import nogil
 from cellrt.products.vectors import FLOAT16, LANES
 from cellrt.cells.paged_attention import paged_attention
 from cellrt.kernels.paged_attention import Mask, reference
@@ -184,13 +185,22 @@ from tests.cells.test_paged_attention import LONG
 from tests.kernels.paged_cases import TOLERANCES, Sizes, assert_close, make_case
 
 assert LANES == {lanes}
+
+@nogil
+def read(kind, source, target, size, factor):
+    read_row(kind, source, target, size, factor)
+
+@nogil
+def write(kind, source, target, size, factor):
+    write_row(kind, source, target, size, factor)
+
 numbers = torch.arange(2**16).to(torch.uint16).view(torch.float16)
 wide = torch.empty(2**16)
-read_row(FLOAT16, numbers.data_ptr(), wide.data_ptr(), 2**16, np.float32(1))
+read(FLOAT16, numbers.data_ptr(), wide.data_ptr(), 2**16, np.float32(1))
 assert torch.equal(wide.isnan(), numbers.isnan()) and torch.equal(wide[~wide.isnan()], numbers[~wide.isnan()].float())
 wide = torch.cat([wide, torch.randn(10**5), torch.randn(10**5) * 1e-6, torch.tensor([65519.9, 65520.0, -1e9, 1e-8])])
 found = torch.empty(len(wide), dtype=torch.float16)
-write_row(FLOAT16, wide.data_ptr(), found.data_ptr(), len(wide), np.float32(1))
+write(FLOAT16, wide.data_ptr(), found.data_ptr(), len(wide), np.float32(1))
 assert torch.equal(found.isnan(), wide.isnan()) and torch.equal(found[~wide.isnan()], wide[~wide.isnan()].half())
 for dtype in TOLERANCES:
     case = make_case(LONG, Sizes(16, 2, 3, 36), dtype, Mask(window=70))

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from cellrt.core.checks.validate import broken_rules
@@ -132,11 +132,16 @@ def test_single_steps_overtake_a_prompt_that_comes_in_pieces_unless_all_is_in_or
 
 
 @settings(suppress_health_check=list(HealthCheck), deadline=None, max_examples=examples(60))
+@example(trace=[(0, 1, 1), (0.5, 2, 1), (0.5, 5, 1), (1, 2, 1)], max_bs=3, workers=1)
 @given(trace=TRACES, max_bs=st.integers(1, 4), workers=st.integers(1, 2))
 def test_prompts_apart_are_in_no_task_with_single_steps(trace, max_bs, workers):
-    simulation = play(machine_of(max_bs, 8, workers, prompts_apart=True), trace)
+    most = 8
+    simulation = play(machine_of(max_bs, most, workers, prompts_apart=True), trace)
     for task in simulation.tasks:
-        assert len({count > 1 for count in Counter(task.requests).values()}) == 1
+        counts = list(Counter(task.requests).values())
+        if sum(counts) == most:
+            counts.pop()  # of the prompt that fills it there may be one row
+        assert len({count > 1 for count in counts}) == 1
 
 
 def test_prompts_apart_go_first_and_those_that_have_begun_wait_meanwhile():

@@ -70,6 +70,15 @@ def test_what_compiled_code_calls_is_compiled_once_for_all_kinds_of_integers(tmp
 
 
 @needs_compiler
+def test_a_part_of_compiled_code_refuses_to_be_called_from_python(tmp_path: Path):
+    """It has no machine code: a call would end the process."""
+    double = load(tmp_path, "added = 0").double
+    for number in (1, 1.5):  # of which one has been compiled, for compiled code
+        with pytest.raises(TypeError, match="double is a part of compiled functions, which alone can call it"):
+            double(number)
+
+
+@needs_compiler
 def test_the_cache_on_disk_is_stale_once_a_file_that_is_imported_has_changed(tmp_path: Path):
     hits = [sum(load(tmp_path, f"added = {k}").total.stats.cache_hits.values()) for k in (1, 1, 2)]
     assert hits == [0, 1, 0]

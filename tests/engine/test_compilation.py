@@ -17,7 +17,7 @@ import pytest
 from cellrt.core import entries
 from cellrt.engine import compilation
 from cellrt.engine.announce import Announcement
-from cellrt.engine.compilation import CORE, compilation_told, num_functions
+from cellrt.engine.compilation import CORE, compilation_told, cost_of, functions_of, reached_from
 from cellrt.worker.cpu.warm_up import warm_up
 from tests.waiting import until
 
@@ -35,6 +35,16 @@ def twice(x):
 @njit(cache=True)
 def unused(x):
     return x
+
+
+@njit(cache=True, no_cpython_wrapper=True)
+def part(x):
+    return twice(x) + 1
+
+
+@njit(cache=True)
+def whole(x):
+    return part(x) + twice(x)
 """
 
 
@@ -66,12 +76,12 @@ def test_what_is_compiled_is_told_with_how_many_functions_are_done(
     path: Path, monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
     module = imported(path, monkeypatch)
-    assert num_functions(PACKAGE) == 2
+    assert len(functions_of(PACKAGE)) == 4
     with compilation_told("it", PACKAGE, quiet_s=0, every_s=0.01):
         module.twice(1)
         module.twice(1.0)  # another signature of the same function
         until(
-            lambda: any("compiles it" in said and "(1 of 2 done, about" in said for said in log.messages), "it is told"
+            lambda: any("compiles it" in said and "(1 of 4 done, about" in said for said in log.messages), "it is told"
         )
 
 
@@ -86,6 +96,37 @@ def test_what_is_loaded_from_disk_is_not_told(
     assert not log.messages
 
 
+def test_what_is_called_is_expected_with_what_calls_it_unless_it_is_on_disk(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever package it is of."""
+    announcement = Announcement("it")
+    watch = compilation._Watch(announcement, "")
+    module = imported(path, monkeypatch)
+
+    def counts() -> tuple[int, int]:
+        return announcement._num_done, announcement._num_steps
+
+    watch.on_start(Event({"dispatcher": module.whole}))
+    assert counts() == (0, 3)
+    watch.on_start(Event({"dispatcher": module.part}))
+    watch.on_end(Event({"dispatcher": module.part}))
+    assert counts() == (1, 2), "what it calls came from disk"
+    watch.on_end(Event({"dispatcher": module.whole}))
+    assert counts() == (2, 2)
+    assert announcement._cost_done == pytest.approx(announcement._cost)
+    watch.on_start(Event({"dispatcher": module.unused}))
+    assert counts() == (2, 3)
+
+
+def test_machine_code_costs_by_all_that_is_in_it(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    module = imported(path, monkeypatch)
+    assert reached_from(module.whole) == {module.whole, module.part, module.twice}
+    alone, whole = (len(each.py_func.__code__.co_code) for each in (module.part, module.whole))
+    assert cost_of(module.part) == alone
+    assert cost_of(module.whole) > whole + compilation.MACHINE_CODE * (alone + whole)
+
+
 def test_an_error_inside_ends_the_telling(log: pytest.LogCaptureFixture) -> None:
     with pytest.raises(ZeroDivisionError), compilation_told("it"):
         raise ZeroDivisionError
@@ -95,7 +136,7 @@ def test_an_error_inside_ends_the_telling(log: pytest.LogCaptureFixture) -> None
 
 def test_all_functions_of_the_core_are_known_before_one_is_compiled() -> None:
     warm_up()
-    assert num_functions(CORE) > 300
+    assert len(functions_of(CORE)) > 300
 
 
 class Event(NamedTuple):
@@ -167,8 +208,9 @@ def test_no_second_process_starts_on_one_core_nor_of_a_program_that_is_no_python
 
 
 def test_what_two_processes_compile_is_counted_once() -> None:
-    announcement = Announcement("it", 0)
+    announcement = Announcement("it")
     watch = compilation._Watch(announcement, CORE)
+    watch.on_start(of_the_core())
     watch.on_end(of_the_core())
     watch.count(f"{CORE}.entries.schedule_tasks")
     watch.count("numba.np.arrayobj.impl")
