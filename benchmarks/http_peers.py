@@ -23,7 +23,7 @@ def _prepared(module: str, port: int) -> Iterator[Command]:
 
 
 def why_missing(package: str) -> str | None:
-    """Why a package cannot be used; it may be there without what it needs itself."""
+    """Return why a package cannot be used, or None; it may be there without what it needs itself."""
     if importlib.util.find_spec(package) is None:
         return f"the package {package} is not installed"
     tried = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)

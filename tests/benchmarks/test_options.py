@@ -24,7 +24,7 @@ def test_help_lists_every_benchmark_with_what_it_measures() -> None:
     text = " ".join(result.output.split())
     for name in benchmark_names(FOLDER):
         assert f" {name}: " in text
-    assert "overhead: What the runtime costs where the cells cost nothing" in text
+    assert "overhead: The cost of the runtime where cells cost nothing" in text
 
 
 def test_the_file_given_goes_before_that_of_the_environment(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -223,7 +223,7 @@ def test_a_session_of_a_model_that_its_client_cannot_import_does_not_stay_open(e
         for _ in range(2):
             with pytest.raises(DefinitionError, match="keeps_model"):
                 client.session("keeps")
-        assert client.statistics()["sessions"]["open"] == 0
+        until(lambda: client.statistics()["sessions"]["open"] == 0, "they are closed")
 
 
 def test_models_of_a_client_that_only_opens_sessions_are_given_up(engine, tmp_path):

@@ -6,6 +6,8 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from typing import Any
 
 import httpx
@@ -287,8 +289,15 @@ async def test_an_error_after_the_first_piece_is_an_event() -> None:
 
 def test_who_leaves_before_the_answer_ends_all_its_requests(server: Server) -> None:
     body = {"model": "tiny", "prompt": "hello", "max_tokens": 390, "n": 100}
-    with pytest.raises(httpx.ReadTimeout):
-        httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3, trust_env=False)
+
+    def leave(_: int) -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3, trust_env=False)
+
+    with ThreadPoolExecutor(
+        8
+    ) as clients:  # more than is done in the second in which one who has left may be half there
+        list(clients.map(leave, range(8)))
     until(lambda: server.unfinished() == 0, "the requests have ended")
     assert server.statistics()["errors"].get("CancelledError", 0) >= 10
 
@@ -301,8 +310,10 @@ def test_an_answer_says_where_to_find_its_request(server: Server) -> None:
 
 def test_who_leaves_a_stream_ends_its_request(server: Server, client: Any) -> None:
     before = server.statistics()["errors"].get("CancelledError", 0)
-    with client.completions.create(model="tiny", prompt="hello", max_tokens=390, stream=True) as stream:
-        next(iter(stream))
+    with ExitStack() as streams:  # several, as one may be done before it is seen to be left
+        asked = {"model": "tiny", "prompt": "hello", "max_tokens": 390, "stream": True}
+        for stream in [streams.enter_context(client.completions.create(**asked)) for _ in range(24)]:
+            next(iter(stream))
     until(lambda: server.unfinished() == 0, "the request has ended")
     assert server.statistics()["errors"].get("CancelledError", 0) > before
 

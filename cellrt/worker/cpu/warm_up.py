@@ -61,6 +61,7 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
     for session in (processor.open_session() or 0, processor.copy_session(0, 1) or 0):
         processor.cut_back(session, 0, 0)
         processor.close_session(session)
+    processor.join()
     for values in (bytes_.reshape(-1), np.frombuffer(bytes(16), np.uint8)):  # one of them cannot be written to
         put_columns(bytes_, rows[None], 0, 1, values)
     _run_tasks(processor)
