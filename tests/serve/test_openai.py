@@ -294,9 +294,7 @@ def test_who_leaves_before_the_answer_ends_all_its_requests(server: Server) -> N
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.3, trust_env=False)
 
-    with ThreadPoolExecutor(
-        8
-    ) as clients:  # more than is done in the second in which one who has left may be half there
+    with ThreadPoolExecutor(8) as clients:  # more than ends in the second for which clients may be half there
         list(clients.map(leave, range(8)))
     until(lambda: server.unfinished() == 0, "the requests have ended")
     assert server.statistics()["errors"].get("CancelledError", 0) >= 10
