@@ -410,7 +410,8 @@ class Manager:
         return self._is_drained()
 
     def _is_drained(self) -> bool:
-        return self.requests.is_empty and not self.turns.has_messages()
+        # Who was interrupted may have taken places for requests that never came, until they are counted anew.
+        return self.requests.is_empty and not self.turns.has_messages() and not self.turns.was_interrupted
 
     @property
     def has_failed(self) -> bool:

@@ -7,6 +7,7 @@ places, so the tests raise from one at every place in turn, and need no signals.
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Callable
 from types import FrameType
 
@@ -16,6 +17,8 @@ import torch
 from cellrt.definition.cell import CURRENT_GRAPH
 from cellrt.engine.engine import Engine
 from cellrt.engine.future import RequestFuture
+from cellrt.engine.manager import Manager
+from cellrt.engine.places import Size
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
@@ -102,6 +105,22 @@ def test_an_interrupt_at_any_place_leaves_the_engine_whole(call):
             assert engine.statistics()["unfinished"] == 0
     assert place > 50
     assert torch.equal(engine.submit("chain", STEPS).result(WAIT_S)["last"], torch.full((WIDTH,), 1.5))
+    close_and_check(engine)
+
+
+def test_a_drain_is_over_when_places_of_who_was_interrupted_are_counted_anew(monkeypatch):
+    engine, heal = small_engine(), Manager._heal
+
+    def heal_late(self):
+        time.sleep(0.1)
+        heal(self)
+
+    monkeypatch.setattr(Manager, "_heal", heal_late)
+    with engine._manager.turns.gate:
+        engine._manager.places.take(Size(1, 1))  # and then it never came
+        engine._manager.turns.was_interrupted = True
+    assert engine.drain(WAIT_S)
+    assert engine.statistics()["unfinished"] == 0
     close_and_check(engine)
 
 
