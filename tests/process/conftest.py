@@ -34,7 +34,7 @@ def client(served: EngineProcess) -> Iterator[Client]:
 @pytest.fixture
 def doorkeeper():
     """One in a thread of this process, where a test can look at it."""
-    engine = small_engine(max_queue=8192)
+    engine = small_engine(max_queue=1 << 16)  # more than who floods it hands in before it is seen to be behind
     address = addresses.new_address()
     ours, theirs = socket.socketpair()
     made = Doorkeeper(engine, addresses.listen(address), theirs)
