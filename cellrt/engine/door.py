@@ -70,7 +70,7 @@ class Door:
 
     def __init__(self, processor: Processor) -> None:
         t = processor.tables
-        self._processor, self._words, self._table, self._submitted = processor, t.door, t.submissions, t.submitted
+        self._words, self._table, self._submitted = t.door, t.submissions, t.submitted
         self._answered, self._requests = t.answered, t.requests["submission"]
         self._numbers = t.requests["number"]
         self._rows, self._tensors = _bytes_of(t.submissions), _bytes_of(t.tensors)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,17 +28,6 @@ HOW: list[dict[str, Any]] = [
     {"num_beams": 3, "length_penalty": 0.0, "early_stopping": True},
 ]
 TEXT = [token % 200 for token in range(7, 7 * 90, 7)]
-
-
-@pytest.fixture(scope="module")
-def engine() -> Iterator[cellrt.Engine]:
-    with cellrt.Engine(workers=1, page_bytes=1 << 20) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def model(engine: cellrt.Engine) -> LanguageModel:
-    return LanguageModel(served.served(tiny.checkpoint()), engine)
 
 
 def all_closed(engine: Any) -> None:

@@ -57,8 +57,9 @@ def join(t: Tables) -> bool:
         while t.door[TAKEN] < end:
             at = t.submitted[t.door[TAKEN] % MAX_SUBMISSIONS]
             submission = t.submissions[at]
-            submission.is_there = 1
-            _note_arrivals(t, submission)
+            if submission.is_there == 0:  # a turn by hand may come to one again that found no room
+                submission.is_there = 1
+                _note_arrivals(t, submission)
             if not _admit_all(t, submission, at):
                 return False
             store(t.door, TAKEN, t.door[TAKEN] + 1)
