@@ -139,7 +139,7 @@ def test_a_callback_submits_while_another_thread_waits_for_the_engine_to_read(do
     sender.start()
     until(lambda: client._link._wire.is_behind, "the engine's process reads nothing")
     may_go_on.set()
-    assert_same(submitted.result(5).result(WAIT_S), run_one_by_one(models.chain, steps(4)))
+    assert_same(submitted.result(WAIT_S).result(WAIT_S), run_one_by_one(models.chain, steps(4)))
     sender.join(WAIT_S)
     assert client.drain(WAIT_S)
     client.close()

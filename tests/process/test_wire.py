@@ -54,7 +54,7 @@ def test_messages_come_once_in_order_and_whole(sent):
     gc.collect()  # what another test has left behind
     before = holdings()
     assert_all_come(sent)
-    assert holdings() == before
+    assert all(now <= then for now, then in zip(holdings(), before, strict=True))  # fewer, if another test's went
 
 
 def assert_all_come(sent: list[list[bytes] | None]) -> None:
