@@ -11,6 +11,7 @@ from cellrt.native.jit import entry, short_entry
 from cellrt.native.row_types import Matrix, Rows
 
 _admit, _num_rows, _admit_many = admission.admit, admission.num_rows, admission.admit_many
+_deadline_of = admission.deadline_of
 _finish_many, _copy_results = admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows = completion.result_rows
@@ -60,7 +61,8 @@ def admit_each(
     t, first = open_tables(at), 0
     for k in range(sequences.size):
         template, session = open_template(templates_at[k]), sessions[k] if k < sessions.size else -1
-        how = priority, client, deadlines_ns, k, streamed, session
+        done_ns, begun_ns = _deadline_of(deadlines_ns, k, 0), _deadline_of(deadlines_ns, k, 1)
+        how = priority, client, done_ns, begun_ns, streamed, session
         ids[k] = _admit(t, template, sequences[k], *how, host_rows, first)
         if ids[k] < 0:
             return k

@@ -9,7 +9,7 @@ from __future__ import annotations
 from cellrt.core.completion import completion
 from cellrt.core.requests import door
 from cellrt.core.scheduling import schedule
-from cellrt.core.state.tables import ANSWERS, SUBMITTED, TAKEN, TOLD, Tables
+from cellrt.core.state.tables import ANSWERS, MANY_UNTOLD, SUBMITTED, TAKEN, TOLD, URGENT, Tables
 from cellrt.native.atomics import load
 from cellrt.native.jit import compiled
 from cellrt.native.row_types import Matrix, Rows
@@ -34,9 +34,20 @@ def let_in(t: Tables, now_ns: int) -> bool:
 
 
 @compiled
-def has_answers(t: Tables) -> bool:
-    """Return whether there are answers that clients were not told of."""
-    return t.door[TOLD] < t.door[ANSWERS]
+def has_untold(t: Tables) -> bool:
+    """Return whether there are answers that clients were not told of in Python."""
+    return load(t.door, TOLD) < load(t.door, ANSWERS)
+
+
+@compiled
+def must_tell(t: Tables, now_ns: int, after_ns: int) -> bool:
+    """Return whether clients must be told of answers: some ask for it, or there are many, or the first is so old."""
+    told, answers = load(t.door, TOLD), load(t.door, ANSWERS)
+    if told == answers:
+        return False
+    if told < load(t.door, URGENT) or answers - told >= MANY_UNTOLD:
+        return True
+    return now_ns - t.answered[told % t.answered.size].ended_ns >= after_ns
 
 
 @compiled

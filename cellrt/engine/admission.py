@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import repeat
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -10,13 +11,13 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor, SizedTemplate
 from cellrt.core.state.tables import HOST, NEVER
-from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Plan
+from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.sessions import Sessions
 from cellrt.worker.arenas import Arenas
 
-Asking: TypeAlias = tuple[Bulk, Sequence[int]]
-"""Requests of a bulk, by their numbers."""
+Asking: TypeAlias = tuple[RequestGroup, Sequence[int]]
+"""Requests of a group, by their numbers."""
 
 
 class Admission:
@@ -30,14 +31,14 @@ class Admission:
     def __init__(self, processor: Processor, arenas: list[Arenas], sessions: Sessions) -> None:
         self._processor, self._arenas, self._sessions = processor, arenas, sessions
 
-    def admit(self, together: Sequence[Asking]) -> list[tuple[Bulk, Sequence[int], list[int]]]:
+    def admit(self, together: Sequence[Asking]) -> list[tuple[RequestGroup, Sequence[int], list[int]]]:
         """Admits requests of one template, or of any without lengths, in order, as far as there is room; returns them
         with their ids in the processor.
 
         Raises RequestTooLargeError if the first never has room, with what its session has kept.
         """
         first, sequences, sessions = together[0][0], _sequences(together), _sessions(together)
-        plans = [plan for bulk, numbers in together for plan in bulk.plans(numbers)]
+        plans = [group.plan for group, _ in together]
         template: SizedTemplate | list[SizedTemplate] = plans[0].template
         lengths, is_one = None, len(plans) == 1
         if not is_one:
@@ -45,20 +46,20 @@ class Admission:
         if is_one:
             lengths = _lengths(together, plans) if len(plans) > 1 else None
         else:
-            template = [bulk.plan(number).template for bulk, numbers in together for number in numbers]
+            template = [group.plan.template for group, numbers in together for _ in numbers]
         how = first.priority, first.channel is not None, sessions, lengths, _deadlines(together), first.client
         ids, rows = self._processor.admit_many(template, sequences, *how)
-        admitted: list[tuple[Bulk, Sequence[int], list[int]]] = []
+        admitted: list[tuple[RequestGroup, Sequence[int], list[int]]] = []
         begin = 0
-        for bulk, numbers in together:
+        for group, numbers in together:
             if begin == len(ids):
                 break
             its = ids[begin : begin + len(numbers)]
-            admitted.append((bulk, numbers[: len(its)], its))
+            admitted.append((group, numbers[: len(its)], its))
             begin += len(its)
         if not admitted:
             return admitted
-        asking = [(bulk, numbers) for bulk, numbers, _ in admitted]
+        asking = [(group, numbers) for group, numbers, _ in admitted]
         if not is_one:
             self._copy_in_any(asking, rows)
         elif lengths is None:
@@ -71,29 +72,32 @@ class Admission:
             first.results_at = int(rows[0, -1])
         return admitted
 
-    def _begin_states(self, admitted: Sequence[tuple[Bulk, Sequence[int], list[int]]], rows: NDArray[np.int32]) -> None:
+    def _begin_states(
+        self, admitted: Sequence[tuple[RequestGroup, Sequence[int], list[int]]], rows: NDArray[np.int32]
+    ) -> None:
         """Has sessions' states go to their requests; what is saved of them is copied to the requests' host rows."""
         end = 0
-        for bulk, numbers, ids in admitted:
-            for number, request, brought in zip(numbers, ids, bulk.tensors.counts_of(numbers)):
-                others = bulk.plan(number).template.num_states + 1
-                record, end = bulk.session_of(number), end + sum(brought) + others
+        for group, numbers, ids in admitted:
+            others = group.plan.template.num_states + 1
+            size = sum(group.input_counts()) + others
+            for number, request in zip(numbers, ids):
+                record, end = group.session_of(number), end + size
                 if record is not None:
                     self._sessions.copy_in(record, request, rows[end - others : end])
                     self._sessions.note_admitted(record)
 
     def _copy_in(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
         """Copies requests' tensors to their host rows."""
-        (bulk, (number, *_)), first = together[0], 0
-        for k, (kind, count) in enumerate(zip(bulk.tensors.kinds(number), bulk.tensors.counts(number))):
+        group, first = together[0][0], 0
+        for k, ((kind, _), count) in enumerate(zip(group.inputs, group.input_counts())):
             self._arenas[HOST].put_columns(kind, rows, first, count, _tensors(k, together))
             first += count
 
     def _copy_in_each(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
         """As ``_copy_in``, of requests that differ in their lengths."""
-        bulk, (number, *_) = together[0]
-        kinds, others = bulk.tensors.kinds(number), bulk.plan(number).template.num_states + 1
-        each = [its for bulk, numbers in together for its in bulk.tensors.counts_of(numbers)]
+        group = together[0][0]
+        kinds, others = [kind for kind, _ in group.inputs], group.plan.template.num_states + 1
+        each = [its for group, numbers in together for its in repeat(group.input_counts(), len(numbers))]
         counts = [count for its in each for count in (*its, others)]
         owners = np.arange(len(counts)) % (len(kinds) + 1)
         owner_of_row = np.repeat(owners, counts)
@@ -103,14 +107,15 @@ class Admission:
     def _copy_in_any(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
         """As ``_copy_in``, of requests whose graphs have nothing in common."""
         at, found = 0, dict[int, tuple[list[NDArray[np.int32]], list[NDArray[Any]]]]()
-        for bulk, numbers in together:
+        for group, numbers in together:
             for number in numbers:
-                for kind, values in bulk.tensors.of(number):
+                for k, (kind, _) in enumerate(group.inputs):
+                    values = group.input_rows(k, range(number, number + 1))
                     its, tensors = found.setdefault(kind, ([], []))
                     its.append(rows[at : at + len(values)])
                     tensors.append(values)
                     at += len(values)
-                at += bulk.plan(number).template.num_states + 1
+                at += group.plan.template.num_states + 1
         for kind, (its, tensors) in found.items():
             self._arenas[HOST].put(kind, np.concatenate(its), np.concatenate(tensors))
 
@@ -119,13 +124,13 @@ def _lengths(requests: Sequence[Asking], plans: Sequence[Plan]) -> NDArray[np.in
     """``[requests, lengths]`` of requests of one template; None if they are those of the first. ``plans``: theirs."""
     if all([plan is plans[0] for plan in plans]):
         return None
-    each = [bulk.plan(number).template.lengths for bulk, numbers in requests for number in numbers]
+    each = [group.plan.template.lengths for group, numbers in requests for _ in numbers]
     return np.concatenate(each).reshape(len(each), -1)
 
 
 def _tensors(index: int, requests: Sequence[Asking]) -> NDArray[Any]:
     """The rows of the tensor ``index`` of all, one request behind the other."""
-    found = [values for bulk, numbers in requests for values in bulk.tensors.rows(index, numbers)]
+    found = [group.input_rows(index, numbers) for group, numbers in requests]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
@@ -134,12 +139,12 @@ def _sequences(requests: Sequence[Asking]) -> NDArray[np.int64]:
     if len(requests) == 1 and isinstance(requests[0][1], range):
         first, numbers = requests[0][0].sequence, requests[0][1]
         return np.arange(first + numbers.start, first + numbers.stop)
-    return np.array([bulk.sequence + number for bulk, numbers in requests for number in numbers])
+    return np.array([group.sequence + number for group, numbers in requests for number in numbers])
 
 
 def _deadlines(requests: Sequence[Asking]) -> NDArray[np.int64] | None:
     """When each must be done and have begun by the engine's clock, ``[requests, 2]``; None if all have any time."""
-    each = [(bulk.deadline_ns, bulk.schedule_by_ns) for bulk, _ in requests]
+    each = [(group.deadline_ns, group.schedule_by_ns) for group, _ in requests]
     if all([times_ns == (None, None) for times_ns in each]):
         return None
     known = [[NEVER if time_ns is None else time_ns for time_ns in times_ns] for times_ns in each]
@@ -150,5 +155,5 @@ def _sessions(requests: Sequence[Asking]) -> NDArray[np.int32] | None:
     """The numbers of their sessions in the processor; None if they have none."""
     if requests[0][0].sessions is None:
         return None
-    records = [bulk.session_of(number) for bulk, numbers in requests for number in numbers]
+    records = [group.session_of(number) for group, numbers in requests for number in numbers]
     return np.array([-1 if record is None else record.id for record in records], np.int32)

@@ -147,11 +147,6 @@ class Crew:
                     if not self._launch_at(location, worker, on_launch):
                         break
 
-    def wake_given(self) -> None:
-        """Wakes workers that compiled code of others has given tasks."""
-        for worker in self._workers:
-            worker.wake_if_given()
-
     @property
     def is_whole(self) -> bool:
         """Whether no worker was lost."""

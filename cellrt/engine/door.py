@@ -13,17 +13,19 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
-from cellrt.core.state.tables import ANSWERS, MAX_SUBMISSIONS, MAX_TENSORS, SUBMISSION, SUBMITTED, TAKEN, TOLD
-from cellrt.engine.future import PackedResults, RequestFuture
+from cellrt.core.state.tables import ANSWERS, MAX_SUBMISSIONS, MAX_TENSORS, NEVER, SUBMISSION, SUBMITTED, TAKEN, TOLD
+from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends
-from cellrt.engine.records import Arrival
 from cellrt.engine.registry import Model
+from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.together import SMALL_BYTES
 from cellrt.native.atomics import stored
 from cellrt.native.row_types import CACHE_LINE
 
 ALONE = range(1)
-_ROW, _TENSOR = Struct("6qd8i"), Struct("2q")
+_ROW, _TENSOR = Struct("9qd8i"), Struct("2q")
+WORD_BYTES = CACHE_LINE
+"""In front of results: see ``core/requests/client_word.py``."""
 
 
 class Told(NamedTuple):
@@ -31,15 +33,15 @@ class Told(NamedTuple):
 
     Attributes:
         ended: of those that were submitted together who is told, their numbers, and where the results are.
-        arrivals_ns, started_ns: when they arrived, and how many then; when the first task of each was submitted.
-        ended_ns: when they ended.
+        arrivals_ns, started_ns, ended_ns: when they arrived, and how many then; when the first task of each was
+            submitted; when each ended.
         num_rows: nodes of all.
     """
 
-    ended: list[tuple[RequestFuture | Ends, Sequence[int], PackedResults, int]]
+    ended: list[tuple[RequestFuture | Ends, Sequence[int], RequestGroup, int]]
     arrivals_ns: list[tuple[int, int]]
     started_ns: list[int]
-    ended_ns: int
+    ended_ns: list[int]
     num_rows: list[int]
 
 
@@ -74,8 +76,10 @@ class Door:
         self._answered, self._requests = t.answered, t.requests["submission"]
         self._numbers = t.requests["number"]
         self._rows, self._tensors = _bytes_of(t.submissions), _bytes_of(t.tensors)
-        self._arrivals: list[Arrival | None] = [None] * MAX_SUBMISSIONS
+        self._groups: list[RequestGroup | None] = [None] * MAX_SUBMISSIONS
         self._free, self._memory = deque(range(MAX_SUBMISSIONS)), _Memory()
+        self.due: deque[RequestGroup] = deque()
+        """Those with deadlines that no turn in Python has seen."""
         self.is_shut = False
         """Whether everything is handed in to Python, as of an engine that keeps a timeline."""
 
@@ -89,88 +93,98 @@ class Door:
         """Whether nothing is here: handed in, running or to be told."""
         return len(self._free) == MAX_SUBMISSIONS
 
-    def hand_in(self, arrivals: Sequence[Arrival]) -> bool:
+    def hand_in(self, groups: Sequence[RequestGroup]) -> bool:
         """Hand in requests, all or none; return whether they are: some are for Python, or there is no place."""
-        if self.is_shut or len(arrivals) > len(self._free):
+        if self.is_shut or len(groups) > len(self._free):
             return False
-        for arrival in arrivals:
-            if not arrival.may_go_by_door:
+        for group in groups:
+            if not group.may_go_by_door:
                 return False
         at, free = self._words.item(SUBMITTED), self._free
-        for arrival in arrivals:
+        for group in groups:
             row = free[0]
-            self._write(row, arrival)
+            self._write(row, group)
             self._submitted[at % MAX_SUBMISSIONS] = row
-            self._arrivals[row], arrival.row = arrival, row
+            self._groups[row], group.row = group, row
+            if group.has_deadline:
+                self.due.append(group)
             free.popleft()
             at += 1
         stored(self._words, SUBMITTED, at)
         return True
 
-    def _write(self, row: int, arrival: Arrival) -> None:
-        template, answers, count = arrival.plan.template, arrival.plan.answers, arrival.count
-        for k, (kind, values) in enumerate(arrival.externals):
+    def _write(self, row: int, group: RequestGroup) -> None:
+        template, answers, count = group.plan.template, group.plan.answers, group.count
+        for k, (kind, values) in enumerate(group.inputs):
             try:
                 tensor_at = addressof(c_char.from_buffer(values))  # type: ignore[arg-type]
             except (TypeError, ValueError):  # it may not be written to, has gaps, or is empty
                 values = np.ascontiguousarray(values)
-                arrival.externals[k] = kind, values
+                group.inputs[k] = kind, values
                 tensor_at = values.__array_interface__["data"][0]
             _TENSOR.pack_into(self._tensors, (row * MAX_TENSORS + k) * _TENSOR.size, tensor_at, kind)
-        arrival.memory, results_at = self._memory.take(count * answers.num_bytes)
+        memory, word_at = self._memory.take(WORD_BYTES + count * answers.num_bytes)
+        group.memory, results_at = memory[WORD_BYTES:], word_at + WORD_BYTES
+        if isinstance(group.outcome, RequestFuture):
+            group.outcome.word_at = word_at
+        else:
+            word_at = 0
         _ROW.pack_into(
             self._rows,
             row * SUBMISSION.itemsize,
             template.template.address,
-            arrival.plan.lengths_address,
+            group.plan.lengths_address,
             answers.address,
             results_at,
-            arrival.sequence,
-            arrival.arrival_ns,
-            arrival.order,
+            word_at,
+            group.sequence,
+            group.arrival_ns,
+            NEVER if group.deadline_ns is None else group.deadline_ns,
+            NEVER if group.schedule_by_ns is None else group.schedule_by_ns,
+            group.order,
             template.lengths.size,
             answers.count,
             count,
             0,
             0,
-            arrival.priority,
-            arrival.client,
+            group.priority,
+            group.client,
             0,
         )
 
-    def take_back(self) -> list[Arrival]:
+    def take_back(self) -> list[RequestGroup]:
         """Take out what was handed in and is not admitted, or (the first) not all of it; in order."""
         taken, end = self._words.item(TAKEN), self._words.item(SUBMITTED)
-        found = [self._arrivals[self._submitted.item(at % MAX_SUBMISSIONS)] for at in range(taken, end)]
+        found = [self._groups[self._submitted.item(at % MAX_SUBMISSIONS)] for at in range(taken, end)]
         stored(self._words, TAKEN, end)
-        return [arrival for arrival in found if arrival is not None]
+        return [group for group in found if group is not None]
 
-    def whose(self, request: int) -> Arrival | None:
+    def whose(self, request: int) -> RequestGroup | None:
         """The submission that a request came with, by its id in the processor; None: Python admitted it."""
         row = self._requests.item(request) - 1
-        return self._arrivals[row] if row >= 0 else None
+        return self._groups[row] if row >= 0 else None
 
-    def all(self) -> Iterator[Arrival]:
+    def all(self) -> Iterator[RequestGroup]:
         """Every submission that is here."""
-        return (arrival for arrival in list(self._arrivals) if arrival is not None)
+        return (group for group in list(self._groups) if group is not None)
 
-    def num_admitted(self, arrival: Arrival) -> int:
+    def num_admitted(self, group: RequestGroup) -> int:
         """How many requests of a submission that is here were admitted."""
-        return int(self._table["num_admitted"][arrival.row])
+        return int(self._table["num_admitted"][group.row])
 
-    def give_up(self, arrival: Arrival) -> None:
+    def give_up(self, group: RequestGroup) -> None:
         """Give up a submission of which no request was admitted."""
-        self._table["is_there"][arrival.row] = 0
-        self._leave(arrival)
+        self._table["is_there"][group.row] = 0
+        self._leave(group)
 
-    def take_over(self, arrival: Arrival) -> tuple[int, dict[int, int]]:
+    def take_over(self, group: RequestGroup) -> tuple[int, dict[int, int]]:
         """Give up a submission: return how many of its requests were admitted, and the ids of those that are not
         answered by their numbers. Its answers must have been told."""
-        row, admitted = arrival.row, self.num_admitted(arrival)
+        row, admitted = group.row, self.num_admitted(group)
         ids = np.flatnonzero(self._requests == row + 1)
         left = dict(zip(self._numbers[ids].tolist(), ids.tolist()))
         self._requests[ids] = 0
-        self.give_up(arrival)
+        self.give_up(group)
         return admitted, left
 
     def take_answers(self) -> dict[Model, Told]:
@@ -182,45 +196,46 @@ class Door:
             rows = self._answered[first:].tolist() + self._answered[:last].tolist()
         self._words[TOLD] = end
         found: dict[Model, Told] = {}
-        together: dict[Arrival, list[int]] = {}
+        together: dict[RequestGroup, list[int]] = {}
         for row, number, started_ns, ended_ns in rows:
-            arrival = self._arrivals[row]
-            if arrival is None:
+            group = self._groups[row]
+            if group is None:
                 continue
-            its = found.get(arrival.model) or found.setdefault(arrival.model, Told([], [], [], ended_ns, []))
+            its = found.get(group.model) or found.setdefault(group.model, Told([], [], [], [], []))
             its.started_ns.append(started_ns)
-            its.num_rows.append(arrival.plan.num_nodes)
-            its.arrivals_ns.append((arrival.arrival_ns, 1))
-            if arrival.count > 1:
-                together.setdefault(arrival, []).append(number)
+            its.ended_ns.append(ended_ns)
+            its.num_rows.append(group.plan.num_nodes)
+            its.arrivals_ns.append((group.arrival_ns, 1))
+            if group.count > 1:
+                together.setdefault(group, []).append(number)
             else:
-                its.ended.append((arrival.outcome, ALONE, arrival, 0))
-                arrival.num_told = 1
-                self._leave(arrival)
-        for arrival, numbers in together.items():
+                its.ended.append((group.outcome, ALONE, group, 0))
+                group.num_told = 1
+                self._leave(group)
+        for group, numbers in together.items():
             numbers.sort()
-            ended = found[arrival.model].ended
+            ended = found[group.model].ended
             for run in _runs(numbers):
-                ended.append((arrival.outcome, run, arrival, run[0]))
-            arrival.num_told += len(numbers)
-            if arrival.num_told == arrival.count:
-                self._leave(arrival)
+                ended.append((group.outcome, run, group, run[0]))
+            group.num_told += len(numbers)
+            if group.num_told == group.count:
+                self._leave(group)
         return found
 
-    def _leave(self, arrival: Arrival) -> None:
-        self._arrivals[arrival.row] = None
-        self._free.append(arrival.row)
-        arrival.row = -1
+    def _leave(self, group: RequestGroup) -> None:
+        self._groups[group.row] = None
+        self._free.append(group.row)
+        group.row = -1
 
     def heal(self) -> None:
         """After a client was interrupted while it handed in: forget what it had begun to; under the gate, when all that
         was handed in is admitted or taken back."""
         is_there = self._table["is_there"]
-        for row, arrival in enumerate(self._arrivals):
-            if arrival is not None and not is_there[row] and arrival.num_told == 0:
-                arrival.row = -1
-                self._arrivals[row] = None
-        self._free = deque(row for row, arrival in enumerate(self._arrivals) if arrival is None)
+        for row, group in enumerate(self._groups):
+            if group is not None and not is_there[row] and group.num_told == 0:
+                group.row = -1
+                self._groups[row] = None
+        self._free = deque(row for row, group in enumerate(self._groups) if group is None)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[range]:

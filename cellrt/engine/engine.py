@@ -25,9 +25,9 @@ from cellrt.engine.manager import Manager
 from cellrt.engine.occupancy import ready_nodes, rows_by_place, session_bytes_by_place
 from cellrt.engine.options import check_instance, check_number_or_none, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
-from cellrt.engine.records import Arrival
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
+from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
 from cellrt.engine.session import Session, records_of
 from cellrt.engine.session_limits import SessionLimits
@@ -366,6 +366,7 @@ class Engine(Serving):
 
         Cells of one name are told apart by the beginning of their identity.
         """
+        self._manager.catch_up()
         sessions, unfinished = self._manager.sessions, self._manager.places.num_unfinished
         by_model = {name: model.places.num_unfinished for name, model in list(self._models.items())}
         return {
@@ -412,9 +413,9 @@ class Engine(Serving):
         """
         return explain(self._manager.turns, self._manager.requests, self._processor, self._registry.name_of, future)
 
-    def _explain(self, arrival: Arrival, place: int) -> str:
+    def _explain(self, group: RequestGroup, number: int) -> str:
         return explain_request(
-            self._manager.turns, self._manager.requests, self._processor, self._registry.name_of, arrival, place
+            self._manager.turns, self._manager.requests, self._processor, self._registry.name_of, group, number
         )
 
     def check(self) -> None:

@@ -7,7 +7,7 @@ from cellrt.core.explanation import explain as explain_parts
 from cellrt.core.processor import Processor
 from cellrt.core.state.moves import LIVE_REQUEST, LiveState
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.records import Arrival
+from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.requests import Requests
 from cellrt.engine.turns import Turns
 from cellrt.errors import RequestError
@@ -20,31 +20,29 @@ def explain(turns: Turns, requests: Requests, processor: Processor, name_of: Nam
 
     Raises RequestError for a future that is not of an engine in this process, EngineClosedError.
     """
-    arrival = future._owner
-    if future.done() or arrival is None:
+    group = future._owner
+    if future.done() or group is None:
         return HAS_ENDED
-    if not isinstance(arrival, Arrival):
+    if not isinstance(group, RequestGroup):
         raise RequestError(f"explain: expected a future of this engine, got {future!r}")
-    return explain_request(turns, requests, processor, name_of, arrival, future.place)
+    return explain_request(turns, requests, processor, name_of, group, future.place)
 
 
 def explain_request(
-    turns: Turns, requests: Requests, processor: Processor, name_of: Namer, arrival: Arrival, place: int
+    turns: Turns, requests: Requests, processor: Processor, name_of: Namer, group: RequestGroup, number: int
 ) -> str:
-    """Return the same for a request by its place among those that it was handed in with."""
+    """Return the same for a request by its number in its group."""
     turns.call(bool)  # a turn answers calls before it admits: what was handed in just now is in the tables after one
-    return turns.call(lambda: _explain(requests, processor, name_of, arrival, place))
+    return turns.call(lambda: _explain(requests, processor, name_of, group, number))
 
 
-def _explain(requests: Requests, processor: Processor, name_of: Namer, arrival: Arrival, place: int) -> str:
-    bulk = requests.bulk_of(arrival)
-    if bulk is None:
+def _explain(requests: Requests, processor: Processor, name_of: Namer, group: RequestGroup, number: int) -> str:
+    if not requests.has_begun(group):
         return HAS_ENDED
-    number = arrival.first + place
-    state = LiveState(bulk.states[number])
-    told = [f"{bulk.name_of(number)}: {LIVE_REQUEST.states[state]}"]
+    state = LiveState(group.states[number])
+    told = [f"{group.name_of(number)}: {LIVE_REQUEST.states[state]}"]
     if state == LiveState.ADMITTED:
-        told += explain_parts(processor, bulk.ids[number], name_of)
+        told += explain_parts(processor, group.ids[number], name_of)
     elif state == LiveState.WAITING:
         told.append(f"{processor.num_live} requests are in the tables")
     return "\n  ".join(told)

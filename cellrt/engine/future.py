@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import threading
-from _thread import LockType, allocate_lock
+import time
 from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future
 from concurrent.futures._base import CANCELLED_AND_NOTIFIED, FINISHED, PENDING
@@ -15,7 +15,9 @@ from typing import Any, Protocol
 
 import torch
 
+from cellrt.core.requests.client_word import have_told, is_there
 from cellrt.engine.mailbox import hold, let_go, mailbox_of
+from cellrt.engine.sleeper import Sleeper, own_sleeper
 from cellrt.errors import CancelledError
 
 Result = dict[str, torch.Tensor]
@@ -69,15 +71,20 @@ class RequestFuture(Future[Result]):
     """
 
     # The base makes a condition for every future and locks it at every call, which is a good part of what a small
-    # request costs. Here a thread that asks for the result waits on a lock of its own, and a condition is made for
-    # those who wait for several futures. What most futures never have is an attribute of the class until they do.
+    # request costs. Here a thread that asks for the result sleeps by itself, and a condition is made for those who wait
+    # for several futures. What most futures never have is an attribute of the class until they do.
+    #
+    # Compiled code may answer the request: then the results are with the owner as soon as a word says so
+    # (``core/requests/client_word.py``), and whoever looks first takes that in, a thread of the client or a turn.
 
     _state = PENDING
     _result: Result | None = None
     _exception: BaseException | None = None
     _made_condition: threading.Condition | None = None
-    _sleepers: Sequence[LockType] = ()
-    """Of each thread that waits for the end a lock, held until then."""
+    _sleepers: Sequence[Sleeper] = ()
+    """Of each thread that waits for the end."""
+    word_at = 0
+    """The address of the word in front of the results, in memory that the owner keeps; 0: there is none."""
     _callbacks: list[Callable[[Future[Result]], object]] | None = None
     _together: Results | None = None
     """Has the results until somebody asks for them."""
@@ -103,6 +110,7 @@ class RequestFuture(Future[Result]):
     def _condition(self) -> threading.Condition:
         """What the base, ``wait`` and ``as_completed`` of ``concurrent.futures`` hold while they look at the future."""
         self._refuse_to_wait()
+        self._have_told()
         with SETTLING:
             if self._made_condition is None:
                 self._made_condition = threading.Condition()
@@ -113,11 +121,18 @@ class RequestFuture(Future[Result]):
         """The base's own is not needed."""
 
     def __repr__(self) -> str:
+        self.done()
         return f"RequestFuture({self._state.lower().replace('_', ' ')})"
 
     def done(self) -> bool:
         """Whether the request has ended."""
-        return self._state in OVER
+        if self._state in OVER:
+            return True
+        owner = self._owner  # it keeps the word where it is
+        if owner is None or not self.word_at or not is_there(self.word_at):
+            return self._state in OVER
+        self._take_in(owner)
+        return True
 
     def cancelled(self) -> bool:
         """Whether ``cancel`` ended it."""
@@ -159,19 +174,23 @@ class RequestFuture(Future[Result]):
 
     def untaken(self) -> tuple[Results, int] | None:
         """The results that its own are part of, and its number there; None if it has taken them out, or has none."""
+        self.done()
         together = self._together
         return None if together is None else (together, self.place)
 
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
         """Calls ``fn(self)`` when the request has ended, in the engine's thread, or at once if it has."""
         self.__dict__.setdefault("_callbacks", []).append(fn)
-        if self.done():
+        self._have_told()
+        if self._state in OVER:
             self._invoke_callbacks()
 
     def cancel(self) -> bool:
         """Ends the request with CancelledError; False if it has ended otherwise."""
         owner = self._owner
-        if self._settle(CancelledError("the request was cancelled by its client"), CANCELLED_AND_NOTIFIED):
+        if not self.done() and self._settle(
+            CancelledError("the request was cancelled by its client"), CANCELLED_AND_NOTIFIED
+        ):
             if owner is not None:
                 owner.ask_to_cancel(self)
             self._invoke_callbacks()
@@ -190,25 +209,43 @@ class RequestFuture(Future[Result]):
         return result
 
     def _wait(self, timeout: float | None) -> None:
-        if self._state in OVER:
+        if self.done():
             return
         self._refuse_to_wait()
-        lock = allocate_lock()
-        lock.acquire()
+        end_s = None if timeout is None else time.monotonic() + float(timeout)
+        left_s, owner, sleeper = timeout, self._owner, own_sleeper()
         sleepers = self.__dict__.setdefault("_sleepers", [])
-        sleepers.append(lock)
+        sleepers.append(sleeper)
         try:
-            if self._state not in OVER:  # who ends it after this look finds the lock in the list
-                lock.acquire(timeout=-1 if timeout is None else min(max(float(timeout), 0.0), threading.TIMEOUT_MAX))
+            while True:
+                sleeper.lie_down()
+                if self.done():  # who ends it after this look finds the sleeper in the list
+                    return
+                if left_s is not None and left_s <= 0.0:
+                    raise TimeoutError(f"the request has not ended within {timeout} s")
+                sleeper.sleep(self.word_at, left_s)
+                if end_s is not None:
+                    left_s = end_s - time.monotonic()
         finally:
-            sleepers.remove(lock)
-        if self._state not in OVER:
-            raise TimeoutError(f"the request has not ended within {timeout} s")
+            sleepers.remove(sleeper)
+            if owner is not None and self.word_at and self._state not in OVER:
+                sleeper.leave(self.word_at)
+
+    def _have_told(self) -> None:
+        """Have a turn tell of the end, as others than threads that sleep wait for it."""
+        owner = self._owner
+        if owner is not None and self.word_at and have_told(self.word_at):
+            self._take_in(owner)
+
+    def _take_in(self, owner: Any) -> None:
+        """Take in that compiled code has answered the request: its owner has the results."""
+        if self._settle(owner, FINISHED):
+            self._invoke_callbacks()
 
     def _wake(self) -> None:
         """Wakes who waits for the end; called once, after it."""
-        for lock in tuple(self._sleepers):
-            lock.release()
+        for sleeper in tuple(self._sleepers):
+            sleeper.wake()
 
     def _refuse_to_wait(self) -> None:
         owner = self._owner

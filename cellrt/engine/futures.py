@@ -288,34 +288,6 @@ class Outcomes:
                 wake()
 
 
-class SingleOutcomes:
-    """How requests end that go on together, but were not submitted as such: each has its own future, or is the only one
-    of its outcomes. These are forgotten when it has ended, whatever becomes of the others; as ``Ends``."""
-
-    __slots__ = ("_each",)
-
-    def __init__(self, each: Sequence[RequestFuture | Ends]) -> None:
-        self._each: list[RequestFuture | Ends | None] = list(each)
-
-    def fail(self, number: int, error: CellrtError) -> None:
-        """As of ``Ends``."""
-        its, self._each[number] = self._each[number], None
-        if isinstance(its, RequestFuture):
-            its.finish(error)
-        elif its is not None:
-            its.fail(0, error)
-
-    def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
-        """As of ``Ends``."""
-        each = self._each
-        for place, number in enumerate(numbers, first):
-            its, each[number] = each[number], None
-            if isinstance(its, RequestFuture):
-                made.append((results, place, its))
-            elif its is not None:
-                its.note((0,), results, place, made)
-
-
 def finish_all(ended: Iterable[tuple[RequestFuture | Ends, Sequence[int], PackedResults, int]]) -> None:
     """Ends requests with results; called by the holder of the turn.
 

@@ -9,15 +9,15 @@ from functools import partial
 from typing import TypeVar
 
 from cellrt.core.processor import Processor
-from cellrt.core.state.tables import MANY_ARRIVALS
+from cellrt.core.state.tables import MANY_ARRIVALS, NEVER
 from cellrt.core.state.task_layout import TaskView
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.crew import Crew
 from cellrt.engine.door import Door
 from cellrt.engine.places import Places, QueueLimit, Room, Size
-from cellrt.engine.records import Arrival, SessionRecord
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.replies import Replies
+from cellrt.engine.request_group import RequestGroup, SessionRecord
 from cellrt.engine.requests import Requests
 from cellrt.engine.session_limits import SessionLimits
 from cellrt.engine.sessions import Sessions
@@ -96,8 +96,8 @@ class Manager:
         self.after_turn: Callable[[], None] | None = None
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        late, self._door = Deadlines(processor, registry.name_of), Door(processor)
-        self.requests = Requests(processor, arenas, self.sessions, self._replies, late, self._door)
+        self._late, self._door = Deadlines(processor, registry.name_of), Door(processor)
+        self.requests = Requests(processor, arenas, self.sessions, self._replies, self._late, self._door)
         room = self.sessions.evict_some, self.requests.give_way
         self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), *room)
         self._processor, self._clock, self._registry, self._models = processor, processor.clock, registry, models
@@ -161,7 +161,6 @@ class Manager:
 
     def _tell(self) -> None:
         """Tells clients what has ended: all of a turn that compiled code cannot do, if nothing else happened."""
-        self._crew.wake_given()
         self.requests.tell_by_door()
         self._replies.tell()
         self.room.note_place()
@@ -169,6 +168,16 @@ class Manager:
             self._look_who_is_gone()
         if self.after_turn is not None:
             self.after_turn()
+
+    def catch_up(self) -> bool:
+        """Have a turn count what compiled code has answered; return whether it had anything to count. Not under the
+        gate."""
+        if not self._door.has_answers or self.turns.is_held_here:
+            return False
+        with suppress(EngineClosedError, TimeoutError):
+            self.turns.call(_nothing, A_TURN_S)
+            return True
+        return False
 
     def _has_arrivals(self) -> bool:
         """Whether requests came by the door that no turn has seen."""
@@ -189,9 +198,9 @@ class Manager:
         self.turns.command(self.end_all)
         self.turns.command(lambda: self.turns.stop(EngineClosedError("the engine was dropped")))
 
-    def ask_to_cancel(self, arrival: Arrival, place: int) -> None:
+    def ask_to_cancel(self, group: RequestGroup, number: int) -> None:
         """Has a request ended early, if it has not ended; from any thread."""
-        self.turns.command(lambda: self.requests.cancel(arrival, place))
+        self.turns.command(lambda: self.requests.cancel(group, number))
 
     def refuse_in_callback(self) -> None:
         """See ``Turns.refuse_in_callback``."""
@@ -226,7 +235,7 @@ class Manager:
         """Takes in that a session was opened: it is idle from now on; from any thread."""
         self.turns.command(lambda: self.requests.go_on(record))
 
-    def hand_in(self, arrivals: Sequence[Arrival], wanted: Sequence[tuple[Places, Size]]) -> None:
+    def hand_in(self, groups: Sequence[RequestGroup], wanted: Sequence[tuple[Places, Size]]) -> None:
         """Hands in requests with the same deadlines, all or none, under the gate; ``wanted``: places in each queue.
 
         Raises EngineClosedError.
@@ -234,14 +243,22 @@ class Manager:
         try:
             for places, size in wanted:
                 places.take(size)
-            if self.turns.stopped is None and self._door.hand_in(arrivals):
+            is_hopeless = groups[0].has_deadline and any(map(self._late.is_hopeless, groups))
+            if self.turns.stopped is None and not is_hopeless and self._door.hand_in(groups):
                 self.turns.wake_a_worker()
+                self._have_due_ended(groups[0])
             else:
-                self.turns.hand_in(arrivals, arrivals[0].has_deadline or not self.has_workers)
+                self.turns.hand_in(groups, groups[0].has_deadline or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
             self.turns.wake()
             raise
+
+    def _have_due_ended(self, group: RequestGroup) -> None:
+        """Wakes the timekeeper if it does not know that requests which compiled code has may be late so early."""
+        due_ns = min(group.deadline_ns or NEVER, group.schedule_by_ns or NEVER)
+        if due_ns < NEVER and (self._next_ns is None or due_ns < self._next_ns):
+            self.turns.wake()
 
     def close(self, timeout: float) -> bool:
         """Ends requests and threads; False if a thread had not ended after so many seconds."""
@@ -315,30 +332,23 @@ class Manager:
 
     def _take_messages(self) -> None:
         arrivals_ns: list[int] = []
-        together: list[Arrival] = []
         for message in self.turns.take_messages():
-            if isinstance(message, Arrival):
+            if isinstance(message, RequestGroup):
                 arrivals_ns += [message.arrival_ns] * min(message.count, MANY_ARRIVALS)
-                together.append(message)
-                continue
-            if together:
-                self._accept(together)
-                together = []
-            if isinstance(message, SessionCall):
+                self._accept(message)
+            elif isinstance(message, SessionCall):
                 self.requests.ask_session(message.record, message)
             elif isinstance(message, Call):
                 message.run()
             elif callable(message):
                 message()
-        if together:
-            self._accept(together)
         if arrivals_ns:
             self._clock.note_arrivals(arrivals_ns)
         if self.turns.was_interrupted:
             self._heal()
 
-    def _accept(self, arrivals: Sequence[Arrival]) -> None:
-        self.requests.accept_all(arrivals)
+    def _accept(self, group: RequestGroup) -> None:
+        self.requests.accept(group)
         if not self._crew.has_workers:
             self.requests.end_early_all(EngineClosedError("the engine has no worker left"))
 
@@ -352,11 +362,11 @@ class Manager:
             self._door.heal()
             of_models = [model.places for model in (*self._models.values(), *self._retired)]
             unseen = {places: [0, 0] for places in (self.places, *of_models)}
-            for arrival in self._door.all():
-                count = arrival.count - arrival.num_told
-                for places in (self.places, arrival.model.places):
+            for group in self._door.all():
+                count = group.count - group.num_told
+                for places in (self.places, group.model.places):
                     unseen[places][0] += count
-                    unseen[places][1] += count * arrival.plan.num_nodes
+                    unseen[places][1] += group.num_rows(count)
             for places, size in unseen.items():
                 places.heal(Size(*size))
 
@@ -428,7 +438,7 @@ class Manager:
                     due_ns = known_ns  # the same moment, seen from another: nobody need be woken for it
                 next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
         self._next_ns = next_ns
-        if next_ns is not None and (known_ns is None or next_ns < known_ns):
+        if self._door.due or (next_ns is not None and (known_ns is None or next_ns < known_ns)):
             self.turns.wake()
 
     def _next_moment_s(self) -> float | None:
@@ -439,8 +449,8 @@ class Manager:
         """After the last turn: whoever still waits gets an answer."""
         self._replies.tell()
         for message in self.turns.take_messages():
-            if isinstance(message, Arrival):
-                self.requests.accept_all([message])
+            if isinstance(message, RequestGroup):
+                self.requests.accept(message)
             elif isinstance(message, Call):
                 message.fail(EngineClosedError(str(error)))
         self.requests.abandon_all(error)
@@ -452,3 +462,7 @@ class Manager:
         self._crew.end()
         if self.after_turn is not None:
             self.after_turn()
+
+
+def _nothing() -> None:
+    """What the rest of a turn does is all that is wanted."""

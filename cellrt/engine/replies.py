@@ -15,8 +15,8 @@ from cellrt.engine.future import PackedResults, RequestFuture, Result
 from cellrt.engine.futures import Ends, finish_all
 from cellrt.engine.mailbox import WakingAtTheEnd
 from cellrt.engine.places import Places, Size
-from cellrt.engine.records import Bulk
 from cellrt.engine.registry import Model
+from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.statistics import Statistics
 from cellrt.engine.stream import Channel
 from cellrt.engine.together import Together
@@ -65,33 +65,32 @@ class Replies:
         self.trace: Trace | None = None
         self._ended: list[tuple[RequestFuture | Ends, Sequence[int], PackedResults, int]] = []
         """Those whose clients are told of their results by ``tell``."""
-        self._stepped: dict[Bulk, None] = {}
+        self._stepped: dict[RequestGroup, None] = {}
         """Those whose clients are sent their steps by ``tell``; in order."""
 
-    def read(self, alike: Sequence[tuple[Bulk, Sequence[int]]], requests: NDArray[np.int32]) -> Together:
+    def read(self, alike: Sequence[tuple[RequestGroup, Sequence[int]]], requests: NDArray[np.int32]) -> Together:
         """The results of complete requests whose plans answer together; ``requests``: their ids in the processor."""
-        plans = [plan for bulk, numbers in alike for plan in bulk.plans(numbers)]
-        host, first = self._arenas[HOST], plans[0].readers
-        if len(plans) == 1 or all([plan.readers is first for plan in plans]):
+        host, first = self._arenas[HOST], alike[0][0].plan.readers
+        if len(alike) == 1 or all([group.plan.readers is first for group, _ in alike]):
             return Together([reader.read(self._processor, host, requests) for reader in first])
-        each = zip(*(bulk.plan(number).readers for bulk, numbers in alike for number in numbers))
+        each = zip(*(group.plan.readers for group, numbers in alike for _ in numbers))
         return Together([its[0].read(self._processor, host, requests, its) for its in each])
 
-    def note_steps(self, request: Bulk) -> None:
+    def note_steps(self, request: RequestGroup) -> None:
         """Takes in that steps of a streamed request are complete, which ``tell`` sends."""
         self._stepped[request] = None
 
     def stream(self) -> None:
         """Sends the steps of streamed requests that are complete in all results that have steps."""
-        alike: dict[int, list[Bulk]] = {}
+        alike: dict[int, list[RequestGroup]] = {}
         for request in self._stepped:
             if not request.is_answered(0):
-                alike.setdefault(id(request.answered_with), []).append(request)
+                alike.setdefault(id(request.plan.answered_with), []).append(request)
         self.forget_steps()
         for requests in alike.values():
             rows, channels = self._steps_of(requests)
             if channels:
-                readers = requests[0].plan(0).stepped
+                readers = requests[0].plan.stepped
                 host = self._arenas[HOST]
                 steps = Together([one.read_rows(host, its) for one, its in zip(readers, rows)])
                 for number, channel in enumerate(channels):
@@ -103,13 +102,13 @@ class Replies:
         """Sends no step that was noted."""
         self._stepped.clear()
 
-    def _steps_of(self, requests: Sequence[Bulk]) -> tuple[NDArray[np.int32], list[Channel]]:
+    def _steps_of(self, requests: Sequence[RequestGroup]) -> tuple[NDArray[np.int32], list[Channel]]:
         """Host rows of what is complete and was not sent, ``[results, steps]``, and whose each step is."""
         rows: list[list[int]] = []
         channels: list[Channel] = []
         for request in requests:
             channel, places = request.channel, self._processor.tables.places
-            positions = [reader.positions for reader in request.plan(0).stepped]
+            positions = [reader.positions for reader in request.plan.stepped]
             for step in range(request.num_streamed, min(map(len, positions), default=0)):
                 its = [places.item(request.results_at + one[step]) for one in positions]
                 if channel is None or min(its) < 0:  # not complete
@@ -120,27 +119,27 @@ class Replies:
         return np.ascontiguousarray(np.array(rows, np.int32).T), channels
 
     def answer(
-        self, requests: Sequence[tuple[Bulk, Sequence[int]]], started_ns: NDArray[np.int64], results: Together
+        self, requests: Sequence[tuple[RequestGroup, Sequence[int]]], started_ns: NDArray[np.int64], results: Together
     ) -> None:
         """Gives the places of complete requests of one model back; ``tell`` tells their clients.
 
         ``started_ns``: when the first task of each was launched.
         """
         now_ns, first = self._clock_ns(), requests[0][0]
-        size = Size(started_ns.size, sum([bulk.num_rows(numbers) for bulk, numbers in requests]))
+        size = Size(started_ns.size, sum([group.num_rows(len(numbers)) for group, numbers in requests]))
         if first.channel is not None:
             self._stream_rest(first, results.of(0, is_copy=True))
         self.places.give_back(size)
         first.model.places.give_back(size)
         if self.trace is not None:
-            for bulk, numbers in requests:
+            for group, numbers in requests:
                 for number in numbers:
-                    self.trace.end(bulk, number, now_ns)
-        arrivals_ns = [arrived for bulk, numbers in requests for arrived in bulk.arrivals_ns(numbers)]
+                    self.trace.end(group, number, now_ns)
+        arrivals_ns = [(group.arrival_ns, len(numbers)) for group, numbers in requests]
         self._statistics.count_done(first.model.name, arrivals_ns, started_ns, now_ns)
         first_number = 0
-        for bulk, numbers in requests:
-            self._ended.append((bulk.outcomes, numbers, results, first_number))
+        for group, numbers in requests:
+            self._ended.append((group.outcome, numbers, results, first_number))
             first_number += len(numbers)
 
     def answer_by_door(self, told: Mapping[Model, Told]) -> None:
@@ -167,21 +166,24 @@ class Replies:
                     ended, self._ended = self._ended, []
                     finish_all(ended)
 
-    def refuse(self, bulk: Bulk, number: int, error: CellrtError) -> None:
+    def refuse(self, group: RequestGroup, number: int, error: CellrtError) -> None:
         """Gives a request's place back, then tells its client of an error and runs its callbacks."""
-        size = Size(1, bulk.plan(number).num_nodes)
+        size = Size(1, group.plan.num_nodes)
         self.places.give_back(size)
-        bulk.model.places.give_back(size)
-        self._statistics.count_error(bulk.model.name, error)
+        group.model.places.give_back(size)
+        self._statistics.count_error(group.model.name, error)
         if self.trace is not None:
-            self.trace.end(bulk, number, self._clock_ns())
-        bulk.outcomes.fail(number, error)
+            self.trace.end(group, number, self._clock_ns())
+        if isinstance(group.outcome, RequestFuture):
+            group.outcome.finish(error)
+        else:
+            group.outcome.fail(number, error)
 
-    def _stream_rest(self, request: Bulk, results: Result) -> None:
+    def _stream_rest(self, request: RequestGroup, results: Result) -> None:
         """Sends the steps that longer results have beyond the shortest, then together the results that have none."""
         if request.channel is None:
             return
-        layouts = request.plan(0).results
+        layouts = request.plan.results
         stepped = {result.name: results[result.name] for result in layouts if not result.is_single}
         for step in range(request.num_streamed, max(map(len, stepped.values()), default=0)):
             item = {name: value[step].clone() for name, value in stepped.items() if step < len(value)}

@@ -7,7 +7,7 @@ from typing import Any
 
 from numpy.typing import NDArray
 
-from cellrt.engine.records import SessionRecord
+from cellrt.engine.request_group import SessionRecord
 
 
 class SavedStates:

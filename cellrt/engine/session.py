@@ -16,7 +16,7 @@ from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
 from cellrt.engine.due import due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.manager import Manager
-from cellrt.engine.records import SessionRecord
+from cellrt.engine.request_group import SessionRecord
 from cellrt.engine.serving import Serving
 from cellrt.engine.sessions import Sessions
 from cellrt.engine.stream import Channel, Stream

@@ -26,8 +26,8 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.moves import SessionState
 from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.core.state.views import SessionPages, bring_pages, request_pages, session_pages, sessions_at, take_copies
-from cellrt.engine.records import Asked, SessionRecord
 from cellrt.engine.registry import Model
+from cellrt.engine.request_group import Asked, SessionRecord
 from cellrt.engine.saved_states import SavedStates, size_of
 from cellrt.engine.session_limits import CLOSE, REFUSE, SessionLimits
 from cellrt.engine.turns import Call

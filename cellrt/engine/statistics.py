@@ -91,7 +91,7 @@ class _Done(NamedTuple):
     ends: Ends
     arrivals_ns: Sequence[tuple[int, int]]
     started_ns: NDArray[np.int64]
-    now_ns: int
+    ended_ns: int | Sequence[int]
 
 
 @dataclass
@@ -113,17 +113,21 @@ class Statistics:
     _taking_in: threading.Lock = field(default_factory=threading.Lock)
 
     def count_done(
-        self, model: str, arrivals_ns: Sequence[tuple[int, int]], started_ns: NDArray[np.int64], now_ns: int
+        self,
+        model: str,
+        arrivals_ns: Sequence[tuple[int, int]],
+        started_ns: NDArray[np.int64],
+        ended_ns: int | Sequence[int],
     ) -> None:
-        """Counts requests of a model that are done now.
+        """Counts requests of a model that are done.
 
         ``arrivals_ns``: when they arrived, in order, and how many then; ``started_ns``: when each one's first task was
-        launched.
+        launched; ``ended_ns``: when each ended, or all did.
         """
         ends = self._of_model(model)
         ends.num_done += started_ns.size
         self.every.num_done += started_ns.size
-        self._new.append(_Done(ends, arrivals_ns, started_ns, now_ns))
+        self._new.append(_Done(ends, arrivals_ns, started_ns, ended_ns))
         if len(self._new) >= TAKEN_TOGETHER and self._taking_in.acquire(blocking=False):
             try:
                 self._take_in()
@@ -138,7 +142,9 @@ class Statistics:
         arrived = np.array([pair for one in new for pair in one.arrivals_ns], np.int64).reshape(-1, 2)
         arrivals_ns = np.repeat(arrived[:, 0], arrived[:, 1])
         counts = [one.started_ns.size for one in new]
-        latencies_ns = np.repeat([one.now_ns for one in new], counts) - arrivals_ns
+        latencies_ns = (
+            np.concatenate([np.broadcast_to(one.ended_ns, count) for one, count in zip(new, counts)]) - arrivals_ns
+        )
         queueing_ns = np.maximum(0, np.concatenate([one.started_ns for one in new]) - arrivals_ns)
         self.every.take_in(latencies_ns, queueing_ns)
         models = {id(one.ends): one.ends for one in new}

@@ -17,8 +17,8 @@ from cellrt.engine.futures import Ends, Futures, Outcomes
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.manager import Manager
 from cellrt.engine.places import Places, Size, check_places
-from cellrt.engine.records import Arrival, SessionRecord, alone, together
 from cellrt.engine.registry import Model, Planned
+from cellrt.engine.request_group import RequestGroup, SessionRecord, alone, together
 from cellrt.engine.stream import Channel
 from cellrt.errors import (
     DeadlineError,
@@ -83,6 +83,9 @@ class Submission:
                             due = self._wait_for_room(asked, due)
                         if self._models.get(name) is model:
                             return self._enqueue(asked, due, priority, channel, None)
+            except OverloadError:
+                if not self._manager.catch_up():
+                    raise
             finally:
                 self._note_unfolded(model, token)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
@@ -146,10 +149,15 @@ class Submission:
                 model.unfolding.add(token)
             _check_sessions(sessions)  # with the items there: one that is open has its model, whose cells stay
             asked = _planned_in(sessions, requests)
-            with self._manager.turns.gate:
-                if wait:
-                    due = self._wait_for_room(asked, due)
-                return self._enqueue(asked, due, priority, channel, sessions)
+            while True:
+                try:
+                    with self._manager.turns.gate:
+                        if wait:
+                            due = self._wait_for_room(asked, due)
+                        return self._enqueue(asked, due, priority, channel, sessions)
+                except OverloadError:
+                    if not self._manager.catch_up():
+                        raise
         finally:
             for model in models:
                 self._note_unfolded(model, token)
@@ -168,7 +176,7 @@ class Submission:
         priority: int,
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
-        ends: Sequence[Callable[[Arrival], Ends]],
+        ends: Sequence[Callable[[RequestGroup], Ends]],
         client: int,
     ) -> None:
         """Submits what was recorded elsewhere for models, all or none, as if at ``now_ns`` of the engine's clock.
@@ -184,8 +192,14 @@ class Submission:
             if sessions is not None:
                 _check_states(parts, sessions)
             planned.append((model, parts))
-        with self._manager.turns.gate:
-            self._enqueue(planned, due, priority, channel, sessions, now_ns, ends, client)
+        while True:
+            try:
+                with self._manager.turns.gate:
+                    self._enqueue(planned, due, priority, channel, sessions, now_ns, ends, client)
+                    return
+            except OverloadError:
+                if not self._manager.catch_up():
+                    raise
 
     def refuse_if_closed(self) -> None:
         """Raises EngineClosedError unless the engine takes requests; under the gate."""
@@ -229,7 +243,7 @@ class Submission:
         channel: Channel | None,
         sessions: Sequence[SessionRecord] | None,
         now_ns: int | None = None,
-        ends: Sequence[Callable[[Arrival], Ends]] | None = None,
+        ends: Sequence[Callable[[RequestGroup], Ends]] | None = None,
         client: int = 0,
     ) -> Sequence[RequestFuture]:
         """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
@@ -239,20 +253,20 @@ class Submission:
         self.refuse_if_closed()
         wanted = self._places_for(asked)
         check_places(wanted)
-        arrivals: list[Arrival] = []
-        usual: Callable[[Arrival], RequestFuture | Ends] = alone if wanted[0][1].requests == 1 else together
+        groups: list[RequestGroup] = []
+        usual: Callable[[RequestGroup], RequestFuture | Ends] = alone if wanted[0][1].requests == 1 else together
         for model, parts in asked:
-            for plan, ((_, externals, *_), members) in parts:
+            for plan, ((_, inputs, *_), members) in parts:
                 sequence, count = self._next_sequence, len(members)
                 self._next_sequence += count
                 order = self._order_of(plan.num_nodes, due_ns)
                 its = None if sessions is None else [sessions[place] for place in members]
-                what = manager, model, plan, externals, sequence, count, priority
-                told = usual if ends is None else ends[len(arrivals)]
-                arrivals.append(Arrival(*what, now_ns, *due_ns, channel, its, order, told, client))
-        futures = _in_order(arrivals, asked) if ends is None else ()
-        if arrivals:
-            manager.hand_in(arrivals, wanted)
+                what = manager, model, plan, inputs, sequence, count, priority
+                told = usual if ends is None else ends[len(groups)]
+                groups.append(RequestGroup(*what, now_ns, *due_ns, channel, its, order, told, client))
+        futures = _in_order(groups, asked) if ends is None else ()
+        if groups:
+            manager.hand_in(groups, wanted)
         return futures
 
     def _order_of(self, num_nodes: int, due_ns: tuple[int | None, int | None]) -> float:
@@ -273,17 +287,17 @@ def size_of(parts: Sequence[Planned]) -> Size:
     return Size(sum(count for count, _ in counts), sum(count * rows for count, rows in counts))
 
 
-def _in_order(arrivals: Sequence[Arrival], asked: Sequence[Asked]) -> Sequence[RequestFuture]:
+def _in_order(groups: Sequence[RequestGroup], asked: Sequence[Asked]) -> Sequence[RequestFuture]:
     """The futures of requests in the order in which they were given."""
-    outcomes = [arrival.outcome for arrival in arrivals]
+    outcomes = [group.outcome for group in groups]
     if len(outcomes) == 1:
         (only,) = outcomes
         if isinstance(only, RequestFuture):
             return (only,)
         if isinstance(only, Outcomes):
-            return Futures(only.future, arrivals[0].count, [(only, range(arrivals[0].count))])
-    of_arrivals = [part.alike.places for _, parts in asked for part in parts]
-    known = [(its, places) for its, places in zip(outcomes, of_arrivals) if isinstance(its, Outcomes)]
+            return Futures(only.future, groups[0].count, [(only, range(groups[0].count))])
+    of_groups = [part.alike.places for _, parts in asked for part in parts]
+    known = [(its, places) for its, places in zip(outcomes, of_groups) if isinstance(its, Outcomes)]
     where = {place: (outcomes, number) for outcomes, places in known for number, place in enumerate(places)}
 
     def future_of(place: int) -> RequestFuture:

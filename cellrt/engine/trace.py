@@ -6,7 +6,7 @@ from collections import deque
 
 from cellrt.core.state.event_log import read_events
 from cellrt.core.state.tables import ADMITTED, Tables, Task
-from cellrt.engine.records import Bulk
+from cellrt.engine.request_group import RequestGroup
 from cellrt.view.spans import RequestSpan, TaskSpan
 from cellrt.view.timeline import Timeline
 from cellrt.view.waits import Admission
@@ -36,10 +36,10 @@ class Trace:
         requests = self._launched.pop(done.task, ())
         self._tasks.append(TaskSpan(number, worker, cell, start_s, end_s, rows, steps, requests))
 
-    def end(self, bulk: Bulk, number: int, now_ns: int) -> None:
+    def end(self, group: RequestGroup, number: int, now_ns: int) -> None:
         """Notes a request that was answered."""
-        arrival_s, now_s = bulk.arrival_ns(number) / 1e9, now_ns / 1e9
-        self._requests.append(RequestSpan(bulk.sequence_of(number), bulk.model.name, arrival_s, now_s))
+        arrival_s, now_s = group.arrival_ns / 1e9, now_ns / 1e9
+        self._requests.append(RequestSpan(group.sequence_of(number), group.model.name, arrival_s, now_s))
 
     def timeline(self) -> Timeline:
         """The timeline so far."""

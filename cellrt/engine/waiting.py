@@ -9,7 +9,7 @@ from itertools import islice
 
 from cellrt.core.processor import Processor
 from cellrt.engine.least_times import least_time
-from cellrt.engine.records import Bulk
+from cellrt.engine.request_group import RequestGroup
 
 OLDEST_EVERY = 16
 """Every so many admissions the oldest request is the next, whatever the order says."""
@@ -26,9 +26,9 @@ class WaitingRequests:
     """
 
     def __init__(self) -> None:
-        self._line: deque[Bulk] = deque()
+        self._line: deque[RequestGroup] = deque()
         """By arrival."""
-        self._heap: list[tuple[tuple[int, float], int, Bulk]] | None = None
+        self._heap: list[tuple[tuple[int, float], int, RequestGroup]] | None = None
         """The same by their order; None as long as that is the same order."""
         self._num_gone = 0
         self._num_admitted = 1  # the first is not the oldest's turn
@@ -36,19 +36,19 @@ class WaitingRequests:
     def __len__(self) -> int:
         return len(self._line)
 
-    def add(self, bulk: Bulk) -> None:
-        """Adds a bulk of which requests wait; it leaves by ``note_gone``, and may come again for others."""
-        is_new, bulk.is_in_line = not bulk.is_in_line, True
-        if is_new and self._heap is None and self._line and _order(bulk) < _order(self._line[-1]):
+    def add(self, group: RequestGroup) -> None:
+        """Adds a group of which requests wait; it leaves by ``note_gone``, and may come again for others."""
+        is_new, group.is_in_line = not group.is_in_line, True
+        if is_new and self._heap is None and self._line and _order(group) < _order(self._line[-1]):
             self._heap = [_order(one) for one in self._line]
             heapq.heapify(self._heap)
         if self._heap is not None:
-            heapq.heappush(self._heap, _order(bulk))
+            heapq.heappush(self._heap, _order(group))
         if is_new:
-            self._line.append(bulk)
+            self._line.append(group)
 
-    def first(self) -> Bulk | None:
-        """The bulk that has the request to admit next; None if none waits."""
+    def first(self) -> RequestGroup | None:
+        """The group that has the request to admit next; None if none waits."""
         line = self._line
         while line and not line[0].num_waiting:
             line.popleft().is_in_line = False
@@ -59,7 +59,7 @@ class WaitingRequests:
             heapq.heappop(self._heap)
         return self._heap[0][2] if self._num_admitted % OLDEST_EVERY else line[0]
 
-    def run(self, first: Bulk, most: int) -> list[tuple[Bulk, Sequence[int]]]:
+    def run(self, first: RequestGroup, most: int) -> list[tuple[RequestGroup, Sequence[int]]]:
         """The requests of ``first`` to admit next, and of those behind it that may be admitted with them.
 
         At most so many, and no more than come before the turn of the oldest.
@@ -70,14 +70,14 @@ class WaitingRequests:
         found = [(first, first.waiting(most))]
         left = most - len(found[0][1])
         if self._heap is None and len(self._line) > 1:
-            for bulk in islice(self._line, 1, None):
+            for group in islice(self._line, 1, None):
                 before, numbers = found[-1]
                 if not left or len(numbers) < before.num_waiting:
                     break
-                if bulk.num_waiting:
-                    if not bulk.goes_with(first):
+                if group.num_waiting:
+                    if not group.goes_with(first):
                         break
-                    found.append((bulk, bulk.waiting(left)))
+                    found.append((group, group.waiting(left)))
                     left -= len(found[-1][1])
         return found
 
@@ -86,24 +86,24 @@ class WaitingRequests:
         self._num_admitted += count
 
     def note_gone(self) -> None:
-        """Takes in that no request of a bulk waits any more: the last was admitted, or has ended."""
+        """Takes in that no request of a group waits any more: the last was admitted, or has ended."""
         if self._line and not self._line[0].num_waiting:
             self.first()
             return
         self._num_gone += 1
         if self._num_gone > SLACK and 2 * self._num_gone > len(self._line):
             self._num_gone = 0
-            for bulk in self._line:
-                bulk.is_in_line = bulk.num_waiting > 0
-            self._line = deque(bulk for bulk in self._line if bulk.is_in_line)
+            for group in self._line:
+                group.is_in_line = group.num_waiting > 0
+            self._line = deque(group for group in self._line if group.is_in_line)
             if self._heap is not None:
-                self._heap = [_order(bulk) for bulk in self._line]
+                self._heap = [_order(group) for group in self._line]
                 heapq.heapify(self._heap)
 
 
-def _order(bulk: Bulk) -> tuple[tuple[int, float], int, Bulk]:
-    """What sorts bulks: no two have one number."""
-    return (-bulk.priority, bulk.order), bulk.sequence, bulk
+def _order(group: RequestGroup) -> tuple[tuple[int, float], int, RequestGroup]:
+    """What sorts groups: no two have one number."""
+    return (-group.priority, group.order), group.sequence, group
 
 
 class Deadlines:
@@ -118,44 +118,50 @@ class Deadlines:
         self._processor, self._name_of = processor, name_of
         self._num_hopeless: Counter[str] = Counter()
         """By model: what came so far and could not be done in time."""
-        self._heap: list[tuple[int, int, bool, Bulk]] = []
+        self._heap: list[tuple[int, int, bool, RequestGroup]] = []
         """Whether it is the time by which they must have begun."""
         self._num_gone = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
-    def add(self, bulk: Bulk) -> None:
-        """Adds the requests of a bulk if they have a deadline."""
-        for is_begun, time_ns in enumerate((bulk.deadline_ns, bulk.schedule_by_ns)):
+    def add(self, group: RequestGroup) -> None:
+        """Adds the requests of a group if they have a deadline."""
+        for is_begun, time_ns in enumerate((group.deadline_ns, group.schedule_by_ns)):
             if time_ns is not None:
-                heapq.heappush(self._heap, (time_ns, bulk.sequence, bool(is_begun), bulk))
+                heapq.heappush(self._heap, (time_ns, group.sequence, bool(is_begun), group))
 
-    def note_answered(self, bulk: Bulk) -> None:
-        """Takes in that no request of a bulk needs a deadline any more; amortised constant time."""
-        if bulk.deadline_ns is bulk.schedule_by_ns is None:
+    def note_answered(self, group: RequestGroup) -> None:
+        """Takes in that no request of a group needs a deadline any more; amortised constant time."""
+        if group.deadline_ns is group.schedule_by_ns is None:
             return
-        self._num_gone += (bulk.deadline_ns is not None) + (bulk.schedule_by_ns is not None)
+        self._num_gone += (group.deadline_ns is not None) + (group.schedule_by_ns is not None)
         if self._num_gone > SLACK and 2 * self._num_gone > len(self._heap):
-            self._heap = [item for item in self._heap if item[-1].num_left]
+            self._heap = [item for item in self._heap if not item[-1].is_over]
             heapq.heapify(self._heap)
             self._num_gone = 0
 
-    def why_late(self, bulk: Bulk) -> str | None:
-        """Why new requests of a bulk, which have a deadline, cannot be done in time; None if they might be.
+    def is_hopeless(self, group: RequestGroup) -> bool:
+        """Whether new requests of a group cannot be done in time; from any thread."""
+        if group.deadline_ns is None:
+            return False
+        return least_time(self._processor, group.plan.template).ns > group.deadline_ns - group.arrival_ns
+
+    def why_late(self, group: RequestGroup) -> str | None:
+        """Why new requests of a group, which have a deadline, cannot be done in time; None if they might be.
 
         One of some such is tried all the same, so that times which were measured in a bad moment are put right.
         """
-        allowed_ns = (bulk.deadline_ns or 0) - bulk.arrival_ns(0)
-        ns, cell_type, steps = least_time(self._processor, bulk.plan(0).template)
+        allowed_ns = (group.deadline_ns or 0) - group.arrival_ns
+        ns, cell_type, steps = least_time(self._processor, group.plan.template)
         if ns <= allowed_ns:
             return None
-        self._num_hopeless[bulk.model.name] += 1
-        if self._num_hopeless[bulk.model.name] % TRIED_EVERY == 0:
+        self._num_hopeless[group.model.name] += 1
+        if self._num_hopeless[group.model.name] % TRIED_EVERY == 0:
             return None
         which = f"a chain of {steps} steps" if steps > 1 else "a step"
         return (
-            f"model {bulk.model.name!r}: cannot be done within {allowed_ns / 1e9:.9g} s: {which} of "
+            f"model {group.model.name!r}: cannot be done within {allowed_ns / 1e9:.9g} s: {which} of "
             f"{self._name_of(cell_type)} takes {ns / 1e9:.3g} s or more"
         )
 
@@ -164,19 +170,19 @@ class Deadlines:
         """The earliest time of a request that has not ended."""
         if not self._heap:
             return None
-        while self._heap and not self._heap[0][-1].num_left:
+        while self._heap and self._heap[0][-1].is_over:
             heapq.heappop(self._heap)
             self._num_gone = max(0, self._num_gone - 1)
         return self._heap[0][0] if self._heap else None
 
-    def take_late(self, now_ns: int) -> tuple[Bulk, bool] | None:
-        """A bulk of which a time has passed, and whether that is the one by which its requests must have begun; None if
-        there is none. The caller ends those that are late."""
+    def take_late(self, now_ns: int) -> tuple[RequestGroup, bool] | None:
+        """A group of which a time has passed, and whether that is the one by which its requests must have begun; None
+        if there is none. The caller ends those that are late."""
         if not self._heap:
             return None
         next_ns = self.next_ns
         if next_ns is None or next_ns > now_ns:
             return None
-        _, _, is_begun, bulk = heapq.heappop(self._heap)
-        self._num_gone -= 1  # it will be counted when the bulk is answered, and is gone by then
-        return bulk, is_begun
+        _, _, is_begun, group = heapq.heappop(self._heap)
+        self._num_gone -= 1  # it will be counted when the group is answered, and is gone by then
+        return group, is_begun

@@ -54,6 +54,15 @@ def _replace(typing_context: Any, words: Any, index: Any, known: Any, value: Any
     return types.boolean(words, index, known, value), generate
 
 
+@intrinsic
+def _exchange(typing_context: Any, words: Any, index: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = context.cast(builder, arguments[2], signature.args[2], types.int64)
+        return builder.atomic_rmw("xchg", _at(builder, context, signature, arguments), given, ORDER)
+
+    return types.int64(words, index, value), generate
+
+
 def _load_plainly(words: Rows[int], index: int) -> int:
     with _ONE_BY_ONE:
         return int(words[index])
@@ -72,6 +81,13 @@ def _replace_plainly(words: Rows[int], index: int, known: int, value: int) -> bo
         return True
 
 
+def _exchange_plainly(words: Rows[int], index: int, value: int) -> int:
+    with _ONE_BY_ONE:
+        before = int(words[index])
+        words[index] = value
+        return before
+
+
 _INTERPRETED = bool(numba.config.DISABLE_JIT)
 load: Callable[[Rows[int], int], int] = _load_plainly if _INTERPRETED else _load
 """Return a word, with all that was written before it was set."""
@@ -79,6 +95,8 @@ store: Callable[[Rows[int], int, int], None] = _store_plainly if _INTERPRETED el
 """Set a word, after all that was written before."""
 replace: Callable[[Rows[int], int, int, int], bool] = _replace_plainly if _INTERPRETED else _replace
 """Set a word if it is the one known; return whether it was."""
+exchange: Callable[[Rows[int], int, int], int] = _exchange_plainly if _INTERPRETED else _exchange
+"""Set a word; return what it was."""
 
 
 @short_entry

@@ -7,7 +7,7 @@ from typing import Self
 
 from cellrt.engine.future import PackedResults, Results
 from cellrt.engine.futures import Made
-from cellrt.engine.records import Arrival
+from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.stream import Channel
 from cellrt.engine.together import Together
 from cellrt.errors import CellrtError
@@ -24,28 +24,28 @@ class Entrusted:
         first_id: the first's id; the others follow it.
 
     Attributes:
-        arrival: the requests, once they are handed in.
+        requests: the group of them, once they are handed in.
     """
 
-    __slots__ = ("_first_id", "_live", "_tell", "arrival")
+    __slots__ = ("_first_id", "_live", "_tell", "requests")
 
     def __init__(self, live: dict[int, Entrusted], tell: Callable[..., None], first_id: int) -> None:
         self._live, self._tell, self._first_id = live, tell, first_id
 
-    def begin(self, arrival: Arrival) -> Self:
+    def begin(self, group: RequestGroup) -> Self:
         """Takes in that they are handed in; from now on they may end."""
-        self.arrival = arrival
+        self.requests = group
         self._live.update(dict.fromkeys(self.ids, self))
         return self
 
     @property
     def ids(self) -> range:
         """Of them all."""
-        return range(self._first_id, self._first_id + self.arrival.count)
+        return range(self._first_id, self._first_id + self.requests.count)
 
     def cancel(self, id: int) -> None:
         """Has a request ended early."""
-        self.arrival.cancel(id - self._first_id)
+        self.requests.cancel(id - self._first_id)
 
     def fail(self, number: int, error: CellrtError) -> None:
         """As of ``Ends``."""

@@ -19,8 +19,8 @@ from itertools import chain
 from typing import Any, Protocol
 
 from cellrt.engine.engine import Engine
-from cellrt.engine.records import Arrival, SessionRecord
 from cellrt.engine.registry import Model
+from cellrt.engine.request_group import RequestGroup, SessionRecord
 from cellrt.engine.session import Session
 from cellrt.errors import CellrtError, OverloadError, SessionError
 from cellrt.graph.known import Alike
@@ -225,10 +225,10 @@ class Guest:
         submission = patient.submission
         sessions = [self.session(number)._record for number in submission.sessions]
 
-        def begin_first(arrival: Arrival) -> Entrusted:
+        def begin_first(group: RequestGroup) -> Entrusted:
             if submission.is_patient:  # now: before one of them may fail, which is no refusal
                 self.tell(Message(Kind.ACCEPTED, (LENGTH.pack(submission.first_id),)))
-            return groups[0].begin(arrival)
+            return groups[0].begin(group)
 
         channel = None
         if submission.is_streamed:
@@ -270,8 +270,8 @@ class Guest:
 
     def _note_numbers(self, group: Entrusted) -> None:
         """Takes in what numbers requests have in the engine."""
-        numbers, first = self.numbers, group.arrival.sequence
-        numbers.update(zip(group.ids, range(first, first + group.arrival.count)))
+        numbers, first = self.numbers, group.requests.sequence
+        numbers.update(zip(group.ids, range(first, first + group.requests.count)))
         while len(numbers) > MAX_NUMBERS:
             numbers.popitem(last=False)
 
@@ -281,12 +281,12 @@ class Guest:
             self._patient.pop(id, None)
         self.tell(*[(id, error) for id in submission.ids])
 
-    def request(self, id: int) -> tuple[Arrival, int] | str | None:
+    def request(self, id: int) -> tuple[RequestGroup, int] | str | None:
         """What a request was handed in with, and its place there; or what it waits for; None if it has ended."""
         if id in self._patient:
             return "waits for a place in the queue"
         group = self._live.get(id)
-        return None if group is None else (group.arrival, group.ids.index(id))
+        return None if group is None else (group.requests, group.ids.index(id))
 
     def _cancel(self, id: int) -> None:
         group = self._live.pop(id, None)

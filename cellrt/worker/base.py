@@ -46,9 +46,6 @@ class Launch(NamedTuple):
 
 
 WAKE = Launch(-1, 0, np.empty(0, np.int32))
-GIVEN = Launch(-2, 0, np.empty(0, np.int32))
-"""Says that a task waits elsewhere."""
-
 
 NOT_HELD, HELD, ANSWERS = range(3)
 """How a worker comes to a turn: without it, with it, or with it and only to tell clients of answers."""
@@ -145,9 +142,6 @@ class Worker(ABC):
         self._in_progress.append(launch)
         self._tell(launch)
 
-    def wake_if_given(self) -> None:  # noqa: B027 - most are given tasks by Python alone
-        """Wakes the worker if compiled code of another has given it tasks; called by the holder of the turn."""
-
     def wake(self) -> bool:
         """Wakes the worker to take a turn if it is idle; False if it is not."""
         if not self._idle:
@@ -236,7 +230,7 @@ class Worker(ABC):
 
         If another thread has the turn, the news are its business: it looks again when it gives the turn back.
         """
-        while self._queue.empty() and not self._has_tasks():
+        while self._queue.empty():
             if self._rests_until_s:
                 try:
                     return self._queue.get(timeout=max(0.0, self._rests_until_s - time.monotonic()))
@@ -249,13 +243,9 @@ class Worker(ABC):
             self._idle.append(object())
             if not self._has_news() or not self._take_turns(NOT_HELD):
                 break
-        item = GIVEN if self._has_tasks() else self._queue.get()
+        item = self._queue.get()
         self._idle.clear()
         return item
-
-    def _has_tasks(self) -> bool:
-        """Whether a task waits that is not in the queue."""
-        return False
 
     def _run(self) -> None:
         """The thread. A worker that dies is reported, whatever killed it."""

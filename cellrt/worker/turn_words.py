@@ -22,8 +22,11 @@ BY_HAND = 3 * LINE
 ALWAYS, WHEN_IDLE = 1, 2
 
 # Of each worker, from ``line_of`` on: counts of tasks since the start, each behind the one before it. ``COMPLETED``
-# leaves out what a worker that died had not finished.
-LAUNCHED, BEGUN, FINISHED, TAKEN_IN, COMPLETED, NUM_NOTICES = range(6)
+# leaves out what a worker that died had not finished. ``REST`` is one of the words below; ``ENDS`` is 1 if the thread
+# is to end after what was launched.
+LAUNCHED, BEGUN, FINISHED, TAKEN_IN, COMPLETED, NUM_NOTICES, REST, ENDS = range(8)
+# How a worker rests: not at all; until somebody has news or a task for it; for some time, unless it gets a task.
+AWAKE, ASLEEP, AWAY = range(3)
 
 
 def line_of(location: int) -> int:

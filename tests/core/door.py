@@ -15,6 +15,7 @@ from cellrt.core.state.tables import (
     LAST_STEP,
     MAX_SUBMISSIONS,
     MAX_TENSORS,
+    NEVER,
     SUBMITTED,
     TAKEN,
     TOLD,
@@ -43,7 +44,7 @@ class Client:
     """
 
     def __init__(self, processor: Processor, host: NDArray[np.int64]) -> None:
-        self.t, self._processor = processor.tables, processor
+        self.t, self._processor, self._host = processor.tables, processor, host
         for kind, rows in enumerate(host):
             processor.set_host_rows(kind, rows.ctypes.data, rows.itemsize)
         self._free = list(range(MAX_SUBMISSIONS))
@@ -70,7 +71,7 @@ class Client:
         lengths = template.lengths
         addresses = template.template.address, lengths.ctypes.data, rows.ctypes.data, answers.ctypes.data
         counts = lengths.size, len(result_kinds), count, 0, 0, priority, 0, 0
-        self.t.submissions[at] = (*addresses, sequence, 1, 0.0, *counts)
+        self.t.submissions[at] = (*addresses, 0, sequence, 1, NEVER, NEVER, 0.0, *counts)
         for k, (kind, values) in enumerate(tensors):
             self.t.tensors[at, 2 * k : 2 * k + 2] = values.ctypes.data, kind
         self.t.submitted[int(words[SUBMITTED]) % MAX_SUBMISSIONS] = at

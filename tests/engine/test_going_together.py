@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.engine.engine import Engine
-from cellrt.engine.records import Bulk
 from cellrt.errors import CancelledError, CellError, DeadlineError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
@@ -115,16 +114,8 @@ def test_each_ends_once_with_what_it_gives_alone(asked, cancelled, failing, max_
 
 
 @pytest.mark.parametrize("model", MODELS.values(), ids=MODELS)
-def test_those_of_one_turn_are_one_bulk_whatever_their_lengths(model, monkeypatch):
-    sizes: list[int] = []
+def test_those_of_one_turn_are_admitted_in_one_call_whatever_their_lengths(model):
     admitted: list[int] = []
-
-    class Counted(Bulk):
-        def __init__(self, arrivals):
-            super().__init__(arrivals)
-            sizes.append(self.size)
-
-    monkeypatch.setattr("cellrt.engine.requests.Bulk", Counted)
     with small_engine(trace=True) as engine:  # by the door each would be admitted by itself
         engine.register(model, warm_up=False)
         admit_many = engine._processor.admit_many
@@ -135,7 +126,7 @@ def test_those_of_one_turn_are_one_bulk_whatever_their_lengths(model, monkeypatc
             futures = [engine.submit(model.name, steps(length)) for length in (2, 3, 3, 4)]
         for future, length in zip(futures, (2, 3, 3, 4)):
             assert_same(future.result(WAIT_S), run_one_by_one(model, steps(length)))
-    assert sizes == admitted == [1, 4]
+    assert admitted == [1, 4]
 
 
 def test_they_end_in_the_order_of_their_arrival_where_one_fits_at_a_time():

@@ -30,6 +30,7 @@ from cellrt.errors import EngineClosedError
 from cellrt.native.row_types import new_table
 from cellrt.worker import base
 from cellrt.worker.cpu import run_tasks as loop
+from cellrt.worker.cpu import worker as worker_module
 from cellrt.worker.cpu.worker import CpuWorker
 from cellrt.worker.turn_words import TURN, make_words
 from tests.core.door import Client
@@ -151,10 +152,12 @@ class World:
             monkeypatch.setattr(module, "SimpleQueue", make_queue)
         words = make_words(1).view(Words)
         words.threads = self.threads
-        for module, names in ((loop, ("load", "store", "replace")), (turns_module, ("replaced", "stored"))):
+        steps = (loop, ("load", "store", "replace", "exchange")), (turns_module, ("replaced", "stored"))
+        for module, names in (*steps, (worker_module, ("woken", "roused"))):
             for name in names:
                 monkeypatch.setattr(module, name, self._stepping(getattr(module, name)))
         monkeypatch.setattr(turn, "load", self._stepping(turn.load))
+        monkeypatch.setattr(loop, "sleep", self._sleep)
         for name in ("take_in", "let_in", "form_tasks"):
             monkeypatch.setattr(loop, name, self._alone(getattr(loop, name)))
         self.processor = Processor(1, SMALL, ONE_BY_ONE)
@@ -176,6 +179,10 @@ class World:
             return function(words.view(np.ndarray), *arguments)
 
         return stepping
+
+    def _sleep(self, words: Words, index: int, known: int, limit_ns: int) -> None:
+        plain = words.view(np.ndarray)
+        self.threads.switch(lambda: limit_ns >= 0 or plain[index] != known)
 
     def _alone(self, function: Callable[..., Any]) -> Callable[..., Any]:
         """A part of a turn, which no other thread may have meanwhile."""

@@ -13,10 +13,10 @@ import pytest
 from cellrt.core.processor import Processor
 from cellrt.core.state.task_layout import H_GOES_ON, HEADER
 from cellrt.native.row_types import new_table
-from cellrt.worker.base import WAKE
+from cellrt.worker.base import NOT_HELD, WAKE, Worker
 from cellrt.worker.cpu.run_tasks import LAUNCHED_TASK, RUNNABLE_CELL
 from cellrt.worker.cpu.worker import TURN_EVERY_NS, CpuWorker
-from cellrt.worker.turn_words import ALWAYS, BY_HAND, NEWS, TURN, make_words
+from cellrt.worker.turn_words import ALWAYS, ASLEEP, AWAY, BY_HAND, NEWS, REST, TURN, line_of, make_words
 from tests.engine.helpers import WAIT_S
 from tests.waiting import until
 
@@ -59,6 +59,10 @@ def worker_of(tasks: Tasks, turn: Callable[[], object], ended: Callable[[], obje
 def make(tasks: Tasks) -> tuple[CpuWorker, threading.Event]:
     ended = threading.Event()
     return worker_of(tasks, bool, ended.set), ended
+
+
+def rests(worker: CpuWorker, how: int) -> bool:
+    return bool(worker._words[line_of(1) + REST] == how)
 
 
 def launch(worker: CpuWorker, tasks: list[int], goes_on: bool = False) -> None:
@@ -108,10 +112,18 @@ def test_a_worker_that_died_before_it_began_leaves_all_of_it():
     assert begun == [] and [task.task for task in waiting] == [4, 5]
 
 
+class QueueWorker(Worker):
+    """A worker whose tasks come by the queue, as those of devices do; it runs nothing."""
+
+    def _serve(self):
+        while self._next() is not None:
+            self._take_turns(NOT_HELD)
+
+
 def test_a_worker_that_wakes_and_waits_again_while_it_is_woken_can_be_woken_again():
     """The client that wakes it is slow: before it goes on, the worker has taken its turn and has nothing to do."""
     turns: list[int] = []
-    worker = worker_of(Tasks(), lambda: turns.append(len(turns)))
+    worker = QueueWorker(lambda how: turns.append(len(turns)) or True, lambda: False, bool, "worker")
     worker.start()
 
     class SlowQueue(SimpleQueue):
@@ -137,9 +149,9 @@ def resting(seconds: float) -> tuple[CpuWorker, list[int], Tasks]:
     tasks = Tasks()
     worker = worker_of(tasks, lambda: turns.append(len(turns)))
     worker.start()
-    until(lambda: worker._idle, "the worker waits")
+    until(lambda: rests(worker, ASLEEP), "the worker waits")
     worker.rest(seconds)
-    until(lambda: turns and not worker._idle, "the worker rests")
+    until(lambda: rests(worker, AWAY), "the worker rests")
     return worker, turns, tasks
 
 
@@ -160,8 +172,8 @@ def test_a_worker_that_rests_is_woken_by_a_task_alone():
 
 def test_a_worker_that_has_rested_takes_a_turn_and_may_be_woken_again():
     worker, turns, _ = resting(0.05)
-    until(lambda: worker._idle, "the worker waits for clients again")
-    assert len(turns) == 2, "when it was told to rest, and when the time was over"
+    until(lambda: turns and rests(worker, ASLEEP), "the worker waits for clients again")
+    assert len(turns) == 1
     assert worker.wake()
     end(worker)
 

@@ -163,8 +163,8 @@ def admit(
     sequence: int,
     priority: int,
     client: int,
-    deadlines_ns: Matrix,
-    number: int,
+    deadline_ns: int,
+    schedule_by_ns: int,
     streamed: int,
     session: int,
     rows: Rows[int],
@@ -173,7 +173,7 @@ def admit(
     """Appends a request; returns its id, -1 if tables or arenas have no room for it now, or -2 if they never have, as
     what its session kept and what the request adds come to more pages than a worker has.
 
-    ``deadlines_ns[number]`` are its deadlines, unless there are fewer: done by then, begun by then.
+    ``deadline_ns``, ``schedule_by_ns``: when it must be done and have begun, or NEVER.
 
     Writes to ``rows`` from ``at`` on the host row of each external value (-1 if nothing reads it), then of each state
     of its ``session`` (-1 if it is here already, or there is no session): the caller copies the request's tensors there
@@ -207,8 +207,7 @@ def admit(
     move_request(t, request, LIVE)
     request.sequence, request.priority, request.streamed = sequence, priority, streamed
     request.client, request.admitted_ns = client, settings.now_ns
-    request.deadline_ns = deadlines_ns[number, 0] if number < deadlines_ns.shape[0] else NEVER
-    request.schedule_by_ns = deadlines_ns[number, 1] if number < deadlines_ns.shape[0] else NEVER
+    request.deadline_ns, request.schedule_by_ns = deadline_ns, schedule_by_ns
     request.started_ns = request.nodes_left = request.length = request.submission = 0
     request.session, request.num_states, request.num_lists = session, num_states, num_lists
     request.lists = request.first_link + template.links.size
@@ -252,6 +251,12 @@ def set_lengths(template: OpenTemplate, lengths: Matrix, k: int) -> None:
 
 
 @compiled
+def deadline_of(deadlines_ns: Matrix, k: int, which: int) -> int:
+    """When a request must be done (0) or have begun (1); NEVER if there are fewer."""
+    return int(deadlines_ns[k, which]) if k < deadlines_ns.shape[0] else NEVER
+
+
+@compiled
 def admit_many(
     t: Tables,
     template: OpenTemplate,
@@ -275,7 +280,9 @@ def admit_many(
         if k < lengths.shape[0]:
             set_lengths(template, lengths, k)
         session = sessions[k] if k < sessions.size else -1
-        ids[k] = admit(t, template, sequences[k], priority, client, deadlines_ns, k, streamed, session, rows, at)
+        done_ns, begun_ns = deadline_of(deadlines_ns, k, 0), deadline_of(deadlines_ns, k, 1)
+        how = priority, client, done_ns, begun_ns, streamed, session
+        ids[k] = admit(t, template, sequences[k], *how, rows, at)
         if ids[k] < 0:
             return k
         at += num_rows(template)

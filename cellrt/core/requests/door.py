@@ -2,16 +2,18 @@
 
 A client writes what it hands in to a row of ``submissions``, and the row's number to the ring ``submitted``. A turn
 admits the requests and copies their tensors to the host's arena (``join``); when one is done its results are copied to
-memory of the client's own (``leave``), and the ring ``answered`` has it until Python has told the client. So new
-requests are batched with those that run from the next cell on, and each leaves with its last (BatchMaker section 4.2).
+memory of the client's own (``leave``), and a thread that sleeps until then is woken. The ring ``answered`` has it until
+Python has taken that in, and told whom it must. So new requests are batched with those that run from the next cell on,
+and each leaves with its last (BatchMaker section 4.2).
 
-What is not that plain is Python's: requests that wait for room, have a deadline, a session or a stream, fail or are
-cancelled. It may take over a submission at any time (``engine/door.py``); its requests are Python's from then on.
+What is not that plain is Python's: requests that wait for room, have a session or a stream, fail, are cancelled or
+late. It may take over a submission at any time (``engine/door.py``); its requests are Python's from then on.
 """
 
 from __future__ import annotations
 
 from cellrt.core.requests.admission import admit, finish, set_lengths
+from cellrt.core.requests.client_word import say_there
 from cellrt.core.state.copying import copy_at
 from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED
 from cellrt.core.state.pointers import OpenTemplate, template_at
@@ -24,6 +26,7 @@ from cellrt.core.state.tables import (
     MAX_SUBMISSIONS,
     SUBMITTED,
     TAKEN,
+    URGENT,
     Answer,
     Request,
     Submission,
@@ -90,13 +93,14 @@ def _note_arrivals(t: Tables, submission: Submission) -> None:
 @compiled
 def _admit_all(t: Tables, submission: Submission, at: int) -> bool:
     """Admit the requests of a submission that are not; return whether all have found room."""
-    template, no_deadlines = template_at(submission.template_at), words_at(0, 0, 2)
+    template = template_at(submission.template_at)
     if submission.num_lengths > 0:
         set_lengths(template, ints_at(submission.lengths_at, 1, submission.num_lengths), 0)
     while submission.num_admitted < submission.count:
         number = submission.num_admitted
-        how = submission.sequence + number, submission.priority, submission.client, no_deadlines, 0, 0, -1
-        request_id = admit(t, template, *how, t.brought, 0)
+        how = submission.sequence + number, submission.priority, submission.client
+        due = submission.deadline_ns, submission.schedule_by_ns
+        request_id = admit(t, template, *how, *due, 0, -1, t.brought, 0)
         if request_id < 0:
             return False
         request = t.requests[request_id]
@@ -153,7 +157,10 @@ def _answer(t: Tables, request: Request, request_id: int, now_ns: int) -> None:
     if submission.num_answered == submission.count:
         submission.is_there = 0
     request.submission = LEFT_BEHIND if finish(t, request_id) else 0
-    store(t.door, ANSWERS, t.door[ANSWERS] + 1)
+    word_at = submission.word_at
+    store(t.door, ANSWERS, t.door[ANSWERS] + 1)  # before the word: a client that is woken may want its place again
+    if word_at == 0 or say_there(word_at):
+        store(t.door, URGENT, t.door[ANSWERS])
 
 
 @compiled

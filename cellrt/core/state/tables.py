@@ -87,9 +87,17 @@ PENDING = -2
 """A streamed result at row r that is not complete is ``PENDING - r``."""
 
 # Words of ``door``, each in a cache line of its own: how many numbers clients have put into ``submitted``, and turns
-# have taken out; how many requests turns have put into ``answered``, and clients were told of.
-SUBMITTED, TAKEN, ANSWERS, TOLD = (k * CACHE_LINE // 8 for k in range(4))
-NUM_DOOR_WORDS = 4 * CACHE_LINE // 8
+# have taken out; how many requests turns have put into ``answered``, and clients were told of, in Python; up to which
+# of these one must be told soon.
+SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT = (k * CACHE_LINE // 8 for k in range(5))
+NUM_DOOR_WORDS = 5 * CACHE_LINE // 8
+
+# The word that a client looks at, in front of its results: they are not there, and nobody waits; they are; or it waits
+# for Python to tell it. Any other number is the address of a word that a thread sleeps on until it is 0.
+OPEN, THERE, TO_BE_TOLD = range(3)
+
+MANY_UNTOLD = 16
+"""Of so many answers clients are told though none asks: their places are others'."""
 
 # Which steps of a result a client gets.
 ALL_STEPS, ITS_STEPS, LAST_STEP = range(3)
@@ -189,8 +197,11 @@ class Submission(Row):
     lengths_at: i8  # of their lengths, ``[num_lengths]``
     answers_at: i8  # of what is copied out, ``[num_answers]`` rows of ``Answer``
     results_at: i8  # of the client's memory: of each answer the rows of all requests, one behind the other
+    word_at: i8  # of the client's word, if this is one request (OPEN, ...); 0: Python tells it
     sequence: i8  # of the first request; the others follow it
     arrival_ns: i8
+    deadline_ns: i8  # when they must be done, and have begun; or NEVER
+    schedule_by_ns: i8
     order: f8  # those that wait are admitted by priority, then in ascending order of this, then by arrival
     num_lengths: i4
     num_answers: i4
@@ -589,7 +600,7 @@ TABLES: dict[str, Table] = {
     "submissions": Table(SUBMISSION, lambda limits, workers: MAX_SUBMISSIONS),
     "submitted": Table(_INT, lambda limits, workers: MAX_SUBMISSIONS),
     "tensors": Table(np.dtype(np.int64), lambda limits, workers: (MAX_SUBMISSIONS, 2 * MAX_TENSORS)),
-    "answered": Table(ANSWERED, lambda limits, workers: limits.max_requests, sized=True),
+    "answered": Table(ANSWERED, lambda limits, workers: limits.max_requests + MANY_UNTOLD, sized=True),
     "brought": Table(_INT, lambda limits, workers: limits.max_values + limits.max_places + MAX_STATES + 1),
     "holders": Table(_INT, lambda limits, workers: 0),
 }

@@ -1,8 +1,10 @@
 """Runs tasks one after the other, and takes the turns between them, without Python: no interpreter lock, no objects.
 
-It comes back for what needs Python: a cell without a compiled form, or a task that its form refused; clients that wait
-for answers; requests that failed, or have results to stream; news of clients that do not come by the door
-(``core/requests/door.py``); and whatever ``BY_HAND`` says. Then it is called again.
+Where it finds nothing to do it sleeps until there is (``native/futex.py``): others leave their news before they look
+who sleeps, it says that it sleeps before it looks for news. It comes back for what needs Python: a cell without a
+compiled form, or a task that its form refused; clients who must be told of answers; requests that failed, or have
+results to stream; news of clients that do not come by the door (``core/requests/door.py``); whatever ``BY_HAND`` says;
+and tables that changed. Then it is called again.
 """
 
 from __future__ import annotations
@@ -10,10 +12,11 @@ from __future__ import annotations
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.pointers import open_tables
 from cellrt.core.state.tables import HOST, Tables
-from cellrt.core.turn import form_tasks, has_answers, has_news, let_in, take_in
+from cellrt.core.turn import form_tasks, has_news, has_untold, let_in, must_tell, take_in
 from cellrt.definition.task_memory import DONE
-from cellrt.native.atomics import load, replace, store
+from cellrt.native.atomics import exchange, load, replace, store
 from cellrt.native.clocks import now_ns, thread_ns
+from cellrt.native.futex import NEVER, sleep, wake
 from cellrt.native.jit import compiled, entry
 from cellrt.native.memory import ints_at, start_of, words_at
 from cellrt.native.row_types import Matrix, Row, Rows, dtype_of, i8
@@ -21,23 +24,28 @@ from cellrt.worker.cpu.run_span_task import run_span_task
 from cellrt.worker.cpu.run_task import run_task
 from cellrt.worker.turn_words import (
     ALWAYS,
+    ASLEEP,
+    AWAKE,
+    AWAY,
     BEGUN,
     BY_HAND,
     COMPLETED,
+    ENDS,
     FINISHED,
     LAUNCHED,
     LINE,
     NEWS,
     NUM_NOTICES,
     NUM_TURNS,
+    REST,
     TAKEN_IN,
     TURN,
     WHEN_IDLE,
 )
 
 # What ``run_tasks`` answers.
-IDLE = 0
-"""All that was launched is done, and who has the turn knows, or it left nothing to do."""
+AGAIN = 0
+"""Nothing is to be done in Python but to call it again, as the tables may lie elsewhere."""
 IN_PYTHON = 1
 """The task that was begun last must be run in Python."""
 TURN_HELD = 2
@@ -45,9 +53,15 @@ TURN_HELD = 2
 TURN_WANTED = 3
 """A turn must be taken in Python, if nobody has it."""
 ANSWERS_HELD = 4
-"""Clients must be told of answers, or other workers of tasks, in Python, and of nothing else; the thread has the
-turn."""
+"""Clients must be told of answers in Python, and of nothing else; the thread has the turn."""
+ENDED = 5
+"""The thread is to end, and all that was launched is done."""
 
+GO_ON, HAS_TURN = -1, -2
+"""Of what goes on without Python: the next look; a turn."""
+
+TELL_AFTER_NS = 1_000_000
+"""A client that was answered and need not be told at once is told then."""
 SHORT_NS = 50_000
 """Of a task that took no longer, passed time counts: the clock of a thread costs as much as a small task."""
 MOST_WAITING = 4
@@ -96,6 +110,8 @@ class Turns(Row):
     num_seen: i8  # finished tasks, when this thread took a turn last
     num_turns: i8  # ``NUM_TURNS``, when the tables' addresses were read
     num_places: i8  # in the ring of each worker
+    away_until_ns: i8  # how long no client wakes it, as another does its work; or 0
+    tell_at_ns: i8  # when clients that were answered must be told in Python; or 0
 
 
 LAUNCHED_TASK, RUNNABLE_CELL, TURNS = dtype_of(Launched), dtype_of(RunnableCell), dtype_of(Turns)
@@ -128,20 +144,59 @@ def run_tasks(
             if not _run(task, cells[task.type_id], settings, scratch):
                 return IN_PYTHON
             store(words, line + FINISHED, words[line + BEGUN])
-        elif settings.num_seen == words[line + FINISHED] and load(words, NEWS) == 0 and not has_news(t):
-            return IDLE
-        elif _take_turn(words):
+            continue
+        if has_more:
+            is_taken = not _take_turn(words)
+            answer = GO_ON if is_taken else HAS_TURN
+        else:
+            answer = _take_turn_or_sleep(t, words, settings)
+        if answer == HAS_TURN:
             settings.num_seen = words[line + FINISHED]
             answer = _turn(t, words, settings, launched, task_ids, notices)
-            if answer != IDLE:
-                return answer
-            store(words, TURN, 0)
-            if load(words, NEWS) != 0:
-                return TURN_WANTED
-        elif has_more:
-            is_taken = True
-        else:
-            return IDLE
+            if answer == GO_ON:
+                store(words, TURN, 0)
+                if load(words, NEWS) != 0:
+                    return TURN_WANTED
+        if answer != GO_ON:
+            return answer
+
+
+@compiled
+def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
+    """Without a task: take the turn if there is anything to do in it, or sleep; return HAS_TURN, GO_ON or an answer."""
+    line = settings.line
+    if load(words, line + ENDS) != 0:
+        return HAS_TURN if settings.num_seen != words[line + FINISHED] and _take_turn(words) else ENDED
+    if settings.away_until_ns > 0:
+        limit_ns = settings.away_until_ns - now_ns()
+        if limit_ns <= 0:
+            settings.away_until_ns = 0
+            return TURN_WANTED
+    else:
+        limit_ns = _until_told(settings) if has_untold(t) else NEVER
+    rest = AWAY if settings.away_until_ns > 0 else ASLEEP
+    store(words, line + REST, rest)  # before the look for news, as who has some looks at this behind it
+    is_news = settings.num_seen != words[line + FINISHED] or load(words, NEWS) != 0 or has_news(t) or limit_ns == 0
+    if rest == ASLEEP and is_news and _take_turn(words):  # if another has it, it looks for news behind it
+        store(words, line + REST, AWAKE)
+        return HAS_TURN
+    if words[line + BEGUN] == load(words, line + LAUNCHED) and load(words, line + ENDS) == 0:
+        sleep(words, line + REST, rest, limit_ns)
+    store(words, line + REST, AWAKE)
+    return GO_ON if load(words, NUM_TURNS) == settings.num_turns else AGAIN
+
+
+@compiled
+def _until_told(settings: Turns) -> int:
+    """Return for how many ns clients that were answered may wait for being told in Python; 0: they have waited."""
+    time_ns = now_ns()
+    if settings.tell_at_ns == 0:
+        settings.tell_at_ns = time_ns + TELL_AFTER_NS
+    left_ns = settings.tell_at_ns - time_ns
+    if left_ns > 0:
+        return left_ns
+    settings.tell_at_ns = 0
+    return 0
 
 
 @compiled
@@ -213,7 +268,7 @@ def _turn(
     """Take in what the worker finished, let requests leave and join, and launch what workers should run next, with the
     turn.
 
-    Return TURN_HELD where more must be done, in Python, ANSWERS_HELD where somebody must be told, else IDLE. Whoever
+    Return TURN_HELD where more must be done, in Python, ANSWERS_HELD where somebody must be told, else GO_ON. Whoever
     comes to a turn in Python looks at all that is not taken in.
     """
     worker, line, time_ns = settings.worker, settings.line, now_ns()
@@ -231,16 +286,14 @@ def _turn(
             return TURN_HELD
     if not let_in(t, time_ns):
         return TURN_HELD
-    num_given, is_idle = 0, True
+    is_idle = True
     for location in range(1, settings.num_workers + 1):  # who has nothing to do may get some of what is ready now
-        count = _launch_more(t, words, settings, location, launched, task_ids, time_ns)
-        if count < 0:
+        if not _launch_more(t, words, settings, location, launched, task_ids, time_ns):
             return TURN_HELD
-        num_given += count if location != worker else 0
         is_idle = is_idle and _num_outstanding(words, settings, location) == 0
     if is_idle and by_hand & WHEN_IDLE:
         return TURN_HELD
-    return ANSWERS_HELD if num_given > 0 or has_answers(t) else IDLE
+    return ANSWERS_HELD if must_tell(t, time_ns, TELL_AFTER_NS) else GO_ON
 
 
 @compiled
@@ -259,24 +312,24 @@ def _launch_more(
     launched: Rows[Launched],
     task_ids: Rows[int],
     time_ns: int,
-) -> int:
-    """Launch what a worker should run next; return how many tasks it got, or -1 where Python must see to what is
-    left."""
-    given, line = 0, _line(settings, location)
+) -> bool:
+    """Launch what a worker should run next; return False where Python must see to what is left."""
+    line = _line(settings, location)
     while _num_outstanding(words, settings, location) < settings.queue_depth:
         num_idle = 0
         for other in range(1, settings.num_workers + 1):
             num_idle += 1 if _num_outstanding(words, settings, other) == 0 else 0
         if location != settings.worker and _num_outstanding(words, settings, location) > 0:
-            return given  # it takes turns of its own
+            return True  # it takes turns of its own
         count = form_tasks(t, location, num_idle, time_ns, task_ids)
         if count == 0:
-            return given if t.settings[0].left_ns == 0 else -1
+            return t.settings[0].left_ns == 0
         for k in range(count):
             _launch(t, launched[_place(settings, location, words[line + LAUNCHED] + k)], task_ids[k])
         store(words, line + LAUNCHED, words[line + LAUNCHED] + count)
-        given += count
-    return given
+        if location != settings.worker and exchange(words, line + REST, AWAKE) != AWAKE:
+            wake(words, line + REST)
+    return True
 
 
 @compiled

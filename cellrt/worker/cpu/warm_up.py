@@ -7,6 +7,7 @@ from collections.abc import Callable
 import numpy as np
 
 from cellrt.core.processor import Processor
+from cellrt.core.requests.client_word import have_told, is_there, sleep_until_there, stop_waiting
 from cellrt.core.state.copying import (
     get_rows,
     get_rows_nogil,
@@ -21,12 +22,13 @@ from cellrt.core.state.settings import Limits
 from cellrt.core.state.task_layout import HEADER, INPUT
 from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
 from cellrt.native.atomics import replaced, stored
+from cellrt.native.futex import roused, slept, woken
 from cellrt.native.row_types import new_table
 from cellrt.worker.cpu.run_span_task import run_span_task
 from cellrt.worker.cpu.run_task import run_task
 from cellrt.worker.cpu.run_tasks import LAUNCHED_TASK, RUNNABLE_CELL, TURNS, run_tasks
 from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans
-from cellrt.worker.turn_words import TURN, make_words
+from cellrt.worker.turn_words import ENDS, TURN, make_words
 
 LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_subgraphs=16, max_events=8)
 
@@ -92,7 +94,7 @@ def _processor() -> tuple[Processor, int, int]:
 
 
 def _run_tasks(processor: Processor) -> None:
-    """Asks for scratch, or finds nothing launched, and so runs nothing."""
+    """Asks for scratch, or finds nothing launched, and so runs nothing; then asks for a word that nobody changes."""
     buffer, none = np.zeros(HEADER + INPUT, np.int32), np.zeros(0, np.int32)
     unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))
     unpack_pages(buffer, 0, np.zeros((0, most_pages(buffer, 0)), np.int32), none, none)
@@ -100,7 +102,15 @@ def _run_tasks(processor: Processor) -> None:
     run_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, scratch)
     run_span_task(np.zeros(HEADER, np.int32), ports, 0, 1, 0, 0, 0, np.zeros(1, np.int64), 0, scratch)
     words, cells = make_words(1), new_table(1, RUNNABLE_CELL)
+    words[ENDS] = 1  # its line is the first, as its row says 0
     rings = new_table(1, TURNS), new_table(1, LAUNCHED_TASK)
     run_tasks(processor.at, words, *rings, cells, scratch, np.zeros(1, np.int32), processor.make_notices())
     if replaced(words, TURN, 0, 1):
         stored(words, TURN, 0)
+    word_at = words.ctypes.data
+    if not is_there(word_at) and not have_told(word_at):
+        stop_waiting(word_at, words, 1)
+        sleep_until_there(word_at, words, 1, 0)
+        slept(words, 1, 1, 0)
+        roused(words, 1, 0)
+        woken(words, 1, 1, 0)

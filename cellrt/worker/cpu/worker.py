@@ -1,12 +1,12 @@
 """The CPU worker: its thread runs tasks itself, one after the other, and takes the manager's turns.
 
-What it was given lies in a ring, which compiled code works off (``run_tasks.py``); Python runs what that cannot.
+What it was given lies in a ring, which compiled code works off (``run_tasks.py``); Python runs what that cannot. Where
+there is nothing to do the thread sleeps in compiled code, too, and is woken by whoever has news or a task for it.
 """
 
 from __future__ import annotations
 
 import ctypes
-import threading
 import time
 from collections.abc import Callable
 
@@ -17,14 +17,16 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.notices import Notices
 from cellrt.core.state.task_layout import H_GOES_ON
 from cellrt.definition.modes import use_torch_threads
+from cellrt.native.futex import NS, roused, woken
 from cellrt.native.row_types import Rows, new_table
-from cellrt.worker.base import ANSWERS, GIVEN, HELD, NOT_HELD, WAKE, Done, Launch, Unfinished, Worker
+from cellrt.worker.base import ANSWERS, HELD, NOT_HELD, Done, Launch, Unfinished, Worker
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.run_tasks import (
+    AGAIN,
     ANSWERS_HELD,
-    IDLE,
+    ENDED,
     IN_PYTHON,
     MOST_WAITING,
     TURN_HELD,
@@ -34,13 +36,16 @@ from cellrt.worker.cpu.run_tasks import (
     run_tasks,
 )
 from cellrt.worker.turn_words import (
+    ASLEEP,
+    AWAKE,
     BEGUN,
     COMPLETED,
+    ENDS,
     FINISHED,
     LAUNCHED,
-    NEWS,
     NUM_NOTICES,
     NUM_TURNS,
+    REST,
     TAKEN_IN,
     line_of,
 )
@@ -85,7 +90,7 @@ class CpuWorker(Worker):
         self._all_launched, self._launched = launched, launched[(location - 1) * size : location * size]
         self._turns = new_table(1, TURNS)
         how = processor.num_workers, queue_depth, num_threads == 1, TURN_EVERY_NS
-        self._turns[0] = location, self._line, *how, 0, 0, size
+        self._turns[0] = location, self._line, *how, 0, 0, size, 0, 0
         self._task_ids = np.zeros(processor.limits.max_tasks, np.int32)
         self._notices = processor.make_notices()
         self._failures: dict[int, list[Failure]] = {}
@@ -107,13 +112,21 @@ class CpuWorker(Worker):
         self._launched[at % len(self._launched)] = task, type_id, buffer_at, buffer.size, 0, 0, 0, 0, 0
         self._buffers[buffer_at, buffer.size] = buffer
         self._words[self._line + LAUNCHED] = at + 1
-        if threading.get_ident() != self._thread.ident:
-            self._tell(GIVEN)
+        roused(self._words, self._line + REST, AWAKE)
 
-    def wake_if_given(self) -> None:
-        """See ``Worker.wake_if_given``."""
-        if (self._idle or self._rests_until_s) and self._has_tasks():
-            self._tell(GIVEN)
+    def wake(self) -> bool:
+        """See ``Worker.wake``."""
+        return bool(woken(self._words, self._line + REST, ASLEEP, AWAKE))
+
+    def rest(self, seconds: float) -> None:
+        """See ``Worker.rest``."""
+        self._turns[0]["away_until_ns"] = time.perf_counter_ns() + int(NS * seconds)
+        self.wake()
+
+    def end(self) -> None:
+        """See ``Worker.end``."""
+        self._words[self._line + ENDS] = 1
+        roused(self._words, self._line + REST, AWAKE)
 
     def has_finished(self) -> bool:
         """See ``Worker.has_finished``."""
@@ -170,19 +183,13 @@ class CpuWorker(Worker):
             self._buffers[address, size] = made
         return made
 
-    def _has_tasks(self) -> bool:
-        return self._count(BEGUN) < self._count(LAUNCHED)
-
     def _serve(self) -> None:
         use_torch_threads(self._num_threads)
-        while (item := self._next()) is not None:
-            if item is WAKE and (self._words[NEWS] or not self._processor.has_arrivals):
-                self._take_turns(NOT_HELD)
-            while (answer := self._work_off()) != IDLE:
-                if answer == IN_PYTHON:
-                    self._run_in_python()
-                else:
-                    self._take_turns(HOW[answer])
+        while (answer := self._work_off()) != ENDED:
+            if answer == IN_PYTHON:
+                self._run_in_python()
+            elif answer != AGAIN:
+                self._take_turns(HOW[answer])
 
     def _work_off(self) -> int:
         """Runs what is launched, as far as compiled code can; returns why it came back."""

@@ -1,0 +1,80 @@
+"""How a thread sleeps until somebody wakes it: also compiled code, which has no interpreter lock."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import suppress
+
+import numpy as np
+
+from cellrt.core.requests.client_word import sleep_until_there, stop_waiting
+from cellrt.native.futex import NEVER, NS, roused, slept
+from cellrt.native.row_types import CACHE_LINE, Rows
+
+_AWAKE, _ASLEEP = range(2)
+_TOGETHER, _LINE = 64, CACHE_LINE // 8
+_LONGEST_S = 1e6
+
+
+class Sleeper:
+    """A word that a thread sleeps on. Its memory stays for ever, as who wakes it may be late: it is lent to one thread
+    after the other, and whoever is woken looks whether what it waits for has come."""
+
+    __slots__ = ("_at", "_words")
+
+    def __init__(self, words: Rows[int], at: int) -> None:
+        self._words, self._at = words, at
+
+    def lie_down(self) -> None:
+        """Have all who wake it from now on keep it awake. Then look, and then sleep."""
+        self._words[self._at] = _ASLEEP
+
+    def sleep(self, word_at: int, seconds: float | None) -> None:
+        """Sleep until it is woken, a signal comes or so many seconds have passed; of a client's word (or 0), until
+        results are there, too."""
+        limit_ns = NEVER if seconds is None or seconds > _LONGEST_S else int(NS * seconds)
+        if word_at:
+            sleep_until_there(word_at, self._words, self._at, limit_ns)
+        else:
+            slept(self._words, self._at, _ASLEEP, limit_ns)
+
+    def leave(self, word_at: int) -> None:
+        """Wait for a client's word no longer."""
+        stop_waiting(word_at, self._words, self._at)
+
+    def wake(self) -> None:
+        """Wake it, from any thread."""
+        roused(self._words, self._at, _AWAKE)
+
+
+_free: list[Sleeper] = []
+
+
+class _Lent:
+    """The sleeper of a thread, as long as that lives."""
+
+    __slots__ = ("sleeper",)
+
+    def __init__(self) -> None:
+        with suppress(IndexError):
+            self.sleeper = _free.pop()
+            return
+        words: Rows[int] = np.zeros(_TOGETHER * _LINE, np.int64)  # type: ignore[assignment]
+        made = [Sleeper(words, at) for at in range(0, words.size, _LINE)]
+        self.sleeper = made.pop()
+        _free.extend(made)
+
+    def __del__(self, free: list[Sleeper] = _free) -> None:
+        free.append(self.sleeper)
+
+
+_of_threads = threading.local()
+
+
+def own_sleeper() -> Sleeper:
+    """Return the sleeper of the calling thread. It may be asked to sleep for several ends, one inside the other."""
+    try:
+        lent: _Lent = _of_threads.lent
+    except AttributeError:
+        lent = _of_threads.lent = _Lent()
+    return lent.sleeper

@@ -1,0 +1,130 @@
+"""Threads that sleep until another changes a word, without the interpreter lock: Linux's futex.
+
+A word is an int64 of an array, which sleepers and wakers change as ``atomics.py`` says. The kernel compares its low
+half with what the sleeper knows, so who changes the word first and wakes then wakes everybody who sleeps on it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import platform
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numba
+from llvmlite import ir
+from numba import types
+from numba.core import cgutils
+from numba.extending import intrinsic
+
+from cellrt.native.atomics import exchange, load, replace
+from cellrt.native.jit import compiled, entry, short_entry
+from cellrt.native.memory import WORD_BYTES, start_of
+from cellrt.native.row_types import Rows
+
+_CALLS = {"x86_64": 202, "aarch64": 98} if sys.platform == "linux" else {}
+_CALL = _CALLS.get(platform.machine(), 0)
+"""The number of the system call; 0 where there is none: there a sleeper looks again every now and then."""
+_WAIT, _WAKE = 128, 129
+"""Of the system call, for the threads of one process."""
+_ALL = (1 << 31) - 1
+LOOK_EVERY_NS = 1_000_000
+NS = 1_000_000_000
+NEVER = -1
+"""As a time: without a limit."""
+
+
+@intrinsic
+def _call(typing_context: Any, number: Any, address: Any, what: Any, value: Any, limit_ns: Any) -> Any:
+    """The system call; what it answers says nothing that the word does not say."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        long = ir.IntType(64)
+        given = [context.cast(builder, one, of, types.int64) for one, of in zip(arguments, signature.args)]
+        time_at = cgutils.alloca_once(builder, long, size=context.get_constant(types.intp, 2))
+        for k, part in enumerate((builder.sdiv, builder.srem)):
+            builder.store(part(given[4], ir.Constant(long, NS)), builder.gep(time_at, [ir.Constant(long, k)]))
+        is_limited = builder.icmp_signed(">=", given[4], ir.Constant(long, 0))
+        limit = builder.select(is_limited, builder.ptrtoint(time_at, long), ir.Constant(long, 0))
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(long, [long] * 7), "syscall")
+        unused = [ir.Constant(long, 0)] * 2
+        return builder.call(function, [given[0], given[1], given[2], given[3], limit, *unused])
+
+    return types.int64(types.int64, types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _pause(typing_context: Any, microseconds: Any) -> Any:
+    """Sleep so long."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        int_ = ir.IntType(32)
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(int_, [int_]), "usleep")
+        return builder.call(function, [context.cast(builder, arguments[0], signature.args[0], types.int32)])
+
+    return types.int32(types.int64), generate
+
+
+@compiled
+def _sleep(words: Rows[int], index: int, known: int, limit_ns: int) -> None:
+    if _CALL:
+        _call(_CALL, start_of(words) + WORD_BYTES * index, _WAIT, known, limit_ns)
+    elif load(words, index) == known:
+        _pause((LOOK_EVERY_NS if limit_ns < 0 else min(limit_ns, LOOK_EVERY_NS)) // 1000)
+
+
+@compiled
+def _wake(words: Rows[int], index: int) -> None:
+    if _CALL:
+        _call(_CALL, start_of(words) + WORD_BYTES * index, _WAKE, _ALL, NEVER)
+
+
+class _Time(ctypes.Structure):
+    _fields_ = [("seconds", ctypes.c_long), ("ns", ctypes.c_long)]
+
+
+def _sleep_plainly(words: Rows[int], index: int, known: int, limit_ns: int) -> None:
+    if _CALL:
+        limit = ctypes.byref(_Time(*divmod(limit_ns, NS))) if limit_ns >= 0 else None
+        address = ctypes.c_long(words.ctypes.data + WORD_BYTES * index)
+        ctypes.CDLL(None).syscall(ctypes.c_long(_CALL), address, ctypes.c_long(_WAIT), ctypes.c_long(known), limit)
+    elif load(words, index) == known:
+        time.sleep((LOOK_EVERY_NS if limit_ns < 0 else min(limit_ns, LOOK_EVERY_NS)) / NS)
+
+
+def _wake_plainly(words: Rows[int], index: int) -> None:
+    if _CALL:
+        address = ctypes.c_long(words.ctypes.data + WORD_BYTES * index)
+        ctypes.CDLL(None).syscall(ctypes.c_long(_CALL), address, ctypes.c_long(_WAKE), ctypes.c_long(_ALL), None)
+
+
+_INTERPRETED = bool(numba.config.DISABLE_JIT)
+sleep: Callable[[Rows[int], int, int, int], None] = _sleep_plainly if _INTERPRETED else _sleep
+"""Sleep while a word is what is known of it, at most so many ns or NEVER; a signal may end it early."""
+wake: Callable[[Rows[int], int], None] = _wake_plainly if _INTERPRETED else _wake
+"""Wake everybody who sleeps on a word, which was changed before."""
+
+
+@entry
+def slept(words: Rows[int], index: int, known: int, limit_ns: int) -> None:
+    """As ``sleep``, for Python; it gives up the interpreter lock meanwhile."""
+    sleep(words, index, known, limit_ns)
+
+
+@short_entry
+def woken(words: Rows[int], index: int, known: int, value: int) -> bool:
+    """Change a word and wake who sleeps on it, for Python; return whether it was what is known of it. If not, nothing
+    is done."""
+    if load(words, index) != known or not replace(words, index, known, value):
+        return False
+    wake(words, index)
+    return True
+
+
+@short_entry
+def roused(words: Rows[int], index: int, value: int) -> None:
+    """Set a word, and wake who sleeps on it if it was another, for Python."""
+    if exchange(words, index, value) != value:
+        wake(words, index)
