@@ -18,22 +18,19 @@ STEPS = torch.ones(2, WIDTH)
 
 
 def break_at_the_next_completion(monkeypatch) -> None:
+    """Of an engine with a timeline, whose turns in Python see all completions."""
+
     def fail(self, notices):
         raise ZeroDivisionError("a fault of the engine's own")
 
     monkeypatch.setattr(Requests, "take_notices", fail)
 
 
-def submit(engine, model, request):
-    """With a deadline, as then Python is told of the completion."""
-    return engine.submit(model, request, deadline=WAIT_S)
-
-
 def test_every_request_gets_an_error_that_tells_its_story(monkeypatch):
-    engine, gate = small_engine(queue_depth=1), Gate(WAIT_S)
+    engine, gate = small_engine(queue_depth=1, trace=True), Gate(WAIT_S)
     engine.register(gate.unfolder, warm_up=False)
     engine.register(CHAIN, warm_up=False)
-    futures = [submit(engine, "gate", torch.ones(WIDTH)), submit(engine, "chain", STEPS)]
+    futures = [engine.submit("gate", torch.ones(WIDTH)), engine.submit("chain", STEPS)]
     assert gate.entered.wait(WAIT_S)
     engine.check()  # a turn, in which both are admitted
     break_at_the_next_completion(monkeypatch)
@@ -61,10 +58,10 @@ def test_whoever_compiled_code_answered_has_the_results_though_counting_them_fai
 
 
 def test_an_engine_that_failed_refuses_and_does_not_say_that_it_drained(monkeypatch):
-    engine = small_engine()
+    engine = small_engine(trace=True)
     engine.register(CHAIN, warm_up=False)
     break_at_the_next_completion(monkeypatch)
-    assert type(error_of(submit(engine, "chain", STEPS))) is InternalError
+    assert type(error_of(engine.submit("chain", STEPS))) is InternalError
     assert not engine.has_workers()  # whoever looks after it starts another
     with pytest.raises(EngineClosedError, match="a fault of the engine's own"):
         engine.submit("chain", STEPS)

@@ -140,8 +140,7 @@ def test_requests_that_ended_before_their_deadline_take_no_memory(count):
             future.result(WAIT_S)
     del futures, future
     engine.drain(WAIT_S)
-    gc.collect()
-    assert len(late) <= 128
+    until(lambda: gc.collect() >= 0 and len(late) <= 128, "few are kept")
     close_and_check(engine)
 
 
