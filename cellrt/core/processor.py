@@ -358,6 +358,11 @@ class Processor:
         door = self._tables.door
         return bool(door.item(tables.TAKEN) < door.item(tables.SUBMITTED))
 
+    @property
+    def num_left_behind(self) -> int:
+        """Requests of the door that are answered, while tasks of them that went ahead are in flight."""
+        return int(self._tables.door.item(tables.NUM_LEFT))
+
     def join(self) -> bool:
         """Admit what clients handed in by the door, as far as there is room; return whether that is all. See
         ``core/requests/door.py``."""

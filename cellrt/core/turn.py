@@ -9,7 +9,7 @@ from __future__ import annotations
 from cellrt.core.completion import completion
 from cellrt.core.requests import door
 from cellrt.core.scheduling import schedule
-from cellrt.core.state.tables import ANSWERS, MANY_UNTOLD, SUBMITTED, TAKEN, TOLD, URGENT, Tables
+from cellrt.core.state.tables import ANSWERS, MANY_UNTOLD, SUBMITTED, TAKEN, TOLD, URGENT, WATCHED, Tables
 from cellrt.native.atomics import load
 from cellrt.native.jit import compiled
 from cellrt.native.row_types import Matrix, Rows
@@ -45,7 +45,7 @@ def must_tell(t: Tables, now_ns: int, after_ns: int) -> bool:
     told, answers = load(t.door, TOLD), load(t.door, ANSWERS)
     if told == answers:
         return False
-    if told < load(t.door, URGENT) or answers - told >= MANY_UNTOLD:
+    if told < load(t.door, URGENT) or answers - told >= MANY_UNTOLD or load(t.door, WATCHED) != 0:
         return True
     return now_ns - t.answered[told % t.answered.size].ended_ns >= after_ns
 

@@ -3,6 +3,7 @@ they are told."""
 
 from __future__ import annotations
 
+from array import array
 from collections import deque
 from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
@@ -13,9 +14,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
-from cellrt.core.state.tables import ANSWERS, MAX_SUBMISSIONS, MAX_TENSORS, NEVER, SUBMISSION, SUBMITTED, TAKEN, TOLD
+from cellrt.core.state.tables import (
+    ANSWERS,
+    MAX_SUBMISSIONS,
+    MAX_TENSORS,
+    NEVER,
+    SUBMISSION,
+    SUBMITTED,
+    TAKEN,
+    TOLD,
+    WATCHED,
+)
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends
+from cellrt.engine.lending import Lending
 from cellrt.engine.registry import Model
 from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.together import SMALL_BYTES
@@ -23,9 +35,9 @@ from cellrt.native.atomics import stored
 from cellrt.native.row_types import CACHE_LINE
 
 ALONE = range(1)
-_ROW, _TENSOR = Struct("9qd8i"), Struct("2q")
+_ROW, _TENSOR = Struct("10qd8i"), Struct("2q")
 WORD_BYTES = CACHE_LINE
-"""In front of results: see ``core/requests/client_word.py``."""
+"""In front of results: see ``native/answer_word.py``."""
 
 
 class Told(NamedTuple):
@@ -70,8 +82,8 @@ class Door:
     Clients hand in under the gate; whatever else is here belongs to the holder of the turn.
     """
 
-    def __init__(self, processor: Processor) -> None:
-        t = processor.tables
+    def __init__(self, processor: Processor, lending: Lending) -> None:
+        t, self._lending = processor.tables, lending
         self._words, self._table, self._submitted = t.door, t.submissions, t.submitted
         self._answered, self._requests = t.answered, t.requests["submission"]
         self._numbers = t.requests["number"]
@@ -88,6 +100,10 @@ class Door:
         """Whether there are answers that clients were not told of."""
         return bool(self._words.item(TOLD) < self._words.item(ANSWERS))
 
+    def is_watched(self, is_so: bool) -> None:
+        """Say whether answers must be counted at once."""
+        self._words[WATCHED] = is_so
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing is here: handed in, running or to be told."""
@@ -99,6 +115,8 @@ class Door:
             return False
         for group in groups:
             if not group.may_go_by_door:
+                return False
+            if group.sessions is not None and not all(map(self._lending.may_join, group.sessions)):
                 return False
         at, free = self._words.item(SUBMITTED), self._free
         for group in groups:
@@ -134,6 +152,7 @@ class Door:
             row * SUBMISSION.itemsize,
             template.template.address,
             group.plan.lengths_address,
+            self._sessions_at(group),
             answers.address,
             results_at,
             word_at,
@@ -151,6 +170,13 @@ class Door:
             group.client,
             0,
         )
+
+    def _sessions_at(self, group: RequestGroup) -> int:
+        """Where the sessions of requests and their tickets are; 0: they have none."""
+        if group.sessions is None:
+            return 0
+        group.tickets = array("q", [word for record in group.sessions for word in (record.id, record.ticket)])
+        return group.tickets.buffer_info()[0]
 
     def take_back(self) -> list[RequestGroup]:
         """Take out what was handed in and is not admitted, or (the first) not all of it; in order."""

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 
 import torch
 
-from cellrt.core.requests.client_word import have_told, is_there
 from cellrt.engine.mailbox import hold, let_go, mailbox_of
 from cellrt.engine.sleeper import Sleeper, own_sleeper
 from cellrt.errors import CancelledError
+from cellrt.native.answer_word import have_told, is_there
 
 Result = dict[str, torch.Tensor]
 
@@ -75,7 +75,7 @@ class RequestFuture(Future[Result]):
     # for several futures. What most futures never have is an attribute of the class until they do.
     #
     # Compiled code may answer the request: then the results are with the owner as soon as a word says so
-    # (``core/requests/client_word.py``), and whoever looks first takes that in, a thread of the client or a turn.
+    # (``native/answer_word.py``), and whoever looks first takes that in, a thread of the client or a turn.
 
     _state = PENDING
     _result: Result | None = None
@@ -228,6 +228,7 @@ class RequestFuture(Future[Result]):
                     left_s = end_s - time.monotonic()
         finally:
             sleepers.remove(sleeper)
+            sleeper.get_up()
             if owner is not None and self.word_at and self._state not in OVER:
                 sleeper.leave(self.word_at)
 
@@ -238,9 +239,8 @@ class RequestFuture(Future[Result]):
             self._take_in(owner)
 
     def _take_in(self, owner: Any) -> None:
-        """Take in that compiled code has answered the request: its owner has the results."""
-        if self._settle(owner, FINISHED):
-            self._invoke_callbacks()
+        """Take in that compiled code has answered the request: its owner has the results. A turn calls back."""
+        self._settle(owner, FINISHED)
 
     def _wake(self) -> None:
         """Wakes who waits for the end; called once, after it."""
@@ -318,10 +318,12 @@ def finish_together(ended: Iterable[tuple[Results, int, RequestFuture]]) -> None
             elif future._state == PENDING:
                 future._together, future.place = results, number
                 future._state, future._owner = FINISHED, None
-                if future._sleepers:
-                    future._wake()
+                future._wake()
+            else:  # who took its results in may have been interrupted before it woke others
+                future._wake()
     for results, number, future in others:
         future._settle(results, FINISHED, number)
+        future._wake()
         future._invoke_callbacks()
 
 

@@ -29,7 +29,7 @@ from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalE
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas, copy_page
 from cellrt.worker.base import Done, Worker
-from cellrt.worker.turn_words import ALWAYS, BY_HAND, WHEN_IDLE, make_words
+from cellrt.worker.turn_words import ALWAYS, BY_HAND, NEWS, WHEN_IDLE, make_words
 
 T = TypeVar("T")
 
@@ -86,7 +86,6 @@ class Manager:
             self.abandon,
         )
         self.places = Places("the engine", max_queue)
-        self.room = Room(self.turns.gate)
         self.is_closing = False
         """Whether requests are refused; changed under the gate."""
         self.is_over = False
@@ -96,7 +95,8 @@ class Manager:
         self.after_turn: Callable[[], None] | None = None
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        self._late, self._door = Deadlines(processor, registry.name_of), Door(processor)
+        self._late, self._door = Deadlines(processor, registry.name_of), Door(processor, self.sessions.lending)
+        self.room = Room(self.turns.gate, partial(_note_watched, self._door, self.turns))
         self.requests = Requests(processor, arenas, self.sessions, self._replies, self._late, self._door)
         room = self.sessions.evict_some, self.requests.give_way
         self._crew = Crew(processor, self.workers, queue_depth, partial(copy_page, arenas), *room)
@@ -162,6 +162,12 @@ class Manager:
     def _tell(self) -> None:
         """Tells clients what has ended: all of a turn that compiled code cannot do, if nothing else happened."""
         self.requests.tell_by_door()
+        if self.requests.has_new_deadlines:
+            self.requests.has_new_deadlines = False
+            self._look_ahead()
+        if self.requests.goes_on:
+            self.requests.goes_on = False
+            self.turns.words[NEWS] = 1
         self._replies.tell()
         self.room.note_place()
         if self._retired or self._drains:
@@ -189,7 +195,7 @@ class Manager:
         is_traced = self._replies.trace is not None
         if is_traced or processor.has_pages or processor.must_take_over or self.requests.has_waiting:
             return ALWAYS
-        if not self._crew.is_whole:
+        if self._drains or self._retired or not self._crew.is_whole:
             return ALWAYS
         return WHEN_IDLE if self._debug else 0
 
@@ -214,6 +220,9 @@ class Manager:
                 raise SessionError(str(record.error))
             return function(self.sessions)
 
+        self.turns.refuse_in_callback()
+        with self.turns.gate:
+            record.num_asked += 1
         return self.turns.ask(SessionCall(record, act))
 
     def tell_in(self, record: SessionRecord, function: Callable[[Sessions], None]) -> None:
@@ -229,6 +238,7 @@ class Manager:
         if record.error is not None:
             raise SessionError(str(record.error))
         with self.turns.gate:
+            record.num_asked += 1
             self.turns.hand_in([SessionCall(record, act)], not self.has_workers)
 
     def note_opened(self, record: SessionRecord) -> None:
@@ -248,6 +258,9 @@ class Manager:
                 self.turns.wake_a_worker()
                 self._have_due_ended(groups[0])
             else:
+                for group in groups:
+                    for record in group.sessions or ():
+                        record.num_asked += 1
                 self.turns.hand_in(groups, groups[0].has_deadline or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
@@ -334,9 +347,12 @@ class Manager:
         arrivals_ns: list[int] = []
         for message in self.turns.take_messages():
             if isinstance(message, RequestGroup):
+                if message.sessions is not None:
+                    self._hear_of(message.sessions)
                 arrivals_ns += [message.arrival_ns] * min(message.count, MANY_ARRIVALS)
                 self._accept(message)
             elif isinstance(message, SessionCall):
+                self._hear_of((message.record,))
                 self.requests.ask_session(message.record, message)
             elif isinstance(message, Call):
                 message.run()
@@ -346,6 +362,12 @@ class Manager:
             self._clock.note_arrivals(arrivals_ns)
         if self.turns.was_interrupted:
             self._heal()
+
+    def _hear_of(self, records: Sequence[SessionRecord]) -> None:
+        """Before what sessions are asked by the inbox: takes in what they were asked by the door."""
+        self.requests.join()
+        for record in records:
+            record.num_heard += 1
 
     def _accept(self, group: RequestGroup) -> None:
         self.requests.accept(group)
@@ -388,6 +410,7 @@ class Manager:
 
     def _bury(self, location: int) -> None:
         """A worker died: what it ran fails, once. If another takes its place the rest goes on, else that fails too."""
+        self.requests.tell_by_door()
         cause, begun = self._crew.bury(location)
         error = DeviceError(f"worker {location} died: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
@@ -404,6 +427,8 @@ class Manager:
 
     def _look_who_is_gone(self) -> None:
         """Frees what no request and session of a retired model needs any more; wakes who waits for the last request."""
+        if self._processor.num_left_behind:
+            return
         for model in [model for model in self._retired if self.sessions.give_up(model)]:
             self._retired.remove(model)
             for made, heir in self._registry.release(model.types):
@@ -462,6 +487,13 @@ class Manager:
         self._crew.end()
         if self.after_turn is not None:
             self.after_turn()
+
+
+def _note_watched(door: Door, turns: Turns, is_so: bool) -> None:
+    """Has answers counted at once, as somebody waits for places; and those that were not."""
+    door.is_watched(is_so)
+    if is_so:
+        turns.wake()
 
 
 def _nothing() -> None:

@@ -148,10 +148,13 @@ class Room:
     """Where clients wait for places, instead of being refused: first come, first served. A coroutine is not in line, as
     those behind it would wait for its loop, where one of them may be what keeps the loop from going on.
 
-    ``gate``: what is held while places are counted, and by whoever calls anything here.
+    Args:
+        gate: what is held while places are counted, and by whoever calls anything here.
+        note_watched: told when somebody begins to wait, and when nobody does any more.
     """
 
-    def __init__(self, gate: threading.RLock) -> None:
+    def __init__(self, gate: threading.RLock, note_watched: Callable[[bool], object] = bool) -> None:
+        self._note_watched = note_watched
         self._changed = threading.Condition(gate)
         self._line: list[weakref.ref[InLine]] = []
         """What those who wait want, by arrival."""
@@ -160,11 +163,19 @@ class Room:
     @contextmanager
     def watched(self, wake: Callable[[], object]) -> Iterator[None]:
         """While one is inside, ``wake`` is called whenever a place may have become free; in a turn."""
-        self._wakes.append(wake)
+        with self._changed:
+            self._wakes.append(wake)
+            self._note_watched(True)
         try:
             yield
         finally:
-            self._wakes.remove(wake)
+            with self._changed:
+                self._wakes.remove(wake)
+                self._note_watched(self._is_watched)
+
+    @property
+    def _is_watched(self) -> bool:
+        return bool(self._wakes or self._line)
 
     def must_wait(self, wanted: Wanted) -> bool:
         """Whether there is no room for requests, or others come first: those before in line who wait for the engine's
@@ -194,6 +205,7 @@ class Room:
         me = InLine(wanted)  # in the line as long as this call has it, whatever interrupts it
         try:
             self._line.append(weakref.ref(me))
+            self._note_watched(True)
             while self.must_wait(wanted):
                 for places, size in wanted:
                     places.check_ever(size)
@@ -206,6 +218,7 @@ class Room:
         finally:
             del me
             self._line = [other for other in self._line if other() is not None]
+            self._note_watched(self._is_watched)
             self._changed.notify_all()  # those behind: it may be their turn
 
     def note_place(self) -> None:

@@ -6,6 +6,7 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
@@ -26,6 +27,7 @@ ALONE = (0,)
 NOT_ADMITTED = (-1,)
 NO_MEMORY = memoryview(b"")
 NO_STATES = bytearray()
+NO_TICKETS = array("q")
 Inputs: TypeAlias = list[tuple[int, NDArray[Any]]]
 """Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each of the requests' tensors."""
 NO_INPUTS: Inputs = []
@@ -65,6 +67,7 @@ class RequestGroup:
     Attributes:
         outcome: who that is.
         row: where compiled code has them (``door.py``), or -1.
+        tickets: of their sessions, if it has them.
         memory: where it puts their results.
         num_told: how many it has answered whose clients were told.
 
@@ -107,6 +110,7 @@ class RequestGroup:
         "sequence",
         "sessions",
         "states",
+        "tickets",
     )
 
     def __init__(
@@ -136,6 +140,7 @@ class RequestGroup:
         self.num_told, self.num_left, self.row = 0, count, -1
         self.memory, self.states = NO_MEMORY, NO_STATES
         self.results: Together | None = None
+        self.tickets: array[int] = NO_TICKETS
 
     def begin(self) -> None:
         """Note that Python goes on with them: none is admitted."""
@@ -147,6 +152,11 @@ class RequestGroup:
         self.results_at = -1
         self.errors: dict[int, CellrtError] | None = None
 
+    def forget(self) -> None:
+        """Give up what is not needed once all are answered, as long as somebody keeps their results."""
+        self.inputs = NO_INPUTS
+        del self.outcome
+
     @property
     def is_begun(self) -> bool:
         """Whether Python goes on with them, and not compiled code."""
@@ -154,8 +164,8 @@ class RequestGroup:
 
     @property
     def may_go_by_door(self) -> bool:
-        """Whether compiled code may admit and answer them."""
-        return self.channel is None and self.sessions is None and fits(self.inputs, self.count, self.plan.answers)
+        """Whether compiled code may admit and answer them, if they have no sessions, or these are lent."""
+        return self.channel is None and fits(self.inputs, self.count, self.plan.answers)
 
     def of(self, number: int) -> Result:
         """The results of a request that compiled code has answered; asked for once. As ``Results``."""
@@ -322,6 +332,12 @@ class SessionRecord:
     """Whether it ends after what it was asked so far, and its id may be used anew: its model was taken out."""
     error: SessionError | None = None
     """Why it takes no requests any more."""
+    ticket: int = field(default_factory=count(1).__next__)
+    """Tells it from others that have its id in the processor before or after it."""
+    num_asked: int = 0
+    """What clients have put into the engine's inbox for it; changed under the gate."""
+    num_heard: int = 0
+    """What of that turns have seen."""
 
     @property
     def is_free(self) -> bool:

@@ -13,7 +13,7 @@ import numpy as np
 
 from cellrt.core.processor import Processor
 from cellrt.core.state.moves import LIVE, LiveState
-from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_STEPS, Notices
+from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_SESSION, NOTICE_STEPS, Notices
 from cellrt.core.state.tables import HOST
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
@@ -73,11 +73,16 @@ class Requests:
         """How many these are."""
         self._waiting = WaitingRequests()
         self._deadlines = deadlines
+        self.has_new_deadlines = False
+        """Whether some may be earlier than those that the timekeeper knows."""
+        self.goes_on = False
+        """Whether a turn is to admit requests of sessions that were lent."""
 
     @property
     def is_empty(self) -> bool:
         """Whether every request has ended."""
-        return not self._unanswered and not self._num_held and self._door.is_empty
+        is_answered = not self._unanswered and not self._num_held and self._door.is_empty
+        return is_answered and not self._processor.num_left_behind
 
     @property
     def has_admitted(self) -> bool:
@@ -111,7 +116,7 @@ class Requests:
         elif group.sessions is None:
             self._wait(group, range(group.count) if group.count > 1 else ALONE)
         else:
-            self._accept_in(group, group.sessions)
+            self._accept_in(group, group.sessions, 0)
 
     def join(self) -> None:
         """Has compiled code admit what came by the door; accepts what it cannot admit now."""
@@ -138,13 +143,21 @@ class Requests:
             group = self._door.due.popleft()
             if not group.is_over:
                 self._deadlines.add(group)
+                self.has_new_deadlines = True
         if self._door.has_answers:
             told = self._door.take_answers()
             for its in told.values():
-                for _, _, group, _ in its.ended:
-                    if group.has_deadline and group.is_over:
-                        self._deadlines.note_answered(group)
+                for _, numbers, group, first in its.ended:
+                    for record in group.sessions[first : first + len(numbers)] if group.sessions is not None else ():
+                        self._sessions.note_answered(record)
+                    if group.is_over and not group.is_begun:
+                        group.forget()
+                        if group.has_deadline:
+                            self._deadlines.note_answered(group)
             self._replies.answer_by_door(told)
+        for record in self._sessions.lending.take_home():
+            self.go_on(record)
+            self.goes_on = True
 
     def _take_over(self, group: RequestGroup) -> bool:
         """Goes on in Python with requests that compiled code had, of which the first were admitted; False if all have
@@ -166,10 +179,14 @@ class Requests:
                 self._groups[request], self._numbers[request] = group, number
         self._num_held += len(ids)
         group.next = num_admitted
-        if num_admitted < group.count:
+        for number in ids if group.sessions is not None else ():
+            self._sessions.take_over(group.sessions[number], (group, number))  # type: ignore[index]
+        if num_admitted == group.count:
+            group.inputs = NO_INPUTS
+        elif group.sessions is None:
             self._wait(group, range(num_admitted, group.count))
         else:
-            group.inputs = NO_INPUTS
+            self._accept_in(group, group.sessions, num_admitted)
         return True
 
     def has_begun(self, group: RequestGroup) -> bool:
@@ -183,11 +200,11 @@ class Requests:
         for group in self._door.all():
             self._take_over(group)
 
-    def _accept_in(self, group: RequestGroup, sessions: Sequence[SessionRecord]) -> None:
-        """Takes in requests of sessions: those of sessions that have nothing to do go on together."""
+    def _accept_in(self, group: RequestGroup, sessions: Sequence[SessionRecord], first: int) -> None:
+        """Takes in requests of sessions, from a number on: those of sessions that have nothing to do go on together."""
         begun: list[int] = []
-        for number, record in enumerate(sessions):
-            if not record.is_free:
+        for number, record in enumerate(sessions[first:], first):
+            if not (record.is_free and self._sessions.lending.call_home(record)):
                 group.move((number,), LiveState.IN_SESSION)
                 self.ask_session(record, (group, number))
             elif self._begin(record, (group, number)):
@@ -290,6 +307,9 @@ class Requests:
         """Takes in what the processor says of requests; ``error``: why they failed, if not by a cell."""
         done = notices.done()
         for id, what in notices if len(done) < len(notices) else ():
+            if what == NOTICE_SESSION:
+                self.tell_by_door()
+                continue
             group = self._group_of(id)
             number = self._numbers[id]
             if what == NOTICE_RELEASED:

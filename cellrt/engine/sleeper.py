@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import numpy as np
 
-from cellrt.core.requests.client_word import sleep_until_there, stop_waiting
+from cellrt.native.answer_word import sleep_until_there, stop_waiting
 from cellrt.native.futex import NEVER, NS, roused, slept
 from cellrt.native.row_types import CACHE_LINE, Rows
 
@@ -38,6 +38,10 @@ class Sleeper:
         else:
             slept(self._words, self._at, _ASLEEP, limit_ns)
 
+    def get_up(self) -> None:
+        """Sleep no more. Whoever sleeps further out in this thread, as around a signal's handler, looks again first."""
+        self._words[self._at] = _AWAKE
+
     def leave(self, word_at: int) -> None:
         """Wait for a client's word no longer."""
         stop_waiting(word_at, self._words, self._at)
@@ -53,7 +57,7 @@ _free: list[Sleeper] = []
 class _Lent:
     """The sleeper of a thread, as long as that lives."""
 
-    __slots__ = ("sleeper",)
+    sleeper: Sleeper | None = None
 
     def __init__(self) -> None:
         with suppress(IndexError):
@@ -65,7 +69,8 @@ class _Lent:
         _free.extend(made)
 
     def __del__(self, free: list[Sleeper] = _free) -> None:
-        free.append(self.sleeper)
+        if self.sleeper is not None:  # a signal's handler may have raised before
+            free.append(self.sleeper)
 
 
 _of_threads = threading.local()
@@ -74,7 +79,8 @@ _of_threads = threading.local()
 def own_sleeper() -> Sleeper:
     """Return the sleeper of the calling thread. It may be asked to sleep for several ends, one inside the other."""
     try:
-        lent: _Lent = _of_threads.lent
+        own: Sleeper = _of_threads.lent.sleeper
     except AttributeError:
-        lent = _of_threads.lent = _Lent()
-    return lent.sleeper
+        _of_threads.lent = _Lent()
+        own = _of_threads.lent.sleeper
+    return own

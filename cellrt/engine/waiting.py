@@ -13,7 +13,7 @@ from cellrt.engine.request_group import RequestGroup
 
 OLDEST_EVERY = 16
 """Every so many admissions the oldest request is the next, whatever the order says."""
-SLACK = 64
+SLACK, FEW = 64, 8
 TRIED_EVERY = 16
 """Of so many submissions of a model that cannot be done in time one is tried."""
 
@@ -136,7 +136,7 @@ class Deadlines:
         if group.deadline_ns is group.schedule_by_ns is None:
             return
         self._num_gone += (group.deadline_ns is not None) + (group.schedule_by_ns is not None)
-        if self._num_gone > SLACK and 2 * self._num_gone > len(self._heap):
+        if self._num_gone > FEW and 2 * self._num_gone > len(self._heap):
             self._heap = [item for item in self._heap if not item[-1].is_over]
             heapq.heapify(self._heap)
             self._num_gone = 0

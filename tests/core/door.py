@@ -69,7 +69,7 @@ class Client:
         for k, kind in enumerate(result_kinds):
             rows[k] = places[k:].ctypes.data, 1, kind, LAST_STEP, 8
         lengths = template.lengths
-        addresses = template.template.address, lengths.ctypes.data, rows.ctypes.data, answers.ctypes.data
+        addresses = template.template.address, lengths.ctypes.data, 0, rows.ctypes.data, answers.ctypes.data
         counts = lengths.size, len(result_kinds), count, 0, 0, priority, 0, 0
         self.t.submissions[at] = (*addresses, 0, sequence, 1, NEVER, NEVER, 0.0, *counts)
         for k, (kind, values) in enumerate(tensors):

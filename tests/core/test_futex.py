@@ -8,8 +8,16 @@ import time
 import numpy as np
 import pytest
 
-from cellrt.core.requests.client_word import have_told, is_there, say_there, sleep_until_there, stop_waiting
-from cellrt.core.state.tables import OPEN, THERE, TO_BE_TOLD
+from cellrt.native.answer_word import (
+    OPEN,
+    THERE,
+    TO_BE_TOLD,
+    have_told,
+    is_there,
+    say_there,
+    sleep_until_there,
+    stop_waiting,
+)
 from cellrt.native.futex import NEVER, NS, roused, slept, woken
 from cellrt.native.jit import entry
 from cellrt.native.row_types import Rows

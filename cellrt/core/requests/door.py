@@ -6,16 +6,17 @@ memory of the client's own (``leave``), and a thread that sleeps until then is w
 Python has taken that in, and told whom it must. So new requests are batched with those that run from the next cell on,
 and each leaves with its last (BatchMaker section 4.2).
 
-What is not that plain is Python's: requests that wait for room, have a session or a stream, fail, are cancelled or
-late. It may take over a submission at any time (``engine/door.py``); its requests are Python's from then on.
+A request of a session goes on with it if Python has lent it (``Lent``): if nothing else was asked of it before.
+
+What is not that plain is Python's: requests that wait for room or their session, stream, fail, are cancelled or late.
+It may take over a submission at any time (``engine/door.py``); its requests are Python's from then on.
 """
 
 from __future__ import annotations
 
 from cellrt.core.requests.admission import admit, finish, set_lengths
-from cellrt.core.requests.client_word import say_there
 from cellrt.core.state.copying import copy_at
-from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED
+from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED, NOTICE_SESSION
 from cellrt.core.state.pointers import OpenTemplate, template_at
 from cellrt.core.state.tables import (
     ALL_STEPS,
@@ -24,6 +25,7 @@ from cellrt.core.state.tables import (
     LAST_STEP,
     MANY_ARRIVALS,
     MAX_SUBMISSIONS,
+    NUM_LEFT,
     SUBMITTED,
     TAKEN,
     URGENT,
@@ -32,6 +34,7 @@ from cellrt.core.state.tables import (
     Submission,
     Tables,
 )
+from cellrt.native.answer_word import say_there
 from cellrt.native.atomics import load, store
 from cellrt.native.jit import compiled
 from cellrt.native.memory import ints_at, words_at
@@ -100,9 +103,17 @@ def _admit_all(t: Tables, submission: Submission, at: int) -> bool:
         number = submission.num_admitted
         how = submission.sequence + number, submission.priority, submission.client
         due = submission.deadline_ns, submission.schedule_by_ns
-        request_id = admit(t, template, *how, *due, 0, -1, t.brought, 0)
+        session, ticket = -1, 0
+        if submission.sessions_at > 0:
+            its = words_at(submission.sessions_at, submission.count, 2)
+            session, ticket = its[number, 0], its[number, 1]
+            if session < 0 or t.lent[session].ticket != ticket:
+                return False
+        request_id = admit(t, template, *how, *due, 0, session, t.brought, 0)
         if request_id < 0:
             return False
+        if session >= 0:
+            t.lent[session].ticket = -ticket
         request = t.requests[request_id]
         request.submission, request.number = at + 1, number
         _bring(t, template, at, number)
@@ -136,10 +147,27 @@ def leave(t: Tables, notices: Matrix, count: int, now_ns: int) -> int:
             _answer(t, request, request_id, now_ns)
         elif what == NOTICE_RELEASED and request.submission == LEFT_BEHIND:
             request.submission = 0
+            t.door[NUM_LEFT] -= 1
+            if _give_back(t, request.session):
+                notices[kept, 0], notices[kept, 1] = request_id, NOTICE_SESSION
+                kept += 1
         else:
             notices[kept, 0], notices[kept, 1] = request_id, what
             kept += 1
     return kept
+
+
+@compiled
+def _give_back(t: Tables, session: int) -> bool:
+    """Let another request go on with a session; return whether Python wants it instead, and has it now."""
+    if session < 0:
+        return False
+    lent = t.lent[session]
+    lent.ticket = 0 if lent.is_wanted else -lent.ticket
+    if lent.is_wanted == 0:
+        return False
+    lent.is_wanted = 0
+    return True
 
 
 @compiled
@@ -157,9 +185,11 @@ def _answer(t: Tables, request: Request, request_id: int, now_ns: int) -> None:
     if submission.num_answered == submission.count:
         submission.is_there = 0
     request.submission = LEFT_BEHIND if finish(t, request_id) else 0
+    t.door[NUM_LEFT] += 1 if request.submission == LEFT_BEHIND else 0
+    is_wanted = request.submission == 0 and _give_back(t, request.session)
     word_at = submission.word_at
     store(t.door, ANSWERS, t.door[ANSWERS] + 1)  # before the word: a client that is woken may want its place again
-    if word_at == 0 or say_there(word_at):
+    if word_at == 0 or say_there(word_at) or is_wanted:
         store(t.door, URGENT, t.door[ANSWERS])
 
 

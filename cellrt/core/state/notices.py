@@ -15,6 +15,8 @@ NOTICE_RELEASED = 3
 """A dead request gave back its last row."""
 NOTICE_STEPS = 4
 """A streamed request has new results."""
+NOTICE_SESSION = 5
+"""A session that Python wants came back from the door; the request is no more."""
 
 
 class Notices:

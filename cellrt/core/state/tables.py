@@ -88,13 +88,10 @@ PENDING = -2
 
 # Words of ``door``, each in a cache line of its own: how many numbers clients have put into ``submitted``, and turns
 # have taken out; how many requests turns have put into ``answered``, and clients were told of, in Python; up to which
-# of these one must be told soon.
-SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT = (k * CACHE_LINE // 8 for k in range(5))
-NUM_DOOR_WORDS = 5 * CACHE_LINE // 8
-
-# The word that a client looks at, in front of its results: they are not there, and nobody waits; they are; or it waits
-# for Python to tell it. Any other number is the address of a word that a thread sleeps on until it is 0.
-OPEN, THERE, TO_BE_TOLD = range(3)
+# of these one must be told soon; 1 if all must, as somebody waits for a place; requests that are answered while tasks
+# of them are in flight.
+SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT, WATCHED, NUM_LEFT = (k * CACHE_LINE // 8 for k in range(7))
+NUM_DOOR_WORDS = 7 * CACHE_LINE // 8
 
 MANY_UNTOLD = 16
 """Of so many answers clients are told though none asks: their places are others'."""
@@ -195,9 +192,10 @@ class Submission(Row):
 
     template_at: i8  # address of the words of their template
     lengths_at: i8  # of their lengths, ``[num_lengths]``
+    sessions_at: i8  # of the session and the ticket of each, int64 ``[count, 2]``; 0: they have none
     answers_at: i8  # of what is copied out, ``[num_answers]`` rows of ``Answer``
     results_at: i8  # of the client's memory: of each answer the rows of all requests, one behind the other
-    word_at: i8  # of the client's word, if this is one request (OPEN, ...); 0: Python tells it
+    word_at: i8  # of the client's word, if this is one request (``native/answer_word.py``); 0: Python tells it
     sequence: i8  # of the first request; the others follow it
     arrival_ns: i8
     deadline_ns: i8  # when they must be done, and have begun; or NEVER
@@ -322,6 +320,13 @@ class Slot(Row):
     pages: i4
     length: i4  # rows
     page_size: i4
+
+
+class Lent(Row):
+    """A session that requests of the door may go on with (``door.py``)."""
+
+    ticket: i8  # of the session where one may begin, less than 0 where one has; 0: Python has the session
+    is_wanted: i8  # 1: Python wants it back as soon as the request is over
 
 
 class Arena(Row):
@@ -483,6 +488,7 @@ VALUE = dtype_of(Value)
 TASK = dtype_of(Task)
 COUNTS = dtype_of(Counts)
 SLOT = dtype_of(Slot)
+LENT = dtype_of(Lent)
 SUBMISSION = dtype_of(Submission)
 ANSWER = dtype_of(Answer)
 ANSWERED = dtype_of(Answered)
@@ -531,6 +537,7 @@ class Tables(NamedTuple):
     asked: Rows[Asked]  # one row: what a policy is asked
     forming: Rows[Forming]  # one row: the task that is being formed
     slots: Rows[Slot]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
+    lent: Rows[Lent]  # by session
     door: Rows[int]  # how far clients and turns are with the two rings (``door.py``)
     submissions: Rows[Submission]
     submitted: Rows[int]  # a ring of their numbers, in the order in which clients handed them in
@@ -596,6 +603,7 @@ TABLES: dict[str, Table] = {
     "asked": Table(ASKED, lambda limits, workers: 1),
     "forming": Table(FORMING, lambda limits, workers: 1),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
+    "lent": Table(LENT, lambda limits, workers: limits.max_sessions),
     "door": Table(np.dtype(np.int64), lambda limits, workers: NUM_DOOR_WORDS),
     "submissions": Table(SUBMISSION, lambda limits, workers: MAX_SUBMISSIONS),
     "submitted": Table(_INT, lambda limits, workers: MAX_SUBMISSIONS),

@@ -176,11 +176,12 @@ def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
         limit_ns = _until_told(settings) if has_untold(t) else NEVER
     rest = AWAY if settings.away_until_ns > 0 else ASLEEP
     store(words, line + REST, rest)  # before the look for news, as who has some looks at this behind it
-    is_news = settings.num_seen != words[line + FINISHED] or load(words, NEWS) != 0 or has_news(t) or limit_ns == 0
-    if rest == ASLEEP and is_news and _take_turn(words):  # if another has it, it looks for news behind it
+    is_news = rest == ASLEEP and (load(words, NEWS) != 0 or has_news(t) or limit_ns == 0)
+    if (is_news or settings.num_seen != words[line + FINISHED]) and _take_turn(words):  # or its holder looks for news
         store(words, line + REST, AWAKE)
         return HAS_TURN
-    if words[line + BEGUN] == load(words, line + LAUNCHED) and load(words, line + ENDS) == 0:
+    is_told = words[line + BEGUN] < load(words, line + LAUNCHED) or load(words, line + ENDS) != 0
+    if not is_told and (settings.away_until_ns > 0) == (rest == AWAY):
         sleep(words, line + REST, rest, limit_ns)
     store(words, line + REST, AWAKE)
     return GO_ON if load(words, NUM_TURNS) == settings.num_turns else AGAIN

@@ -7,7 +7,6 @@ from collections.abc import Callable
 import numpy as np
 
 from cellrt.core.processor import Processor
-from cellrt.core.requests.client_word import have_told, is_there, sleep_until_there, stop_waiting
 from cellrt.core.state.copying import (
     get_rows,
     get_rows_nogil,
@@ -21,6 +20,7 @@ from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits
 from cellrt.core.state.task_layout import HEADER, INPUT
 from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
+from cellrt.native.answer_word import have_told, is_there, sleep_until_there, stop_waiting
 from cellrt.native.atomics import replaced, stored
 from cellrt.native.futex import roused, slept, woken
 from cellrt.native.row_types import new_table

@@ -1,18 +1,20 @@
 """The word in front of a request's results in its client's memory: whether they are there, and who waits for them.
 
-It is OPEN, THERE or TO_BE_TOLD (``state/tables.py``), or the address of the word that a thread of the client sleeps on.
-The turn that answers the request changes it to THERE and wakes that thread, without Python. A client that has others
-told, as by a callback or an event loop, changes it to TO_BE_TOLD; then a turn in Python follows.
+It is one of the numbers below, or the address of the word that a thread of the client sleeps on until that is 0. The
+turn that answers the request changes it to THERE and wakes that thread, without Python. A client that has others told,
+as by a callback or an event loop, changes it to TO_BE_TOLD; then a turn in Python follows.
 """
 
 from __future__ import annotations
 
-from cellrt.core.state.tables import OPEN, THERE, TO_BE_TOLD
 from cellrt.native.atomics import exchange, load, replace, store
 from cellrt.native.futex import sleep, wake
 from cellrt.native.jit import compiled, entry, short_entry
 from cellrt.native.memory import words_at
 from cellrt.native.row_types import Rows
+
+OPEN, THERE, TO_BE_TOLD = range(3)
+"""Results are not there, and nobody waits; they are; or the client waits for Python to tell it."""
 
 
 @compiled
