@@ -1,4 +1,4 @@
-"""gRPC's own health service (package ``grpc.health.v1``), which Kubernetes and load balancers ask."""
+"""The standard health service of gRPC (package ``grpc.health.v1``), for Kubernetes and load balancers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from cellrt.serve.grpc_guard import Context, Message
 
 LIVENESS = "liveness"
 READINESS = ("", "readiness", "inference.GRPCInferenceService")
-"""Names of services to ask for: whether this front end answers, and whether every loaded model can be served."""
+"""Names of services: one for whether this front end answers, others for whether every loaded model can be served."""
 LOOK_EVERY_S = 0.5
-"""How often one looks for whoever watches."""
+"""The seconds between two checks for clients that watch."""
 
 
 class HealthDoor(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """The handlers, by the names that the protocol has for them. ``door``: whose health is told."""
+    """The handlers, by the protocol's names. ``door``: the server whose health is reported."""
 
     def __init__(self, door: Door) -> None:
         self._door = door
@@ -33,7 +33,7 @@ class HealthDoor(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Message, context: Context) -> None:  # noqa: N802
-        """Tell the health of a service, and again whenever it is another, until the server ends."""
+        """Send the health of a service, and again whenever it changes, until the server ends."""
         told = None
         with self._door.place_of_stream():
             while True:

@@ -1,4 +1,4 @@
-"""What a server is started with: one record, the same for the process that keeps it and for its front ends."""
+"""The settings of a server: one record, the same for the supervising process and for its front ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import DefinitionError
 
 MOST_DEPTH = 1_000
-"""Of nested JSON: readers of it call themselves, and Python says how often they may."""
+"""The deepest nesting of JSON: its readers are recursive, and Python limits recursion."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask for.
+    """The limits of one client.
 
     Attributes:
         max_body_bytes: of a request's body, or of a websocket's message.
@@ -45,14 +45,14 @@ class Limits:
     write_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise DefinitionError for a depth that nothing is read to."""
+        """Raise DefinitionError for a depth beyond ``MOST_DEPTH``."""
         if self.max_depth > MOST_DEPTH:
             raise DefinitionError(f"max_depth: expected at most {MOST_DEPTH} (of nested JSON), got {self.max_depth}")
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What a server's engine is made with; each is an option of ``cellrt serve``.
+    """The settings of a server's engine; each is an option of ``cellrt serve``.
 
     Attributes:
         policy: order of requests: batchmaker, first-come-first-served, shortest-job-first, earliest-deadline-first,
@@ -74,12 +74,12 @@ class EngineSettings:
     sessions: SessionLimits = field(default_factory=SessionLimits)
 
     def __post_init__(self) -> None:
-        """See the class."""
+        """Raise DefinitionError for an unknown policy."""
         if ":" not in self.policy:
             check_choice("policy", self.policy, list(POLICY_NAMES))
 
     def for_engine(self) -> dict[str, Any]:
-        """The same as options of ``Engine``."""
+        """Return the settings as options of ``Engine``."""
         made: dict[str, Any] = {"freeze": self.freeze, "settings": self.scheduler, "sessions": self.sessions}
         made["policy"] = self.policy
         sizes = {"arena_bytes": self.arena_bytes, "page_bytes": self.page_bytes}
@@ -88,7 +88,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """A server.
+    """The settings of a server.
 
     Attributes:
         models: "module:attribute", or "file.py:attribute", each.
@@ -138,7 +138,7 @@ class Settings:
     address: str = ""
 
     def __post_init__(self) -> None:
-        """Takes origins as browsers write them. Raises DefinitionError for what none writes, as a page's address."""
+        """Write origins in lower case, as browsers do. Raise DefinitionError for invalid ones, as a page's address."""
         origins: Any = self.allowed_origins
         for origin in [origins] if isinstance(origins, str) else origins:
             is_one = isinstance(origin, str) and re.fullmatch(r"null|[a-z][a-z0-9+.-]*://[^/?#\s]+", origin.lower())
@@ -148,5 +148,5 @@ class Settings:
         object.__setattr__(self, "allowed_origins", tuple(origin.lower() for origin in origins))
 
     def at(self, port: int) -> str:
-        """An address of this server, as clients and gRPC write it."""
+        """Return an address of this server, as clients and gRPC write it."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"
