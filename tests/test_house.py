@@ -25,7 +25,7 @@ VAGUE = re.compile(
     r"|Whoever|Whom|Whose|Why)\b"
 )
 VAGUE_ROOMS = (
-    *(f"cellrt/{room}/" for room in ("core", "engine", "native", "process", "products", "worker")),
+    *(f"cellrt/{room}/" for room in ("core", "engine", "native", "products", "worker")),
     "cellrt/definition/aot/",
     "tests/",
 )

@@ -1,4 +1,4 @@
-"""Errors across processes: class, message and origin, as text; no object of one process reaches another."""
+"""Errors between processes: class, message and cause as text, since no object of one process reaches another."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from cellrt import errors
 from cellrt.errors import CellrtError, InternalError
 
 Told = tuple[str, str, str]
-"""Class, message, and what was raised before in the engine's process."""
+"""The class, the message, and the traceback of the cause in the engine's process."""
 CLASSES = {
     name: value for name, value in vars(errors).items() if isinstance(value, type) and issubclass(value, CellrtError)
 }
 
 
 def told(error: BaseException) -> Told:
-    """An error as JSON has it."""
+    """Return an error as JSON has it."""
     cause = error.__cause__
     before = "" if cause is None else "".join(traceback.format_exception(cause)).rstrip()
     if isinstance(error, CellrtError):
@@ -25,7 +25,7 @@ def told(error: BaseException) -> Told:
 
 
 def heard(told: Told) -> CellrtError:
-    """The error of the same class; what was raised before it is a note."""
+    """Return the error of the same class; its cause in the other process is a note."""
     name, message, before = told
     error = CLASSES.get(name, InternalError)(message)
     if before:

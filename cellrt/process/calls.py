@@ -1,4 +1,4 @@
-"""What clients may call by name in the engine's process: each call in a thread of its own, since some take long."""
+"""Functions that clients call by name in the engine's process. Each call has a thread, since some take long."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from cellrt.view.chrome_trace import chrome_trace
 from cellrt.view.waits import waits_of
 
 LONGEST_ID = 40
-"""Of a request: two numbers of 64 bits."""
+"""The most characters of a request's id: two numbers of 64 bits."""
 Answer = tuple[Any, bytes]
-"""What JSON can hold, and bytes."""
+"""An answer: a JSON value, and bytes."""
 
 
 @dataclass
 class Entry:
-    """A model that was registered by its source once, and may be again.
+    """A model that was registered by its source, and may be loaded anew.
 
     Attributes:
         source: where it comes from.
         options: as of ``Engine.register``.
-        version: how often it was registered.
+        version: the number of times it was registered.
         is_loaded: whether it is registered now.
     """
 
@@ -45,12 +45,12 @@ class Entry:
 
 
 class Calls:
-    """The functions, for any thread.
+    """The functions that clients call. Safe from any thread.
 
     Args:
-        engine: that they are about.
-        announce: tells every client what a function says to it, as JSON has it: that there is another model of a name.
-        count_clients: how many there are.
+        engine: the engine that they control.
+        announce: sends every client the result of a function of its connection: news of a model.
+        count_clients: returns the number of clients.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Calls:
         engine._registrar.on_renewed = self._tell
         self._catalogue: dict[str, Entry] = {}
         self._guests: WeakValueDictionary[int, Guest] = WeakValueDictionary()
-        """By their numbers in the ids of timelines."""
+        """Connections by their numbers in the ids of timelines."""
         self._by_name: dict[str, Callable[..., Answer]] = {
             "bind": self._bind,
             "check": self._check,
@@ -83,7 +83,7 @@ class Calls:
         }
 
     def run(self, guest: Guest, name: str, arguments: dict[str, Any], blob: bytes) -> Answer:
-        """Calls a function; raises what it raises, and KeyError if there is none of that name."""
+        """Call a function. Raise what it raises, and KeyError if there is none of that name."""
         return self._by_name[name](guest, blob, **arguments)
 
     def _explain(self, guest: Guest, _: bytes, id: int) -> Answer:
@@ -100,9 +100,9 @@ class Calls:
         return None, b""
 
     def register(self, source: ModelSource, options: dict[str, Any], name: str | None = None) -> None:
-        """Registers a model, and keeps it in the catalogue. Raises DefinitionError, EngineClosedError.
+        """Register a model, and add it to the catalogue. Raise DefinitionError, EngineClosedError.
 
-        ``name``: that it must have.
+        ``name``: the name that it must have.
         """
         model = source.load()
         if name not in (None, model.name):
@@ -120,9 +120,9 @@ class Calls:
         self._tell(model.name)
 
     def _tell(self, name: str) -> None:
-        """Tells clients that there is another model of a name, or none; sessions may go on with those before it.
+        """Tell clients that there is another model of a name, or none; sessions may go on with earlier ones.
 
-        Those who unfold for it are told all that they need, so that a callback that submits has nothing to wait for.
+        Clients that unfold for it get its description too, so that a callback that submits need not wait for it.
         """
         with self._tell_lock:  # who is told last is told what there is
             used = {record.model for record in self._engine._manager.sessions if record.model.name == name}
@@ -143,7 +143,7 @@ class Calls:
             self._announce(news_for)
 
     def _load(self, guest: Guest, _: bytes, model: str) -> Answer:
-        """Registers a model of the catalogue anew, from where it came: whoever has its requests goes on."""
+        """Register a model of the catalogue anew, from where it came. Running requests go on with the former one."""
         entry = self._catalogue.get(model)
         if entry is None:
             raise UnknownModelError(f"model {model!r} was never registered; those were: {sorted(self._catalogue)}")
@@ -172,7 +172,10 @@ class Calls:
         return value, b""
 
     def _binding(self, guest: Guest, model: Model, known: list[int]) -> dict[str, Any] | None:
-        """What a client must know to unfold for a model: its description, unless it has that. None: it is given up."""
+        """Return a model's binding, with its description unless the client has that.
+
+        None: the model was released meanwhile.
+        """
         if model.origin.source is None:
             with self._register_lock:  # whoever registered it is about to note where it comes from
                 pass
@@ -227,7 +230,9 @@ class Calls:
         return self._engine.has_workers() and self._engine._manager.has_workers_there, b""
 
     def _timeline(self, guest: Guest, _: bytes, request: str | None, count: int) -> Answer:
-        """The last requests and their tasks, or one request with its, as ``view.chrome_trace`` has them."""
+        """Return the last requests and their tasks, or one request with its tasks, in the format of
+        ``view.chrome_trace``.
+        """
         timeline = self._engine.timeline()
         if request is not None:
             number = self._number_of(request)
@@ -243,7 +248,7 @@ class Calls:
         return None, json.dumps(chrome_trace(shown.tasks, shown.requests, waits)).encode()
 
     def _number(self, guest: Guest, _: bytes) -> Answer:
-        """The guest's number in the ids of timelines."""
+        """Return the client's number in the ids of timelines."""
         with self._register_lock:
             number = next((number for number, known in self._guests.items() if known is guest), None)
             if number is None:
@@ -252,7 +257,7 @@ class Calls:
         return number, b""
 
     def _number_of(self, request: str) -> int:
-        """A request's number in the engine, from the one that its client knows. Raises RequestError."""
+        """Return a request's number in the engine, given its id at the client. Raise RequestError."""
         guest, _, id = request.partition("-")
         is_known = len(request) <= LONGEST_ID and guest.isdecimal() and id.isdecimal()
         known = self._guests.get(int(guest)) if is_known else None

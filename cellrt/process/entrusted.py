@@ -1,4 +1,4 @@
-"""What a client in another process submitted, until it has ended: how it does is told without a future for each."""
+"""Requests that a client in another process submitted, until they have ended; their results need no futures."""
 
 from __future__ import annotations
 
@@ -19,12 +19,12 @@ class Entrusted:
     """Requests of one graph, as ``Ends``.
 
     Args:
-        live: to which of these each request of the client belongs, by its id; who has left it is told nothing.
-        tell: has the client told, of steps and results, or with an id of an error.
-        first_id: the first's id; the others follow it.
+        live: the group of each request of the client, by its id; a request that has left it gets no more results.
+        tell: sends the client steps and results, or an id with an error.
+        first_id: the first request's id; the others follow it.
 
     Attributes:
-        arrival: the requests, once they are handed in.
+        arrival: the requests, once they are submitted.
     """
 
     __slots__ = ("_first_id", "_live", "_tell", "arrival")
@@ -33,28 +33,28 @@ class Entrusted:
         self._live, self._tell, self._first_id = live, tell, first_id
 
     def begin(self, arrival: Arrival) -> Self:
-        """Takes in that they are handed in; from now on they may end."""
+        """Record that the requests are submitted; from now on they may end."""
         self.arrival = arrival
         self._live.update(dict.fromkeys(self.ids, self))
         return self
 
     @property
     def ids(self) -> range:
-        """Of them all."""
+        """The ids of all the requests."""
         return range(self._first_id, self._first_id + self.arrival.count)
 
     def cancel(self, id: int) -> None:
-        """Has a request ended early."""
+        """Cancel a request."""
         self.arrival.cancel(id - self._first_id)
 
     def fail(self, number: int, error: CellrtError) -> None:
-        """As of ``Ends``."""
+        """Send the error of a request, as of ``Ends``."""
         id = self._first_id + number
         if self._live.pop(id, None) is not None:
             self._tell((id, error))
 
     def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
-        """As of ``Ends``: no tensor is made of what is only sent on."""
+        """Send the results of requests, as of ``Ends``, without making tensors of them."""
         live, first_id, told = self._live, self._first_id, list[Outcome]()
         for place, number in enumerate(numbers, first):
             if live.pop(first_id + number, None) is not None:
@@ -63,7 +63,7 @@ class Entrusted:
 
 
 class GuestChannel(Channel):
-    """Hands a stream's steps on; its end is the request's."""
+    """A channel that sends a stream's steps to the client; its end is the request's."""
 
     def __init__(self, tell: Callable[[Outcome], None], id: int, template: Template) -> None:
         super().__init__()
@@ -71,7 +71,7 @@ class GuestChannel(Channel):
         self._stepped = [index for index, layout in enumerate(template.results) if not layout.is_single]
 
     def put(self, results: Results, number: int) -> None:
-        """Hands a step on."""
+        """Send a step."""
         if isinstance(results, Together):  # no tensor is made of what is only sent on
             parts = [(self._stepped[index], rows, memory) for index, rows, memory in results.bytes_of(number)]
         else:
@@ -79,4 +79,4 @@ class GuestChannel(Channel):
         self._tell(Outcome(self._id, False, parts))
 
     def end(self) -> None:
-        """Nothing: the request's end says it."""
+        """Do nothing: the request's end also ends the stream."""

@@ -1,8 +1,8 @@
-"""A client, as the engine's process sees it: what it submitted and opened, and what it is yet to be told.
+"""A client in the engine's process: its connection, its requests and sessions, and the news that it is still to get.
 
-The doorkeeper's thread alone takes a guest's messages; what it is told may be left in any thread, and is sent together:
-at the end of the turn in which requests ended, by whoever has the turn, or by the doorkeeper. Whatever the guest has is
-given back in ``leave``, once, however it went.
+Only the thread that accepts connections receives a client's messages. News may be added in any thread, and is sent
+together: at the end of the turn in which requests ended, by the thread that runs the turn, or by the accepting thread.
+``leave`` releases everything that the client had, once, however its connection ended.
 """
 
 from __future__ import annotations
@@ -34,96 +34,96 @@ from cellrt.process.submissions import Submission, read_submission
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
 
 News = Outcome | tuple[int, CellrtError] | Message
-"""What a guest is to be told: a step or results, how else a request ended, or what it asked for."""
+"""News for a client: a step or results, another end of a request, or an answer."""
 MAX_NUMBERS = 10_000
-"""Requests of a guest whose numbers in the engine are remembered, where it keeps a timeline."""
+"""The most requests of a client whose numbers in the engine are remembered, if the engine keeps a timeline."""
 MIN_SESSIONS = 256
-"""Sessions among which those that have ended are not looked for."""
+"""The number of sessions below which ended ones are not searched for."""
 MAX_VERSIONS = 4
-"""Models of one name that a guest may have before it must ask for another."""
+"""The most models of one name that a client gets unasked; beyond, it must ask for another."""
 MAX_UNSENT = 1 << 16
-"""Messages and outcomes that a guest may leave unread before it is not listened to any more."""
+"""The most messages and outcomes that a client may leave unread before its messages are no longer received."""
 
 
 _NUMBERS = itertools.count(1)
-"""Of guests, for policies; 0 is whoever submits in the engine's process."""
+"""Numbers of clients, for policies; 0 is the engine's own process."""
 
 
 class House(Protocol):
-    """What a guest must know of the process that it is in."""
+    """The parts of the engine's process that a client's connection uses."""
 
     engine: Engine
 
     def formats(self) -> Sequence[RowFormat]:
-        """Of all kinds of rows."""
+        """Return the formats of all kinds of rows."""
 
     def note_news(self, guest: Guest) -> None:
-        """Has what the guest is to be told sent soon; from any thread."""
+        """Have a client's news sent soon; from any thread."""
 
     def note_turns_news(self, guest: Guest) -> None:
-        """Has what the guest is to be told sent when the turn is over; by the holder of the turn."""
+        """Have a client's news sent at the end of the turn; by the thread that runs the turn."""
 
     def note_stuck(self, guest: Guest) -> None:
-        """Has it sent when the guest reads again; from any thread."""
+        """Have a client's news sent when it reads again; from any thread."""
 
     def call(self, guest: Guest, number: int, name: str, arguments: dict[str, Any], blob: bytes) -> None:
-        """Calls one of the functions that clients may call, and tells the guest what came of it."""
+        """Call one of the functions that clients may call, and send the client the answer."""
 
     def submit_patiently(self, patient: Patient) -> None:
-        """Submits what came, when there are places for it."""
+        """Submit requests when there is room for them."""
 
 
 class Guest:
-    """See the module."""
+    """The connection of a client, with everything that the client has in the engine."""
 
     def __init__(self, house: House, wire: Wire) -> None:
         self.wire = wire
         self.number = next(_NUMBERS)
         self.is_gone = False
         self.lock = threading.Lock()
-        """Held to send, and to change what is given back in ``leave``."""
+        """A lock, held to send, and to change anything that ``leave`` releases."""
         self.names: set[str] = set()
-        """Of models that it has asked for to unfold."""
+        """The names of models that the client has requested bindings for."""
         self.models: dict[int, Model] = {}
-        """By the number of their binding; pinned."""
+        """Pinned models by the number of their binding."""
         self.sessions: dict[int, tuple[Session, bool]] = {}
-        """By number, with whether it ends with this guest."""
+        """Sessions by number, each with whether it ends with this client."""
         self._number_of: dict[SessionRecord, int] = {}
         self._closed: OrderedDict[int, str] = OrderedDict()
-        """Names of the last that it closed, by number."""
+        """The names of the last closed sessions, by number."""
         self._look_at = MIN_SESSIONS
-        """With so many sessions those that have ended are looked for."""
+        """The number of sessions at which ended ones are searched for."""
         self.numbers: OrderedDict[int, int] = OrderedDict()
-        """The engine's numbers of the last requests by the guest's; empty unless the engine keeps a timeline."""
+        """The engine's numbers of the last requests, by the client's; empty unless the engine keeps a timeline."""
         self._house = house
         self._num_bound = self._num_sessions = 0
         self._templates: list[Template] = []
         self._live: dict[int, Entrusted] = {}
         self._patient: dict[int, Patient] = {}
-        """Those that wait for places, by each of their requests."""
+        """The submissions that wait for room, by each of their requests."""
         self._untold: deque[News] = deque()
         self._has_news = False
 
     def listens(self) -> bool:
-        """Whether its messages may be taken: not while it leaves too many unread."""
+        """Return whether messages may be received: not while the client leaves too many unread."""
         return len(self._untold) < MAX_UNSENT
 
     def tell(self, *news: News) -> None:
-        """Leaves what the guest is to be told; from any thread."""
+        """Add news for the client; from any thread."""
         self._untold.extend(news)
         if not self._has_news:
             self._has_news = True
             self._house.note_news(self)
 
     def tell_of_turn(self, *news: News) -> None:
-        """As ``tell``, by the holder of the turn: what the turn leaves goes together when it is over."""
+        """Add news for the client, to be sent at the end of the turn; by the thread that runs the turn."""
         self._untold.extend(news)
         if not self._has_news:
             self._has_news = True
             self._house.note_turns_news(self)
 
     def send_news(self) -> bool:
-        """Sends what was left; False if the guest reads nothing now: the doorkeeper comes again when it does."""
+        """Send the news. Return False if the client reads nothing now: then it is sent once the client reads."""
         with self.lock:
             self._has_news = False
             if self.is_gone:
@@ -146,7 +146,7 @@ class Guest:
         return not is_stuck
 
     def _send(self, news: Sequence[News]) -> None:
-        """Sends news together; without memory for that each alone, and an error in the place of what has none."""
+        """Send news together. If there is no memory for that, send each alone, or an error in its place."""
         try:
             self.wire.send(_messages(news))
             return
@@ -159,7 +159,7 @@ class Guest:
                 self.wire.send(_messages([_instead_of(one, error)]))
 
     def take(self) -> None:
-        """Takes in some of its messages. Raises BrokenWireError."""
+        """Receive some messages. Raise BrokenWireError."""
         for kind, body in self.wire.receive():
             self._take(kind, body)
         if self.wire.owes_word:
@@ -190,7 +190,7 @@ class Guest:
             raise BrokenWireError(f"a message of an unknown kind, {kind}")
 
     def _submit(self, submission: Submission, numbers: Sequence[tuple[int, int]], tensors: bytes) -> None:
-        """Hands in what came; if that cannot be, tells the guest why, or has it wait."""
+        """Submit the requests of a message; if that fails, send the error, or let them wait."""
         try:
             groups = [(self._templates[number], count) for number, count in numbers]
             asked: dict[Model, list[Alike]] = {}
@@ -221,7 +221,7 @@ class Guest:
                 self.refuse(patient.submission, error)
 
     def hand_in(self, patient: Patient) -> None:
-        """Hands in requests, all or none. Raises what ``Engine.submit`` does."""
+        """Submit requests, all or none. Raise what ``Engine.submit`` does."""
         submission = patient.submission
         sessions = [self.session(number)._record for number in submission.sessions]
 
@@ -262,27 +262,27 @@ class Guest:
                 self._cancel(id)
 
     def session(self, number: int) -> Session:
-        """The session of a number. Raises SessionError if it is closed."""
+        """Return the session of a number. Raise SessionError if it is closed."""
         known = self.sessions.get(number)
         if known is None:
             raise SessionError(f"{self._closed.get(number, f'session {number} of this client')} is closed")
         return known[0]
 
     def _note_numbers(self, group: Entrusted) -> None:
-        """Takes in what numbers requests have in the engine."""
+        """Record the numbers of requests in the engine."""
         numbers, first = self.numbers, group.arrival.sequence
         numbers.update(zip(group.ids, range(first, first + group.arrival.count)))
         while len(numbers) > MAX_NUMBERS:
             numbers.popitem(last=False)
 
     def refuse(self, submission: Submission, error: CellrtError) -> None:
-        """Tells the guest that what it submitted was not handed in."""
+        """Send the client the error for which its requests were not submitted."""
         for id in submission.ids:
             self._patient.pop(id, None)
         self.tell(*[(id, error) for id in submission.ids])
 
     def request(self, id: int) -> tuple[Arrival, int] | str | None:
-        """What a request was handed in with, and its place there; or what it waits for; None if it has ended."""
+        """Return a request's submission and its index there; or the reason of its wait; None if it has ended."""
         if id in self._patient:
             return "waits for a place in the queue"
         group = self._live.get(id)
@@ -296,16 +296,20 @@ class Guest:
             patient.cancelled.add(id)
 
     def wants(self, model: Model) -> bool:
-        """Whether it is told of a model unasked: it has unfolded for that name, and gives up those before it."""
+        """Return whether the client gets a model unasked: it has unfolded for that name, and releases earlier models of
+        it.
+        """
         with self.lock:
             num_versions = sum(known.name == model.name for known in self.models.values())
         return model.name in self.names and num_versions < MAX_VERSIONS
 
     def number_of(self, model: Model, known: Collection[int]) -> int | None:
-        """The number of a model's binding; the model stays as long as the guest has it. None if it is given up.
+        """Return the number of a model's binding, and keep the model as long as the client has it. None if it was
+        released.
 
-        ``known``: those that the guest has and keeps until it hears the answer; it is told of no other twice, as it may
-        have given it up before it hears of it again.
+        ``known``: the bindings that the client keeps until it has the answer. For a model without one a new number is
+        made: the
+        client may release another one before it hears of it again.
         """
         with self.lock:
             for number, its in self.models.items():
@@ -319,7 +323,7 @@ class Guest:
             return number
 
     def add_session(self, session: Session, is_own: bool) -> int:
-        """The number of a session that the guest has opened; ``is_own``: it ends with this guest."""
+        """Return the number of a session that the client has opened. ``is_own``: it ends with this client."""
         record = session._record
         with self.lock:
             if record in self._number_of:
@@ -335,7 +339,7 @@ class Guest:
         return number
 
     def forget_session(self, number: int) -> None:
-        """Takes in that a session has ended."""
+        """Record that a session has ended."""
         with self.lock:
             session, _ = self.sessions.pop(number, (None, False))
             if session is not None:
@@ -345,8 +349,10 @@ class Guest:
                     self._closed.popitem(last=False)
 
     def _forget_ended(self) -> None:
-        """Forgets sessions that expired or whose model is gone, when there are twice as many as after the last time;
-        under the lock."""
+        """Forget sessions that expired or whose model is gone, when their number has doubled since the last time.
+
+        Call it under the lock.
+        """
         if len(self.sessions) < self._look_at:
             return
         for number, (session, _) in list(self.sessions.items()):
@@ -370,7 +376,7 @@ class Guest:
         manager.turns.wake()
 
     def leave(self) -> None:
-        """After the end of the connection: gives back all that the guest had."""
+        """Release everything that the client had, after the end of its connection."""
         with self.lock:
             self.is_gone = True
             models, self.models = self.models, {}
@@ -392,7 +398,10 @@ class Guest:
 
 
 def _instead_of(news: News, error: OverloadError) -> News:
-    """What a guest is told of a request or a call whose end has no memory. Raises the error if it is about another."""
+    """Return the error to send in place of news for which there is no memory.
+
+    Raise it if the news has no such place.
+    """
     if isinstance(news, Outcome):
         return news.id, error
     if isinstance(news, Message) and news.kind == Kind.ANSWER:
@@ -401,14 +410,17 @@ def _instead_of(news: News, error: OverloadError) -> News:
 
 
 def answer(call: int, value: Any = None, data: bytes = b"", error: object = None) -> Message:
-    """What a guest is told of a call: what it returned, or how it failed."""
+    """Return the message that answers a call: its value, or its error."""
     head = json.dumps({"call": call, "value": value, "error": error}).encode()
     return Message(Kind.ANSWER, (LENGTH.pack(len(head)), head, data))
 
 
 def _messages(news: Sequence[News]) -> list[Message]:
-    """What a guest is told, together: first of requests that have places, since an error before that says that they
-    get none; then outcomes, since an error is a request's end."""
+    """Return the messages for some news.
+
+    Accepted requests come first, since an error before says that they are refused; then outcomes, since an error is a
+    request's end.
+    """
     outcomes = [one for one in news if isinstance(one, Outcome)]
     others = [one for one in news if not isinstance(one, Outcome)]
     errors = [(one[0], told(one[1])) for one in others if not isinstance(one, Message)]

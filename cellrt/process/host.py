@@ -1,6 +1,6 @@
-"""What runs in the engine's process: the engine, and the doorkeeper, who takes in what clients send.
+"""The engine's process: the engine, and the thread that accepts connections and receives clients' messages.
 
-The process is started by an ``EngineProcess`` and ends with it: by its word, or when the socket between them ends.
+The process is started by an ``EngineProcess`` and ends with it: when told to, or when the socket between them closes.
 """
 
 from __future__ import annotations
@@ -38,20 +38,21 @@ from cellrt.worker.python_process import end_with, importing
 log = logging.getLogger("cellrt")
 CLOSE_S = 5.0
 LOOK_EVERY_S = 0.5
-"""How often one looks whether there are workers, where that matters."""
+"""The seconds between two checks whether there are workers, where that matters."""
 LEFT_S = 30.0
-"""How long the process may take to end after whoever started it."""
+"""The seconds that the process may take to end after the process that started it."""
 LAST_WORDS_S = 0.5
-"""How long each client that reads nothing is waited for at the end."""
+"""The seconds to wait, at the end, for each client that reads nothing."""
 
 
 class Doorkeeper:
-    """Takes in what clients send, and sends what no turn does. One thread, the process's main one.
+    """The server of an engine's clients: it receives their messages, and sends what no turn does. It runs in the main
+    thread.
 
     Args:
         engine: of this process.
-        listener: where clients connect.
-        lifeline: ends with who started the process.
+        listener: the socket that clients connect to.
+        lifeline: a socket that closes with the process that started this one.
     """
 
     def __init__(self, engine: Engine, listener: socket.socket, lifeline: socket.socket) -> None:
@@ -60,27 +61,27 @@ class Doorkeeper:
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._spare = os.dup(self._bell)
-        """A descriptor for whoever comes when there is no other."""
+        """A descriptor to close for a client that comes when there is no other."""
         self._guests: dict[int, Guest] = {}
-        """By their sockets' descriptors."""
+        """Clients by their sockets' descriptors."""
         self._with_news: deque[Guest] = deque()
         self._with_turns_news: deque[Guest] = deque()
-        """Those that the turn which runs tells something."""
+        """Clients that have news from the running turn."""
         self._stuck: deque[Guest] = deque()
         self._behind: set[Guest] = set()
-        """Those that are watched for reading again."""
+        """Clients that are watched until they read again."""
         self._room = WaitingRoom(engine._manager.places, engine._manager.turns.wake)
         self.calls = Calls(engine, self._announce, lambda: len(self._guests))
         self._formats: list[RowFormat] = []
         self.is_closing = False
         self.ends_without_workers = False
-        """Whether the process ends with the engine's last worker, since somebody starts another."""
+        """True if the process ends with the engine's last worker, since another process starts a new one."""
         for fd in (listener.fileno(), lifeline.fileno(), self._bell):
             self._epoll.register(fd, select.EPOLLIN)
         engine._manager.after_turn = self._after_turn
 
     def run(self) -> None:
-        """Serves until it is told to end, or whoever started the process is gone."""
+        """Serve until told to end, or until the process that started this one is gone."""
         while not self.is_closing:
             wait_s = self._room.until_end_s()
             if self.ends_without_workers:
@@ -100,7 +101,7 @@ class Doorkeeper:
             self._watch_stuck()
 
     def end(self) -> None:
-        """Ends the engine and tells every client; then they are gone."""
+        """End the engine, tell every client, and close the connections."""
         self._listener.close()
         self.engine.close(CLOSE_S)
         self._room.refuse_all(EngineClosedError("the engine closed while a request waited for a place in its queue"))
@@ -117,36 +118,36 @@ class Doorkeeper:
         self._epoll.close()
 
     def ring(self) -> None:
-        """Has the doorkeeper look around; from any thread, and from a signal's handler."""
+        """Wake the main thread; from any thread, and from a signal's handler."""
         with suppress(BlockingIOError):
             os.eventfd_write(self._bell, 1)
 
     def formats(self) -> Sequence[RowFormat]:
-        """Of all kinds of rows."""
+        """Return the formats of all kinds of rows."""
         kinds = self.engine._registry.kinds
         while len(self._formats) < len(kinds):
             self._formats.append(RowFormat(kinds[len(self._formats)]))
         return self._formats
 
     def note_news(self, guest: Guest) -> None:
-        """Has what the guest is to be told sent when the turn ends, or the doorkeeper's round; from any thread."""
+        """Have a client's news sent at the end of the turn, or of the main thread's round; from any thread."""
         self._with_news.append(guest)
 
     def note_turns_news(self, guest: Guest) -> None:
-        """Has what the guest is to be told sent when the turn is over; by its holder."""
+        """Have a client's news sent at the end of the turn; by the thread that runs it."""
         self._with_turns_news.append(guest)
 
     def note_stuck(self, guest: Guest) -> None:
-        """Has it sent when the guest reads again; from any thread."""
+        """Have a client's news sent when it reads again; from any thread."""
         self._stuck.append(guest)
         self.ring()
 
     def submit_patiently(self, patient: Patient) -> None:
-        """Submits what came, when there are places for it."""
+        """Submit requests when there is room for them."""
         self._room.submit(patient)
 
     def call(self, guest: Guest, number: int, name: str, arguments: dict[str, Any], blob: bytes) -> None:
-        """Calls one of the functions that clients may call, and tells the guest what came of it."""
+        """Call one of the functions that clients may call, and send the client the answer."""
 
         def run() -> None:
             value: Any = None
@@ -161,14 +162,14 @@ class Doorkeeper:
         threading.Thread(target=run, name=f"cellrt-{name}", daemon=True).start()
 
     def _after_turn(self) -> None:
-        """At the end of each turn: what ended in it is sent; whoever waits for places may have them now."""
+        """Send the news of a turn at its end, and wake the main thread for submissions that wait for room."""
         _send(self._with_turns_news)
         _send(self._with_news)
         if len(self._room):
             self.ring()
 
     def _send_news(self) -> None:
-        """Sends what no turn has left to its end."""
+        """Send news that was not added in a turn."""
         _send(self._with_news)
 
     def _announce(self, news_for: Callable[[Guest], object]) -> None:
@@ -177,7 +178,7 @@ class Doorkeeper:
         self.ring()
 
     def _welcome(self) -> None:
-        """Takes a client in, if it is of this user."""
+        """Accept a client, if it belongs to this user."""
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:  # it is gone again
@@ -210,7 +211,9 @@ class Doorkeeper:
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
     def _turn_away(self, error: OSError) -> None:
-        """Closes the connection of a client for which there is no descriptor: else it would be there again at once."""
+        """Close the connection of a client for which there is no descriptor: else epoll would
+        report it again at once.
+        """
         log.warning("a client could not be taken in: %s", error)
         spare, self._spare = self._spare, -1
         with suppress(OSError):
@@ -221,7 +224,7 @@ class Doorkeeper:
             self._spare = os.dup(self._bell)
 
     def _attend(self, guest: Guest) -> None:
-        """Takes in some messages of a client, and sends on what it had not read."""
+        """Receive some messages of a client, and send news that it had not read."""
         try:
             if guest in self._behind and guest.send_news():
                 self._behind.discard(guest)
@@ -256,7 +259,7 @@ def _send(with_news: deque[Guest]) -> None:
 
 
 def main() -> None:
-    """The process: ``starting.COMMAND``, with a descriptor."""
+    """Run the engine's process, which ``starting.COMMAND`` starts with a descriptor."""
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
     is_there = threading.Event()
@@ -297,7 +300,7 @@ def _short(error: BaseException) -> str:
 
 
 def _read_all(lifeline: socket.socket) -> bytes:
-    """What the starter sent, up to its length."""
+    """Return the bytes that the starting process sent, up to their length."""
     with lifeline.makefile("rb") as file:
         (size,) = LENGTH.unpack(file.read(LENGTH.size))
         return file.read(size)

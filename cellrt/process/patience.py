@@ -1,7 +1,8 @@
-"""Submissions that wait for places in the engine's queue, as their clients do: first come first.
+"""A queue of submissions that wait for room in the engine's queue, with their clients: first come first served.
 
-There is a line for each model: while one waits for its model's own queue, those of other models go on. One for several
-models waits in the line of its first. Each keeps its models: its client may give them up meanwhile.
+There is a queue for each model: while a submission waits for its model's own queue, those of other models go on. One
+for several models waits in the queue of its first. A waiting submission keeps its models, which its client may release
+meanwhile.
 """
 
 from __future__ import annotations
@@ -26,24 +27,26 @@ log = logging.getLogger("cellrt")
 
 
 class Submitter(Protocol):
-    """Who has submitted."""
+    """The client connection that a waiting submission belongs to."""
 
     def hand_in(self, patient: Patient) -> None:
-        """Hands in requests, all or none. Raises what ``Engine.submit`` does."""
+        """Submit requests, all or none. Raise what ``Engine.submit`` does."""
 
     def refuse(self, submission: Submission, error: CellrtError) -> None:
-        """Tells the client that what it submitted was not handed in."""
+        """Send the client the error for which its requests were not submitted."""
 
 
 @dataclass(eq=False)
 class Patient:
-    """A submission that came.
+    """A submission of a client that may wait.
 
     Attributes:
+        guest: the connection of the client.
+        submission: times, priority and ids of the requests.
         asked: its requests by graph, for each model that they were unfolded for: several, where sessions go on with one
             that was replaced.
         template: of the first.
-        cancelled: requests that its client has given up since.
+        cancelled: the ids of requests that its client has cancelled since.
         number: by arrival among those that wait.
     """
 
@@ -64,7 +67,7 @@ class Patient:
         )
 
     def each(self) -> Iterator[Patient]:
-        """Each of its requests as a submission of its own."""
+        """Yield each of its requests as a submission of its own."""
         submission = self.submission
         for model, groups in self.asked.items():
             for recorded, places in groups:
@@ -81,16 +84,16 @@ class Patient:
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for any of it."""
+        """True if all of its requests are cancelled."""
         return len(self.cancelled) == self.submission.num_requests
 
 
 class WaitingRoom:
-    """Belongs to the doorkeeper's thread.
+    """The queues of waiting submissions. They belong to the main thread of the engine's process.
 
     Args:
-        places: of the engine.
-        wake: has the engine take a turn, which gives up models that nobody keeps any more.
+        places: the engine's queue places.
+        wake: makes the engine take a turn, which removes models without users.
     """
 
     def __init__(self, places: Places, wake: Callable[[], None]) -> None:
@@ -99,17 +102,17 @@ class WaitingRoom:
         self._next_end_s: float | None = None
         self._num_added = 0
         self._is_engine_full = False
-        """Whether somebody waits for places of the engine: then all others do, too."""
+        """True if a submission waits for room in the engine: then all others wait, too."""
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
     def until_end_s(self) -> float | None:
-        """Seconds until somebody has waited too long; None: never."""
+        """Return the seconds until the first deadline of a waiting submission; None: never."""
         return None if self._next_end_s is None else max(0.0, self._next_end_s - time.monotonic())
 
     def submit(self, patient: Patient) -> None:
-        """Hands a submission in, or has it wait if there are no places, or others wait for them."""
+        """Submit a submission, or let it wait if there is no room, or others wait for it."""
         model = next(iter(patient.asked))
         if self._is_engine_full or model in self._lines or not self._try(patient):
             patient.number = self._num_added = self._num_added + 1
@@ -119,7 +122,7 @@ class WaitingRoom:
             self._note_end_of(patient)
 
     def look(self) -> None:
-        """Hands in those for whom there are places now; refuses those who have waited too long."""
+        """Submit those for which there is room now; refuse those whose deadline has passed."""
         count = len(self)
         if self.until_end_s() == 0.0:
             self._expire()
@@ -138,7 +141,7 @@ class WaitingRoom:
             self._wake()
 
     def _try(self, patient: Patient) -> bool:
-        """Hands a submission in; False if there are no places for it yet."""
+        """Submit a submission; return False if there is no room for it yet."""
         count = patient.submission.num_requests
         wanted = [(self._places, Size(count, 0))]  # rows are counted when it is handed in
         for model, groups in patient.asked.items():
@@ -161,12 +164,12 @@ class WaitingRoom:
         return True
 
     def _let_go(self, patient: Patient) -> None:
-        """Takes in that a submission waits no more."""
+        """Record that a submission waits no more."""
         for model in patient.asked:
             model.unfolding.discard(patient)
 
     def refuse_all(self, error: CellrtError) -> None:
-        """At the end of the engine: nobody gets a place any more."""
+        """Refuse all waiting submissions, at the end of the engine."""
         lines, self._lines = self._lines, {}
         for line in lines.values():
             for patient in line:

@@ -1,4 +1,4 @@
-"""What a client has asked that is not answered: requests that run in another process, and calls."""
+"""The unanswered calls and requests of a client."""
 
 from __future__ import annotations
 
@@ -21,22 +21,22 @@ from cellrt.process.wire import Kind
 
 
 class RemoteFuture(RequestFuture):
-    """A future whose request runs in another process; ``id`` is its number on the connection."""
+    """A future of a request that runs in another process; ``id`` is its number on the connection."""
 
     place = number = 0
     when_ended: Callable[[RequestFuture], object] | None = None
-    """Called by who takes in that it has ended together with others (``Kindred.tell``); for whoever submitted it."""
+    """A callback of the code that submitted the request; ``Kindred.tell`` calls it."""
 
     def __init__(self, owner: Owner, id: int) -> None:  # not by its base: one is made for each piece of a stream
         self._owner, self.id = owner, id
 
 
 Tell = Callable[[list[RemoteFuture]], object]
-"""Told, by the thread that hears answers, of requests that have ended together, instead of each one's callbacks."""
+"""A function that the reader thread calls with requests that have ended together, instead of each one's callbacks."""
 
 
 class Kindred(NamedTuple):
-    """What requests of one submission and one graph have in common; ``tell``: who hears of their ends, if anybody."""
+    """The common parts of requests of one submission and one graph. ``tell``: is called with those that have ended."""
 
     template: Template
     formats: Sequence[RowFormat]
@@ -49,11 +49,11 @@ Pending = tuple[RemoteFuture, Kindred]
 
 
 class Unanswered:
-    """See the module. The one thread that hears answers takes them in; others add, forget and wait.
+    """The unanswered calls and requests. The one reader thread handles answers; other threads add, forget and wait.
 
     Attributes:
         pending: requests by number.
-        awaited: calls by number, and requests that wait for places by the number of their first.
+        awaited: calls by number, and requests that wait for room in the queue by the number of their first.
     """
 
     def __init__(self) -> None:
@@ -62,17 +62,17 @@ class Unanswered:
         self._fewer = Bell()
 
     def forget(self, ids: Iterable[int]) -> list[int]:
-        """Takes out requests, whatever comes of them; returns those of them that were there."""
+        """Remove requests, whose answers are ignored from now on; return those that were pending."""
         gone = [id for id in ids if self.pending.pop(id, None) is not None]
         self._note_gone()
         return gone
 
     def drain(self, timeout: float | None) -> bool:
-        """Waits until all requests have ended; False after so many seconds."""
+        """Wait until all requests have ended; return False after so many seconds."""
         return self._fewer.wait_for(lambda: not self.pending, timeout)
 
     def end(self, error: CellrtError) -> None:
-        """Ends all that waits for an answer; nobody adds any more."""
+        """End everything that waits for an answer. Nothing is added after this."""
         pending, self.pending = list(self.pending.values()), {}
         awaited, self.awaited = list(self.awaited.values()), {}
         for one in awaited:
@@ -82,7 +82,7 @@ class Unanswered:
         self._note_gone()
 
     def take(self, kind: int, body: memoryview) -> None:
-        """Takes in a message of results, errors or answers."""
+        """Handle a message of results, errors or answers."""
         if kind == Kind.OUTCOMES:
             self._take_outcomes(body)
         elif kind == Kind.ERRORS:
@@ -95,7 +95,7 @@ class Unanswered:
             self._take_answer(body)
 
     def _take_outcomes(self, body: memoryview) -> None:
-        """Hands streams their steps, then ends all that has ended."""
+        """Put steps into the channels of streams, then end the requests that have ended."""
         ended: list[RemoteFuture] = []
         arrived, steps = Arrived(), Arrived()
         stepped: dict[Channel, None] = {}
@@ -139,15 +139,16 @@ class Unanswered:
             awaited.say(head["value"], bytes(body[LENGTH.size + size :]), error)
 
     def _note_gone(self) -> None:
-        """Takes in that requests have ended."""
+        """Notify waiting threads if all requests have ended."""
         if not self.pending:
             self._fewer.ring()
 
 
 async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -> Sequence[RequestFuture]:
-    """The futures of requests that a function hands in, when they have places; others of the loop go on meanwhile.
+    """Return the futures of requests that a function submits, once they have room in the queue; the loop is not
+    blocked.
 
-    Who is cancelled meanwhile cancels them. Raises why they get none.
+    Cancelling the task cancels the requests. Raise the error for which they get no room.
     """
     loop, said = asyncio.get_running_loop(), asyncio.Event()
 
@@ -176,7 +177,7 @@ def _fail(future: RemoteFuture, kindred: Kindred, error: CellrtError) -> None:
 
 
 def copied(error: CellrtError) -> CellrtError:
-    """An error for each who gets it: whoever raises one adds to it."""
+    """Return a copy of an error for each thread that raises it, as raising adds to an error."""
     made = type(error)(str(error))
     made.__cause__ = error.__cause__
     return made
