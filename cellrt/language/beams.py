@@ -197,7 +197,7 @@ class SearchedBeams:
         """Open a session that is closed with the others."""
         made = self._open()
         self._sessions.append(made)
-        if self._is_closed:  # whoever waited for it has left meanwhile
+        if self._is_closed:  # the search was cancelled meanwhile
             made.leave()
         return made
 

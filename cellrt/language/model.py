@@ -49,12 +49,12 @@ def load(
         path: of the folder or file.
         name: of the model in the engine; default: that of the folder or file.
         dtype: in which it computes: float32, bfloat16, float16, or int8 for the weights of linear layers; also as a
-            text. None: what the environment's ``CELLRT_DTYPE`` says, or float32.
+            text. None: that of the environment's ``CELLRT_DTYPE``, or float32.
         engine: that serves it, beside others; a client's reads the checkpoint there. Default: one of its own, which
             ends with the model.
         options: as of ``Engine``, for one of its own.
 
-    Raises DefinitionError for what is no checkpoint, or none of an architecture that is known.
+    Raise DefinitionError for a path that is no checkpoint, and for an unknown architecture.
     """
     if engine is not None and options:
         raise DefinitionError(f"load: {sorted(options)} are options of an engine of its own, but there is engine=")

@@ -92,10 +92,10 @@ class Renderer:
 def main() -> None:
     """Serve renderings: send a message when ready, receive the template, then the variables of each text to render."""
     lifeline = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent process handles it
     end_with(lifeline)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with suppress(EOFError, BrokenPipeError):  # nobody asks any more
+    with suppress(EOFError, BrokenPipeError):  # the parent is gone
         send(lifeline, None)
         renderer = Renderer(receive(lifeline))
         while True:

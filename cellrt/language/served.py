@@ -68,7 +68,7 @@ def served(checkpoint: Checkpoint) -> LanguageUnfolder:
     """Return the model of a checkpoint that was read. Raise DefinitionError, also for an unreadable tokenizer."""
     language = Language.of(checkpoint)
     if language.tokenizer_json is not None:
-        _ = language.tokenizer  # what cannot be read is said before anybody asks
+        _ = language.tokenizer  # an unreadable one is reported now, not by the first request
     made = checkpoint.make(checkpoint.name, **_options(language))
     outline = {"language": language.to_json(), "cells": [outline_of(cell) for cell in made.cells]}
     return _with(made, language, {"maker": MAKER, "value": outline})

@@ -124,19 +124,19 @@ class Calls:
 
         Clients that unfold for it get its description too, so that a callback that submits need not wait for it.
         """
-        with self._tell_lock:  # who is told last is told what there is
+        with self._tell_lock:  # so that the last news is the current state
             used = {record.model for record in self._engine._manager.sessions if record.model.name == name}
             now = self._engine._models.get(name)
             versions = sorted({model.origin.version for model in (used if now is None else used | {now})})
             description: dict[str, Any] | None = None
-            if now is not None and now.origin.source is not None:  # else whoever registers it tells, too
+            if now is not None and now.origin.source is not None:  # else its registration tells later
                 description = described(now, self._engine._registry)
 
             def news_for(guest: Guest) -> object:
                 its = None
                 if now is not None and description is not None and guest.wants(now):
                     number = guest.number_of(now, ())
-                    if number is not None:  # else another has taken its place, and whoever put it there tells, too
+                    if number is not None:  # else another has taken its place, whose registration tells, too
                         its = {"binding": number, "description": description}
                 return {"model": name, "versions": versions, "now": its}
 
@@ -177,7 +177,7 @@ class Calls:
         None: the model was released meanwhile.
         """
         if model.origin.source is None:
-            with self._register_lock:  # whoever registered it is about to note where it comes from
+            with self._register_lock:  # its registration is about to set the source
                 pass
         number = guest.number_of(model, known)
         if number is None:

@@ -98,7 +98,7 @@ class Client(Serving):
                 makes or of a function that returns it; or a model that is an attribute of an imported module.
             priorities, warm_up, max_queue, max_queue_rows, max_batch, replace: as of ``Engine.register``.
 
-        Raises DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError. A
+        Raise DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError. A
         client imports it when it first submits: only then is it said if it cannot.
         """
         source = source_of(model)
@@ -415,7 +415,7 @@ class Client(Serving):
                 if self._link.begin(binding, user):
                     its = value["session"], value["id"], binding
                     return RemoteSession(self._submit_for, self._hand_in, self._link, *its)
-            except BaseException:  # nobody has this session
+            except BaseException:  # the caller does not get this session
                 if id is None:
                     self._link.tell("close", session=value["session"])
                 raise

@@ -135,7 +135,7 @@ class Guest:
             except BrokenWireError:
                 self._untold.clear()  # the doorkeeper hears of it
                 return True
-            except Exception:  # a bug costs this guest its connection, not everybody the turn that runs here
+            except Exception:  # a bug ends this connection, not the turn that runs here
                 logging.getLogger("cellrt").exception("a client cannot be told what it should be")
                 self._untold.clear()
                 self.wire.end()

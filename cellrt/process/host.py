@@ -261,7 +261,7 @@ def _send(with_news: deque[Guest]) -> None:
 def main() -> None:
     """Run the engine's process, which ``starting.COMMAND`` starts with a descriptor."""
     lifeline = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent process handles it
     is_there = threading.Event()
     end_with(lifeline, lambda: LEFT_S if is_there.is_set() else 0.0)
     try:

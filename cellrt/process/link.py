@@ -203,7 +203,7 @@ class Link:
 
         try:
             self._send(write)
-        except BaseException:  # it may have been sent: whatever comes of it finds nobody
+        except BaseException:  # it may have been sent: its answer is ignored
             self._unanswered.awaited.pop(first, None)
             self._give_up([future.id for future in futures.values()])
             raise
@@ -259,7 +259,7 @@ class Link:
 
     def _send(self, write: Callable[[], None]) -> None:
         """Call a function that sends, with the lock; then wait without it until the engine's process reads."""
-        self.refuse_if_lost()  # before the lock: in a forked process nobody may give it back
+        self.refuse_if_lost()  # before the lock, which may stay locked in a forked process
         try:
             with self._lock:
                 self.refuse_if_lost()
@@ -272,7 +272,7 @@ class Link:
                 self._heard_end.wait_for(lambda: self._lost is not None, LAST_WORDS_S)  # it may have said why
             self.refuse_if_lost()
             self._closing = self._closing or DeviceError(f"the engine's process is gone: {error}")
-            self._wire.end()  # what was not read is not sent later
+            self._wire.end()  # unread messages are not sent later
             raise copied(self._closing) from None
         finally:
             self.send_news()
@@ -289,7 +289,7 @@ class Link:
                 self._make_good()
                 if not self._tell_news():
                     break
-        if self._wire.is_behind and not self._lock.locked():  # who sends at this moment looks behind that
+        if self._wire.is_behind and not self._lock.locked():  # a sender looks itself after it sent
             self._watch(select.EPOLLIN | select.EPOLLOUT)
 
     def _watch(self, what: int) -> None:
@@ -313,7 +313,7 @@ class Link:
         released = [binding for binding in list(self._outdated) if not binding.users]
         messages = [Message(Kind.CANCEL, (cancelled.tobytes(),))] if cancelled else []
         for binding in released:
-            binding.is_released = True  # who comes now asks for another
+            binding.is_released = True  # new users ask for another
             messages.append(Message(Kind.RELEASE, (LENGTH.pack(binding.number),)))
         try:
             if self._lost is None:

@@ -29,7 +29,7 @@ class Numbering:
         After these messages are sent, ``note_sent`` must be called.
         """
         begins_anew = self._is_in_doubt or len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES
-        self._is_in_doubt = True  # before anything changes: whoever is interrupted here has told nobody
+        self._is_in_doubt = True  # before anything changes: an interrupted call has sent nothing
         messages: list[Message] = []
         if begins_anew:
             self._numbers, self._num_bytes = {}, 0

@@ -158,7 +158,7 @@ class WaitingRoom:
             return False
         except CellrtError as error:
             patient.guest.refuse(patient.submission, error)
-        except Exception as error:  # of this submission: everybody else is still served
+        except Exception as error:  # a bug costs this submission alone
             log.exception("a submission that waited could not be handed in")
             patient.guest.refuse(patient.submission, InternalError(f"{type(error).__name__}: {error}"))
         return True

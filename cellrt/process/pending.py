@@ -103,7 +103,7 @@ class Unanswered:
         pending = self.pending
         for id, is_end, memory, places in read_outcomes(body, pending):
             known = pending.pop(id, None) if is_end else pending.get(id)
-            if known is None:  # nobody waits for it any more
+            if known is None:  # it was cancelled
                 continue
             future, (template, formats, channel, tell) = known
             outcome = memory, places, template, formats
@@ -153,7 +153,7 @@ async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -
     loop, said = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed, and with it the waiting task
             loop.call_soon_threadsafe(said.set)
 
     accepted = Awaited(wake)

@@ -87,7 +87,7 @@ class Pieces:
                     self._hand_in_some([piece], due, priority)
                 return
             told = [error]
-        except Exception as bug:  # nobody else would tell those who wait; they may have been handed in: never again
+        except Exception as bug:  # else their callbacks would never be called; not again: they may be submitted
             log.exception("requests of sessions could not be handed in")
             told = [InternalError(f"{type(bug).__name__}: {bug}") for _ in pieces]
         for (_, _, begun, ended), its in zip(pieces, told):
@@ -97,7 +97,7 @@ class Pieces:
 
     def _leave_ended(self, futures: list[RemoteFuture]) -> None:
         """Pass the ends of requests from a thread of the client's to the loop, which then knows of their begin."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed, and with it the callbacks
             self._mailbox.put(partial(_tell_ended, futures))
 
 

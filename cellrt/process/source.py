@@ -143,7 +143,7 @@ def module_of_file(path: str) -> ModuleType:
     """
     content = hashlib.blake2b(path.encode() + b"\0" + Path(path).read_bytes(), digest_size=8)
     name = OF_FILES + content.hexdigest()
-    with _LOADING:  # who comes while another thread loads it waits until it is whole
+    with _LOADING:  # other threads wait until it is whole
         if name in sys.modules:
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path, loader=_Anew(name, path))

@@ -180,7 +180,7 @@ class Wire:
                 return False
             except OSError as error:
                 raise BrokenWireError(str(error)) from None
-            self._unsent.popleft()  # who is interrupted before sends it again
+            self._unsent.popleft()  # after an interrupt before this line it is sent again
             _close_all(fds)
         return True
 

@@ -162,7 +162,7 @@ class Backend:
 
     async def _look_what_is_loaded(self, client: Client) -> dict[str, int]:
         """Return the versions of the loaded models by name, and update readiness with them."""
-        async with self._looking:  # who looked later is believed
+        async with self._looking:  # the latest look counts
             entries = await asyncio.to_thread(client.models)
             loaded = {entry["name"]: int(entry["version"]) for entry in entries if entry["is_loaded"]}
             if client is self._client:
@@ -306,7 +306,7 @@ class Backend:
                 session = await self.call("session", model, id)
             if is_start:
                 await asyncio.to_thread(session.reset)
-        if self.settings.front_ends > 1:  # one of the others may end it, and nobody would tell this one
+        if self.settings.front_ends > 1:  # another one may end it, and this one would not know
             return session
         self._sessions[key] = session
         self._sessions.move_to_end(key)

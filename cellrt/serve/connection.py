@@ -83,7 +83,7 @@ class HttpProtocol(HttpToolsProtocol):
         """
         if self._is_lost:
             self.loop.call_soon(tell)
-        self.flow.resume_reading()  # or nobody sees that it goes
+        self.flow.resume_reading()  # or its end would not be noticed
         number = self._num_watches = self._num_watches + 1
         self._watches[number] = tell
         return partial(self._watches.pop, number, None)
@@ -342,7 +342,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def shutdown(self) -> None:
         """Close the connection when the server ends, unless its session closes it."""
-        if not self.handshake_complete or self.close_sent:  # nobody has a session, or it has closed it
+        if not self.handshake_complete or self.close_sent:  # there is no session, or it has closed it
             super().shutdown()
 
 

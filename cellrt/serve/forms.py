@@ -354,7 +354,7 @@ def rebuilt(
     The function is not recursive: trees may be deep.
     """
     root: list[Any] = []
-    opened: list[tuple[Iterator[Any], list[Any]]] = [(iter((tree,)), root)]  # what is left of a node, what was made
+    opened: list[tuple[Iterator[Any], list[Any]]] = [(iter((tree,)), root)]  # rest of a node, its new children
     while True:
         items, made = opened[-1]
         for item in items:

@@ -46,7 +46,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def gone(request: Request) -> Gone:
-    """Return the function that watches whether the client of a request is gone, whose body was read."""
+    """Return the function that watches a request, whose body was read, for the end of its client."""
     by_connection: Gone | None = (request.scope.get("extensions") or {}).get(LOSS)
     if by_connection is not None:
         return by_connection
@@ -60,7 +60,7 @@ def gone(request: Request) -> Gone:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Wait until the client of a request is gone, whose body was read."""
+    """Wait until the client of a request, whose body was read, is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
@@ -128,7 +128,7 @@ class EventStream(Response):
             await write({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
             await write({"type": "http.response.body", "body": answer.body})
             return
-        self.headers.update(_seen_header())  # whoever makes the events has submitted the request
+        self.headers.update(_seen_header())  # the first event exists: the request was submitted
         await write({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await write(_event(first))

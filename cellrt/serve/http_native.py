@@ -450,7 +450,7 @@ class _SocketSession:
 
     def _leave_end(self, asked: _Asked, future: Any) -> None:
         """Pass the end of a request from a thread of the client's to the loop."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed, and with it the websocket
             self._mailbox.put(partial(asked.note_ended, future))
 
     def _answer_one(self) -> bool:

@@ -106,7 +106,7 @@ class Keeper:
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(1)
         if self._is_awaited and self._engine is not None:
-            self._engine.process.terminate()  # its models may take minutes, and nobody has asked it anything
+            self._engine.process.terminate()  # its models may take minutes, and it has no requests yet
         self._woken.set()
 
     def _say_where(self) -> None:

@@ -47,7 +47,7 @@ class Listener:
     def _take_one(self) -> None:
         try:
             connection, _ = self._sock.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # another front end has it, or nobody any more
+        except (BlockingIOError, ConnectionAbortedError):  # another front end has it, or the client is gone
             return
         except OSError as error:
             log.warning("a connection could not be taken: %s", error)

@@ -219,7 +219,7 @@ class OpenAIDoor:
 
         async def read(place: int) -> None:
             branches = await reading[place].aread()
-            for branch in branches or ():  # also where nobody begins with it
+            for branch in branches or ():  # also one that no answer uses
                 stack.callback(branch.session.leave)
             found[place] = branches or found[place]
 

@@ -135,7 +135,7 @@ def _openai(summary: str, path: str, *, streams: Literal["no", "too"] = "no") ->
 def _paths_of(model: Described, schemas: Schema) -> Schema:
     """Return the paths of one model; its request is added to the schemas."""
     name, place = model.name, quote(model.name, safe="")
-    key = f"{place.replace('.', '%2E').replace('~', '%7E').replace('%', '.')}.Request"  # what may stand in such a key
+    key = f"{place.replace('.', '%2E').replace('~', '%7E').replace('%', '.')}.Request"  # characters allowed in a key
     schemas[key] = _with_field(schemas["NativeRequest"], "request", model.request.schema())
     results = {"type": "object", "required": ["model", "version", "results"], "properties": _results(model)}
     generate: Schema = {

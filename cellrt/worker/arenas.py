@@ -114,7 +114,7 @@ class Arenas:
 
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
         """Return memory for ``num_rows`` rows of a new kind, to be given to ``add``; from any thread."""
-        with torch.inference_mode(False):  # whoever registers may be in it: others could not write to the rows then
+        with torch.inference_mode(False):  # the caller may be in it: other threads could not write to the rows then
             memory = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
         memory[:NUM_PERMANENT] = 0
         return memory

@@ -106,7 +106,7 @@ def end_with(lifeline: socket.socket, left_s: Callable[[], float] = lambda: 0.0)
         poll.register(lifeline, select.POLLRDHUP)
         poll.poll()
         time.sleep(left_s())
-        os._exit(0)  # nobody asks any more
+        os._exit(0)  # the parent is gone
 
     threading.Thread(target=watch, name="cellrt-lifeline", daemon=True).start()
 

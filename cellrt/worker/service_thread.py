@@ -69,7 +69,7 @@ def _pause_instead_of_aborting() -> None:
         libraries[1]["_ZSt13set_terminatePFvvE"](libraries[0].pause)
 
 
-# What ends by ``weakref.finalize``, such as torch's operators, does so from a hook of its own. Hooks run last to first,
-# so that one is registered before this one: the threads end first.
+# Objects that end by ``weakref.finalize``, such as torch's operators, end in a hook of its own. Hooks run last to
+# first, so that one is registered before this one: the threads end first.
 weakref.finalize(ServiceThread, _end_all).detach()
 atexit.register(_end_all)

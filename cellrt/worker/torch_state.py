@@ -50,7 +50,7 @@ class CellMode:
         self._before = self._state()
 
     def __enter__(self) -> None:
-        # What torch.inference_mode makes when it is entered, at a third of its time.
+        # The guard of torch.inference_mode, made directly at a third of its time.
         self._inference = torch._C._InferenceMode(True)
         self._inference.__enter__()
 

@@ -46,7 +46,7 @@ def compile_cells(
         made = next(found) if refusal is None else refusal
         try:
             yield made if isinstance(made, NotCompiledError) else _load(cell, made, must_pay)
-        except Exception as error:  # whatever torch makes of somebody's module costs its form alone
+        except Exception as error:  # an error of torch costs this cell's form alone
             yield error
 
 

@@ -31,7 +31,7 @@ DTYPE, RAGGED, SOURCE, ROW_BYTES, DIMS, SIZES = range(6)
 MOST_DIMS = 8
 PORT = SIZES + 2 * MOST_DIMS
 
-# What a call has of a port, in int64 words: where its rows lie, how many, and the offsets of a ragged one, or 0.
+# A port in a call, in int64 words: where its rows lie, how many, and the offsets of a ragged one, or 0.
 AT, COUNT, OFFSETS, PLACE = range(4)
 
 INT64 = 4  # torch's number of the dtype

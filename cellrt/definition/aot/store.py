@@ -56,7 +56,7 @@ def cache_folder() -> Path:
         return Path(named)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellrt"
-    except RuntimeError:  # somebody without a home, as in a container: it is a folder that cannot be made
+    except RuntimeError:  # there is no home, as in a container: a folder that cannot be made
         return Path(os.devnull) / "cellrt"
 
 

@@ -129,7 +129,7 @@ class Child:
 def main() -> None:
     """Run the process: ``python -c "..." LIFELINE`` and the arguments of ``Child``."""
     lifeline, *numbers = map(int, sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent process handles it
     end_with(socket.socket(fileno=lifeline))
     gc.freeze()  # else a collection of what cells keep would go through all that is imported, in the middle of a task
     Child(*numbers).run()

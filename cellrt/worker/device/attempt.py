@@ -126,7 +126,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         outputs = plain_outputs(self.cell, outputs, positions, self._device.torch_device)
         bad = self._not_finite(outputs, positions)
         if outside is not None:
-            bad[: len(outside)] |= outside  # of what is carried only the first step's are seen
+            bad[: len(outside)] |= outside  # of carried inputs only those of the first step
         if stopped is None:
             return DeviceOutcome(outputs, [], bad, *NO_LOOP)
         rows = len(stopped)

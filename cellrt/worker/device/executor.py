@@ -209,7 +209,7 @@ class DeviceExecutor:
         if not prepare(buffer, plan.arrays, begun.up.state, begun.down.state, begun.slots):
             if not (begun.up.is_empty and begun.down.is_empty):
                 return False
-            # What the rings can never hold gets memory of its own.
+            # A task that the rings can never hold gets memory of its own.
             pieces = plan.arrays[compiled.UP_PIECES], plan.arrays[compiled.DOWN_PIECES]
             begun.up, begun.down = (Ring(self.device, bytes_for(some)) for some in pieces)
             prepare(buffer, plan.arrays, begun.up.state, begun.down.state, begun.slots)

@@ -19,9 +19,9 @@ from cellrt.worker.device.signature import HAD_STOPPED, STOPS
 from cellrt.worker.device.step_words import class_of, count_words, spread_words
 from cellrt.worker.device.words import write_words
 
-# What travels, one row an arena: its address on the host, bytes of a row, fields (``words.py``) with the place of the
-# rows in the buffer and how many they are; the words that name them in the ring; and for int64 inputs the limits, if
-# there are. Where ROWS_AT is none the rows come from elsewhere, and NUM_ROWS is how many they are.
+# Uploads and downloads, one row an arena: its address on the host, bytes of a row, fields (``words.py``) with the place
+# of the rows in the buffer and how many they are; the words that name them in the ring; and for int64 inputs the
+# limits, if there are. Where ROWS_AT is none the rows come from elsewhere, and NUM_ROWS is how many they are.
 ARENA, ROW_BYTES, ROWS_AT, NUM_ROWS, WORDS_AT, NUM_PADDED, FIRST, END = range(8)
 TRANSFER = 8
 # Results of loops that go ahead have instead of limits fields with the place of their positions in the buffer, and with
@@ -48,10 +48,10 @@ ALIGNMENT = 16
 TO_DEVICE, TO_HOST, LAUNCH, RECORD, WAIT, COMPUTE, UP, DOWN, UPLOADED, COMPUTED, END_GRAPH, END_COMPUTE = range(12)
 # One of two sides of a capture: its words, its graph, and an event when it has run.
 SIDE_WORDS, SIDE_GRAPH, SIDE_DONE = range(3)
-# What is captured of steps: their words, and a graph for each size of a step, or 0.
+# Captured steps: their words, and a graph for each size of a step, or 0.
 STEP_WORDS, STEP_GRAPHS = range(2)
 
-# Where a task lies: whether a number was outside its limits, then the block of the ring up and that of the ring down:
+# The slots of a task: whether a number was outside its limits, then the block of the ring up and that of the ring down:
 # first byte, end, and the start of each piece.
 IS_OUTSIDE, UP_BLOCK = range(2)
 STARTS = 2

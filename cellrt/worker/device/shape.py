@@ -23,7 +23,7 @@ from cellrt.worker.span_rows import most_pages_of
 LEAST_ROWS = 16
 """The least rows of a span: a kernel's programs have no fewer, so fewer cost it as much."""
 MOST_TIMES = 4
-"""The most rows of a ragged input of a plain form with padding, as a multiple of its own; with more it is not padded."""
+"""The most rows of a padded ragged input of a plain form, as a multiple of its own; with more it is not padded."""
 
 PLAIN, FUSED, SPANS, RUN, NODES, LOOP, RAGGED = range(7)
 """The ways to read a task.

@@ -11,7 +11,7 @@ from cellrt.native.jit import compiled
 from cellrt.native.memory import WORD_BYTES, bytes_at, ints_at, read_int, read_word, start_of, write_word
 from cellrt.worker.span_rows import fill_pages, fill_spans
 
-# What to write to the words, one row an operation. FROM is a field with the place of the numbers in the buffer, COUNT a
+# Operations that write words, one row each. FROM is a field with the place of the numbers in the buffer, COUNT a
 # field with how many there are.
 KIND, AT, FROM, WITH, COUNT, PADDED, EXTRA = range(7)
 COPY, OFFSETS, FILL, RANGE, TURNS, STORE, SHOW, LOOK_UP, SHIFT, SPANS, NODES, PAGES = range(12)
