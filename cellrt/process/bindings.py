@@ -36,7 +36,7 @@ class Bindings:
         """Return all bindings by number; they stay as long as this dict does."""
         return dict(self._by_number.items())
 
-    def told(self, value: Mapping[str, Any]) -> Binding:
+    def binding_of(self, value: Mapping[str, Any]) -> Binding:
         """Return the binding that an answer or news describe."""
         number = int(value["binding"])
         with self._lock:
@@ -70,7 +70,7 @@ class Bindings:
                 self.unfolders.forget(known)
         before = self.by_name.get(name)
         if news["now"] is not None:
-            self.by_name[name] = self.told(news["now"])
+            self.by_name[name] = self.binding_of(news["now"])
         else:
             self.by_name.pop(name, None)
         self.on_change()

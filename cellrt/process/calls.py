@@ -16,7 +16,7 @@ from cellrt.engine.registry import Model
 from cellrt.engine.trace import admission_of
 from cellrt.errors import DefinitionError, RequestError, SessionError, UnknownModelError
 from cellrt.process.binding import described
-from cellrt.process.guest import Guest
+from cellrt.process.client_connection import ClientConnection
 from cellrt.process.source import ModelSource
 from cellrt.view.chrome_trace import chrome_trace
 from cellrt.view.waits import waits_of
@@ -54,14 +54,17 @@ class Calls:
     """
 
     def __init__(
-        self, engine: Engine, announce: Callable[[Callable[[Guest], object]], None], count_clients: Callable[[], int]
+        self,
+        engine: Engine,
+        announce: Callable[[Callable[[ClientConnection], object]], None],
+        count_clients: Callable[[], int],
     ) -> None:
         self._engine, self._announce, self._count_clients = engine, announce, count_clients
         self._register_lock, self._tell_lock = threading.Lock(), threading.Lock()
-        self._num_guests = 0
+        self._num_connections = 0
         engine._registrar.on_renewed = self._tell
         self._catalogue: dict[str, Entry] = {}
-        self._guests: WeakValueDictionary[int, Guest] = WeakValueDictionary()
+        self._connections: WeakValueDictionary[int, ClientConnection] = WeakValueDictionary()
         """Connections by their numbers in the ids of timelines."""
         self._by_name: dict[str, Callable[..., Answer]] = {
             "bind": self._bind,
@@ -82,19 +85,19 @@ class Calls:
             "unregister": self._unregister,
         }
 
-    def run(self, guest: Guest, name: str, arguments: dict[str, Any], blob: bytes) -> Answer:
+    def run(self, connection: ClientConnection, name: str, arguments: dict[str, Any], blob: bytes) -> Answer:
         """Call a function. Raise what it raises, and KeyError if there is none of that name."""
-        return self._by_name[name](guest, blob, **arguments)
+        return self._by_name[name](connection, blob, **arguments)
 
-    def _explain(self, guest: Guest, _: bytes, id: int) -> Answer:
-        found = guest.request(id)
+    def _explain(self, connection: ClientConnection, _: bytes, id: int) -> Answer:
+        found = connection.request(id)
         if found is None:
             return HAS_ENDED, b""
         if isinstance(found, str):
             return found, b""
         return self._engine._explain(*found), b""
 
-    def _register(self, guest: Guest, _: bytes, source: str, **options: Any) -> Answer:
+    def _register(self, connection: ClientConnection, _: bytes, source: str, **options: Any) -> Answer:
         found = ModelSource(source)
         self.register(found, options)
         return None, b""
@@ -132,17 +135,17 @@ class Calls:
             if now is not None and now.origin.source is not None:  # else its registration tells later
                 description = described(now, self._engine._registry)
 
-            def news_for(guest: Guest) -> object:
+            def news_for(connection: ClientConnection) -> object:
                 its = None
-                if now is not None and description is not None and guest.wants(now):
-                    number = guest.number_of(now, ())
+                if now is not None and description is not None and connection.wants(now):
+                    number = connection.number_of(now, ())
                     if number is not None:  # else another has taken its place, whose registration tells, too
                         its = {"binding": number, "description": description}
                 return {"model": name, "versions": versions, "now": its}
 
             self._announce(news_for)
 
-    def _load(self, guest: Guest, _: bytes, model: str) -> Answer:
+    def _load(self, connection: ClientConnection, _: bytes, model: str) -> Answer:
         """Register a model of the catalogue anew, from where it came. Running requests go on with the former one."""
         entry = self._catalogue.get(model)
         if entry is None:
@@ -150,13 +153,13 @@ class Calls:
         self.register(entry.source, {**entry.options, "replace": True}, model)
         return None, b""
 
-    def _models(self, guest: Guest, _: bytes) -> Answer:
+    def _models(self, connection: ClientConnection, _: bytes) -> Answer:
         return [
             {"name": name, "source": entry.source.text, "version": entry.version, "is_loaded": entry.is_loaded}
             for name, entry in sorted(self._catalogue.items())
         ], b""
 
-    def _unregister(self, guest: Guest, _: bytes, model: str) -> Answer:
+    def _unregister(self, connection: ClientConnection, _: bytes, model: str) -> Answer:
         with self._register_lock:
             self._engine.unregister(model)
             if model in self._catalogue:
@@ -164,14 +167,14 @@ class Calls:
         self._tell(model)
         return None, b""
 
-    def _bind(self, guest: Guest, _: bytes, model: str, known: list[int]) -> Answer:
+    def _bind(self, connection: ClientConnection, _: bytes, model: str, known: list[int]) -> Answer:
         value = None
         while value is None:  # if the model is given up meanwhile, another has taken its place, or none
-            value = self._binding(guest, self._engine._submission.model(model), known)
-        guest.names.add(model)
+            value = self._binding(connection, self._engine._submission.model(model), known)
+        connection.names.add(model)
         return value, b""
 
-    def _binding(self, guest: Guest, model: Model, known: list[int]) -> dict[str, Any] | None:
+    def _binding(self, connection: ClientConnection, model: Model, known: list[int]) -> dict[str, Any] | None:
         """Return a model's binding, with its description unless the client has that.
 
         None: the model was released meanwhile.
@@ -179,7 +182,7 @@ class Calls:
         if model.origin.source is None:
             with self._register_lock:  # its registration is about to set the source
                 pass
-        number = guest.number_of(model, known)
+        number = connection.number_of(model, known)
         if number is None:
             return None
         is_current = self._engine._models.get(model.name) is model
@@ -190,7 +193,7 @@ class Calls:
 
     def _open(
         self,
-        guest: Guest,
+        connection: ClientConnection,
         state: bytes,
         model: str,
         id: str | None,
@@ -199,37 +202,37 @@ class Calls:
         known: list[int],
     ) -> Answer:
         session = self._engine.session(model, id, state=state if has_state else None, must_be_open=must_be_open)
-        binding = self._binding(guest, session._record.model, known)
+        binding = self._binding(connection, session._record.model, known)
         if binding is None:  # the session, which kept its model, has ended meanwhile
             raise SessionError(str(session._record.error))
-        number = guest.add_session(session, is_own=id is None)
+        number = connection.add_session(session, is_own=id is None)
         return {"session": number, "id": session.id, **binding}, b""
 
-    def _export(self, guest: Guest, _: bytes, session: int) -> Answer:
-        return None, guest.session(session).export()
+    def _export(self, connection: ClientConnection, _: bytes, session: int) -> Answer:
+        return None, connection.session(session).export()
 
-    def _restore(self, guest: Guest, state: bytes, session: int) -> Answer:
-        guest.session(session).restore(state)
+    def _restore(self, connection: ClientConnection, state: bytes, session: int) -> Answer:
+        connection.session(session).restore(state)
         return None, b""
 
-    def _copy(self, guest: Guest, _: bytes, session: int, others: list[int]) -> Answer:
-        guest.session(session).copy_to([guest.session(other) for other in others])
+    def _copy(self, connection: ClientConnection, _: bytes, session: int, others: list[int]) -> Answer:
+        connection.session(session).copy_to([connection.session(other) for other in others])
         return None, b""
 
-    def _close(self, guest: Guest, _: bytes, session: int) -> Answer:
-        known = guest.sessions.get(session)
+    def _close(self, connection: ClientConnection, _: bytes, session: int) -> Answer:
+        known = connection.sessions.get(session)
         if known is not None:
             known[0].close()
-            guest.forget_session(session)
+            connection.forget_session(session)
         return None, b""
 
-    def _statistics(self, guest: Guest, _: bytes) -> Answer:
+    def _statistics(self, connection: ClientConnection, _: bytes) -> Answer:
         return {**self._engine.statistics(), "clients": self._count_clients()}, b""
 
-    def _has_workers(self, guest: Guest, _: bytes) -> Answer:
+    def _has_workers(self, connection: ClientConnection, _: bytes) -> Answer:
         return self._engine.has_workers() and self._engine._manager.has_workers_there, b""
 
-    def _timeline(self, guest: Guest, _: bytes, request: str | None, count: int) -> Answer:
+    def _timeline(self, connection: ClientConnection, _: bytes, request: str | None, count: int) -> Answer:
         """Return the last requests and their tasks, or one request with its tasks, in the format of
         ``view.chrome_trace``.
         """
@@ -247,25 +250,25 @@ class Calls:
             shown, waits = timeline.last(count) if timeline.requests else timeline, {}
         return None, json.dumps(chrome_trace(shown.tasks, shown.requests, waits)).encode()
 
-    def _number(self, guest: Guest, _: bytes) -> Answer:
+    def _number(self, connection: ClientConnection, _: bytes) -> Answer:
         """Return the client's number in the ids of timelines."""
         with self._register_lock:
-            number = next((number for number, known in self._guests.items() if known is guest), None)
+            number = next((number for number, known in self._connections.items() if known is connection), None)
             if number is None:
-                number = self._num_guests = self._num_guests + 1
-                self._guests[number] = guest
+                number = self._num_connections = self._num_connections + 1
+                self._connections[number] = connection
         return number, b""
 
     def _number_of(self, request: str) -> int:
         """Return a request's number in the engine, given its id at the client. Raise RequestError."""
-        guest, _, id = request.partition("-")
-        is_known = len(request) <= LONGEST_ID and guest.isdecimal() and id.isdecimal()
-        known = self._guests.get(int(guest)) if is_known else None
+        connection, _, id = request.partition("-")
+        is_known = len(request) <= LONGEST_ID and connection.isdecimal() and id.isdecimal()
+        known = self._connections.get(int(connection)) if is_known else None
         number = known.numbers.get(int(id)) if known is not None else None
         if number is None:
             raise RequestError(f"request {request!r:.80} is not known (any more)")
         return number
 
-    def _check(self, guest: Guest, _: bytes) -> Answer:
+    def _check(self, connection: ClientConnection, _: bytes) -> Answer:
         self._engine.check()
         return None, b""

@@ -340,7 +340,7 @@ class Client(Serving):
     ) -> Sequence[RemoteFuture]:
         """Submit a request of each of several sessions; the engine refuses each by itself.
 
-        Raise if one cannot be unfolded, and then submit none. ``tell``: as of ``Kindred``.
+        Raise if one cannot be unfolded, and then submit none. ``tell``: as of ``RequestGroup``.
         """
         priority = self._check(priority)
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
@@ -383,7 +383,7 @@ class Client(Serving):
         with self._bind_lock:
             while (found := bindings.by_name.get(model)) is None:
                 num_changes, known = bindings.num_changes, bindings.all()
-                binding = bindings.told(self._link.call("bind", model=model, known=list(known)).value)
+                binding = bindings.binding_of(self._link.call("bind", model=model, known=list(known)).value)
                 bindings.is_named(model, binding, num_changes)
                 tried.append(binding)
         for binding in tried:
@@ -408,7 +408,7 @@ class Client(Serving):
                 must_be_open=bool(must_be_open),
                 known=list(known),
             ).value
-            binding, user = bindings.told(value), object()
+            binding, user = bindings.binding_of(value), object()
             try:
                 binding.imported()  # now: later its file may be another
                 is_named = value["is_current"] and bindings.is_named(model, binding, num_changes)

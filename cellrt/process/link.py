@@ -33,12 +33,12 @@ from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
 from cellrt.process.binding import Binding
-from cellrt.process.blame import heard
 from cellrt.process.numbering import Numbering
-from cellrt.process.pending import Kindred, Pending, RemoteFuture, Tell, Unanswered, copied
+from cellrt.process.pending import Pending, RemoteFuture, RequestGroup, Tell, Unanswered, copied
 from cellrt.process.recorded import LENGTH, template_of
 from cellrt.process.submissions import Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
+from cellrt.process.wire_errors import decode_error
 from cellrt.worker.service_thread import ServiceThread
 
 STALL_S = 30.0
@@ -188,10 +188,10 @@ class Link:
             head = Submission(first, count, session_numbers, time.perf_counter_ns(), *how)
             pending: dict[int, Pending] = {}
             for template, (binding, alike) in zip(templates, asked):
-                kindred = Kindred(template, binding.formats, channel, tell)
+                group = RequestGroup(template, binding.formats, channel, tell)
                 for place in alike.places:
                     future = futures[place] = RemoteFuture(owner, id)
-                    pending[id] = future, kindred
+                    pending[id] = future, group
                     id += 1
             messages, numbers = self._numbering.number(templates)
             messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
@@ -373,7 +373,7 @@ class Link:
             if binding is not None:
                 self.give_up(binding)
         elif kind == Kind.CLOSING:
-            self._closing = self._closing or heard(json.loads(bytes(body)))
+            self._closing = self._closing or decode_error(json.loads(bytes(body)))
         else:
             self._unanswered.take(kind, body)
 

@@ -14,10 +14,10 @@ from cellrt.engine.future import Owner, RequestFuture, finish_together
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError
 from cellrt.process.binding import RowFormat
-from cellrt.process.blame import heard
 from cellrt.process.outcomes import Arrived, read_outcomes
 from cellrt.process.recorded import LENGTH, Template
 from cellrt.process.wire import Kind
+from cellrt.process.wire_errors import decode_error
 
 
 class RemoteFuture(RequestFuture):
@@ -25,7 +25,7 @@ class RemoteFuture(RequestFuture):
 
     place = number = 0
     when_ended: Callable[[RequestFuture], object] | None = None
-    """A callback of the code that submitted the request; ``Kindred.tell`` calls it."""
+    """A callback of the code that submitted the request; ``RequestGroup.tell`` calls it."""
 
     def __init__(self, owner: Owner, id: int) -> None:  # not by its base: one is made for each piece of a stream
         self._owner, self.id = owner, id
@@ -35,7 +35,7 @@ Tell = Callable[[list[RemoteFuture]], object]
 """A function that the reader thread calls with requests that have ended together, instead of each one's callbacks."""
 
 
-class Kindred(NamedTuple):
+class RequestGroup(NamedTuple):
     """The common parts of requests of one submission and one graph. ``tell``: is called with those that have ended."""
 
     template: Template
@@ -44,7 +44,7 @@ class Kindred(NamedTuple):
     tell: Tell | None
 
 
-Pending = tuple[RemoteFuture, Kindred]
+Pending = tuple[RemoteFuture, RequestGroup]
 """A request that has not ended."""
 
 
@@ -77,8 +77,8 @@ class Unanswered:
         awaited, self.awaited = list(self.awaited.values()), {}
         for one in awaited:
             one.say(error=copied(error))
-        for future, kindred in pending:
-            _fail(future, kindred, copied(error))
+        for future, group in pending:
+            _fail(future, group, copied(error))
         self._note_gone()
 
     def take(self, kind: int, body: memoryview) -> None:
@@ -87,7 +87,7 @@ class Unanswered:
             self._take_outcomes(body)
         elif kind == Kind.ERRORS:
             for id, told in json.loads(bytes(body)):
-                self._take_error(id, heard(told))
+                self._take_error(id, decode_error(told))
             self._note_gone()
         elif kind == Kind.ACCEPTED:
             self._say(*struct.unpack("<Q", body))
@@ -135,7 +135,7 @@ class Unanswered:
         (size,) = LENGTH.unpack_from(body)
         head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
         if (awaited := self.awaited.pop(head["call"], None)) is not None:
-            error = heard(head["error"]) if head["error"] is not None else None
+            error = decode_error(head["error"]) if head["error"] is not None else None
             awaited.say(head["value"], bytes(body[LENGTH.size + size :]), error)
 
     def _note_gone(self) -> None:
@@ -170,10 +170,10 @@ async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -
     return futures
 
 
-def _fail(future: RemoteFuture, kindred: Kindred, error: CellrtError) -> None:
+def _fail(future: RemoteFuture, group: RequestGroup, error: CellrtError) -> None:
     future.finish(error)
-    if kindred.tell is not None:
-        kindred.tell([future])
+    if group.tell is not None:
+        group.tell([future])
 
 
 def copied(error: CellrtError) -> CellrtError:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from cellrt.errors import DefinitionError, DeviceError
-from cellrt.process.blame import heard
+from cellrt.process.wire_errors import decode_error
 from cellrt.worker.python_process import PythonProcess
 
 LENGTH = struct.Struct("<Q")
@@ -71,7 +71,7 @@ class Started:
             if not answer:
                 raise DeviceError(f"the engine's process ended at its start, with status {self.process.wait(END_S)}")
             if (told := json.loads(answer)["error"]) is not None:
-                raise heard(told)
+                raise decode_error(told)
         except BaseException as error:
             self.end()
             if isinstance(error, OSError):

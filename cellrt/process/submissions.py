@@ -26,7 +26,7 @@ class Submission(NamedTuple):
         now_ns: the time of submission, on the monotonic clock, which all processes of a machine share.
         due: seconds from then.
         priority: 0 to 3.
-        is_streamed, is_patient: whether steps are to be sent; whether it waits for room in the queue.
+        is_streamed, may_wait: whether steps are to be sent; whether it waits for room in the queue.
         is_each: whether requests are refused one by one.
     """
 
@@ -37,7 +37,7 @@ class Submission(NamedTuple):
     due: Due
     priority: int
     is_streamed: bool
-    is_patient: bool
+    may_wait: bool
     is_each: bool
 
     @property
@@ -57,8 +57,8 @@ def submission_parts(submission: Submission, templates: Sequence[int], groups: S
 
     ``templates``: the number of the template of each group of requests.
     """
-    first_id, count, sessions, now_ns, due, priority, is_streamed, is_patient, is_each = submission
-    flags = is_streamed | is_patient << 1 | is_each << 2
+    first_id, count, sessions, now_ns, due, priority, is_streamed, may_wait, is_each = submission
+    flags = is_streamed | may_wait << 1 | is_each << 2
     times_s = [NO_DEADLINE if time_s is None else time_s for time_s in due]
     head = HEAD.pack(first_id, count, len(sessions), now_ns, *times_s, priority, flags, len(groups))
     numbers = [number for template, alike in zip(templates, groups) for number in (template, len(alike.places))]

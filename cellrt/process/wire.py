@@ -44,7 +44,7 @@ PACKETS_TOGETHER = 16
 class Kind(IntEnum):
     """The kinds of messages.
 
-    Bodies: ``recorded.py``, ``submissions.py``, ``outcomes.py``, ``blame.py``; JSON; numbers.
+    Bodies: ``recorded.py``, ``submissions.py``, ``outcomes.py``, ``wire_errors.py``; JSON; numbers.
     """
 
     CALL = 1

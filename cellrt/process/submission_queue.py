@@ -29,7 +29,7 @@ log = logging.getLogger("cellrt")
 class Submitter(Protocol):
     """The client connection that a waiting submission belongs to."""
 
-    def hand_in(self, patient: Patient) -> None:
+    def hand_in(self, queued: QueuedSubmission) -> None:
         """Submit requests, all or none. Raise what ``Engine.submit`` does."""
 
     def refuse(self, submission: Submission, error: CellrtError) -> None:
@@ -37,11 +37,11 @@ class Submitter(Protocol):
 
 
 @dataclass(eq=False)
-class Patient:
+class QueuedSubmission:
     """A submission of a client that may wait.
 
     Attributes:
-        guest: the connection of the client.
+        connection: the connection of the client.
         submission: times, priority and ids of the requests.
         asked: its requests by graph, for each model that they were unfolded for: several, where sessions go on with one
             that was replaced.
@@ -50,7 +50,7 @@ class Patient:
         number: by arrival among those that wait.
     """
 
-    guest: Submitter
+    connection: Submitter
     submission: Submission
     asked: Mapping[Model, Sequence[Alike]]
     template: Template
@@ -66,7 +66,7 @@ class Patient:
             for alike in groups
         )
 
-    def each(self) -> Iterator[Patient]:
+    def each(self) -> Iterator[QueuedSubmission]:
         """Yield each of its requests as a submission of its own."""
         submission = self.submission
         for model, groups in self.asked.items():
@@ -80,7 +80,7 @@ class Patient:
                         sessions=submission.sessions[place : place + 1],
                     )
                     asked = {model: [Alike(recorded._replace(externals=own), ONE)]}
-                    yield Patient(self.guest, alone, asked, self.template)
+                    yield QueuedSubmission(self.connection, alone, asked, self.template)
 
     @property
     def is_cancelled(self) -> bool:
@@ -88,7 +88,7 @@ class Patient:
         return len(self.cancelled) == self.submission.num_requests
 
 
-class WaitingRoom:
+class SubmissionQueue:
     """The queues of waiting submissions. They belong to the main thread of the engine's process.
 
     Args:
@@ -98,7 +98,7 @@ class WaitingRoom:
 
     def __init__(self, places: Places, wake: Callable[[], None]) -> None:
         self._places, self._wake = places, wake
-        self._lines: dict[Model, deque[Patient]] = {}
+        self._lines: dict[Model, deque[QueuedSubmission]] = {}
         self._next_end_s: float | None = None
         self._num_added = 0
         self._is_engine_full = False
@@ -111,15 +111,15 @@ class WaitingRoom:
         """Return the seconds until the first deadline of a waiting submission; None: never."""
         return None if self._next_end_s is None else max(0.0, self._next_end_s - time.monotonic())
 
-    def submit(self, patient: Patient) -> None:
+    def submit(self, queued: QueuedSubmission) -> None:
         """Submit a submission, or let it wait if there is no room, or others wait for it."""
-        model = next(iter(patient.asked))
-        if self._is_engine_full or model in self._lines or not self._try(patient):
-            patient.number = self._num_added = self._num_added + 1
-            for each in patient.asked:
-                each.unfolding.add(patient)
-            self._lines.setdefault(model, deque()).append(patient)
-            self._note_end_of(patient)
+        model = next(iter(queued.asked))
+        if self._is_engine_full or model in self._lines or not self._try(queued):
+            queued.number = self._num_added = self._num_added + 1
+            for each in queued.asked:
+                each.unfolding.add(queued)
+            self._lines.setdefault(model, deque()).append(queued)
+            self._note_end_of(queued)
 
     def look(self) -> None:
         """Submit those for which there is room now; refuse those whose deadline has passed."""
@@ -140,59 +140,59 @@ class WaitingRoom:
         if len(self) < count:
             self._wake()
 
-    def _try(self, patient: Patient) -> bool:
+    def _try(self, queued: QueuedSubmission) -> bool:
         """Submit a submission; return False if there is no room for it yet."""
-        count = patient.submission.num_requests
+        count = queued.submission.num_requests
         wanted = [(self._places, Size(count, 0))]  # rows are counted when it is handed in
-        for model, groups in patient.asked.items():
+        for model, groups in queued.asked.items():
             wanted.append((model.places, Size(sum(len(alike.places) for alike in groups), 0)))
         try:
             check_places(wanted)
-            patient.guest.hand_in(patient)
+            queued.connection.hand_in(queued)
         except OverloadError:
             try:
-                self._is_engine_full = not self._places.has_room(Size(count, patient.num_rows))
+                self._is_engine_full = not self._places.has_room(Size(count, queued.num_rows))
             except CellrtError as error:  # it never fits in the tables
-                patient.guest.refuse(patient.submission, error)
+                queued.connection.refuse(queued.submission, error)
                 return True
             return False
         except CellrtError as error:
-            patient.guest.refuse(patient.submission, error)
+            queued.connection.refuse(queued.submission, error)
         except Exception as error:  # a bug costs this submission alone
             log.exception("a submission that waited could not be handed in")
-            patient.guest.refuse(patient.submission, InternalError(f"{type(error).__name__}: {error}"))
+            queued.connection.refuse(queued.submission, InternalError(f"{type(error).__name__}: {error}"))
         return True
 
-    def _let_go(self, patient: Patient) -> None:
+    def _let_go(self, queued: QueuedSubmission) -> None:
         """Record that a submission waits no more."""
-        for model in patient.asked:
-            model.unfolding.discard(patient)
+        for model in queued.asked:
+            model.unfolding.discard(queued)
 
     def refuse_all(self, error: CellrtError) -> None:
         """Refuse all waiting submissions, at the end of the engine."""
         lines, self._lines = self._lines, {}
         for line in lines.values():
-            for patient in line:
-                patient.guest.refuse(patient.submission, error)
+            for queued in line:
+                queued.connection.refuse(queued.submission, error)
 
     def _expire(self) -> None:
         now_s, self._next_end_s = time.monotonic(), None
         error = DeadlineError("the deadline passed while the request waited for a place in the queue")
         for model, line in self._lines.items():
-            left = deque[Patient]()
-            for patient in line:
-                end_s = patient.submission.end_s
+            left = deque[QueuedSubmission]()
+            for queued in line:
+                end_s = queued.submission.end_s
                 is_late = end_s is not None and end_s <= now_s
-                if is_late and not patient.is_cancelled:
-                    patient.guest.refuse(patient.submission, error)
-                if is_late or patient.is_cancelled:
-                    self._let_go(patient)
+                if is_late and not queued.is_cancelled:
+                    queued.connection.refuse(queued.submission, error)
+                if is_late or queued.is_cancelled:
+                    self._let_go(queued)
                 else:
-                    left.append(patient)
-                    self._note_end_of(patient)
+                    left.append(queued)
+                    self._note_end_of(queued)
             self._lines[model] = left
 
-    def _note_end_of(self, patient: Patient) -> None:
-        end_s = patient.submission.end_s
+    def _note_end_of(self, queued: QueuedSubmission) -> None:
+        end_s = queued.submission.end_s
         if end_s is not None:
             self._next_end_s = end_s if self._next_end_s is None else min(self._next_end_s, end_s)

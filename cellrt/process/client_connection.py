@@ -25,13 +25,13 @@ from cellrt.engine.session import Session
 from cellrt.errors import CellrtError, OverloadError, SessionError
 from cellrt.graph.known import Alike
 from cellrt.process.binding import RowFormat
-from cellrt.process.blame import told
-from cellrt.process.entrusted import Entrusted, GuestChannel
 from cellrt.process.outcomes import Outcome, outcome_parts
-from cellrt.process.patience import Patient
 from cellrt.process.recorded import LENGTH, Template, read_requests, read_template
+from cellrt.process.remote_requests import RemoteChannel, RemoteRequests
+from cellrt.process.submission_queue import QueuedSubmission
 from cellrt.process.submissions import Submission, read_submission
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
+from cellrt.process.wire_errors import encode_error
 
 News = Outcome | tuple[int, CellrtError] | Message
 """News for a client: a step or results, another end of a request, or an answer."""
@@ -49,7 +49,7 @@ _NUMBERS = itertools.count(1)
 """Numbers of clients, for policies; 0 is the engine's own process."""
 
 
-class House(Protocol):
+class Server(Protocol):
     """The parts of the engine's process that a client's connection uses."""
 
     engine: Engine
@@ -57,26 +57,28 @@ class House(Protocol):
     def formats(self) -> Sequence[RowFormat]:
         """Return the formats of all kinds of rows."""
 
-    def note_news(self, guest: Guest) -> None:
+    def note_news(self, connection: ClientConnection) -> None:
         """Have a client's news sent soon; from any thread."""
 
-    def note_turns_news(self, guest: Guest) -> None:
+    def note_turns_news(self, connection: ClientConnection) -> None:
         """Have a client's news sent at the end of the turn; by the thread that runs the turn."""
 
-    def note_stuck(self, guest: Guest) -> None:
+    def note_stuck(self, connection: ClientConnection) -> None:
         """Have a client's news sent when it reads again; from any thread."""
 
-    def call(self, guest: Guest, number: int, name: str, arguments: dict[str, Any], blob: bytes) -> None:
+    def call(
+        self, connection: ClientConnection, number: int, name: str, arguments: dict[str, Any], blob: bytes
+    ) -> None:
         """Call one of the functions that clients may call, and send the client the answer."""
 
-    def submit_patiently(self, patient: Patient) -> None:
+    def submit_or_wait(self, queued: QueuedSubmission) -> None:
         """Submit requests when there is room for them."""
 
 
-class Guest:
+class ClientConnection:
     """The connection of a client, with everything that the client has in the engine."""
 
-    def __init__(self, house: House, wire: Wire) -> None:
+    def __init__(self, server: Server, wire: Wire) -> None:
         self.wire = wire
         self.number = next(_NUMBERS)
         self.is_gone = False
@@ -95,11 +97,11 @@ class Guest:
         """The number of sessions at which ended ones are searched for."""
         self.numbers: OrderedDict[int, int] = OrderedDict()
         """The engine's numbers of the last requests, by the client's; empty unless the engine keeps a timeline."""
-        self._house = house
+        self._server = server
         self._num_bound = self._num_sessions = 0
         self._templates: list[Template] = []
-        self._live: dict[int, Entrusted] = {}
-        self._patient: dict[int, Patient] = {}
+        self._live: dict[int, RemoteRequests] = {}
+        self._queued: dict[int, QueuedSubmission] = {}
         """The submissions that wait for room, by each of their requests."""
         self._untold: deque[News] = deque()
         self._has_news = False
@@ -113,14 +115,14 @@ class Guest:
         self._untold.extend(news)
         if not self._has_news:
             self._has_news = True
-            self._house.note_news(self)
+            self._server.note_news(self)
 
     def tell_of_turn(self, *news: News) -> None:
         """Add news for the client, to be sent at the end of the turn; by the thread that runs the turn."""
         self._untold.extend(news)
         if not self._has_news:
             self._has_news = True
-            self._house.note_turns_news(self)
+            self._server.note_turns_news(self)
 
     def send_news(self) -> bool:
         """Send the news. Return False if the client reads nothing now: then it is sent once the client reads."""
@@ -133,16 +135,16 @@ class Guest:
                 while self.wire.flush() and self._untold:
                     self._send([self._untold.popleft() for _ in range(len(self._untold))])
             except BrokenWireError:
-                self._untold.clear()  # the doorkeeper hears of it
+                self._untold.clear()  # the server hears of it
                 return True
             except Exception:  # a bug ends this connection, not the turn that runs here
-                logging.getLogger("cellrt").exception("a client cannot be told what it should be")
+                logging.getLogger("cellrt").exception("news cannot be sent to a client")
                 self._untold.clear()
                 self.wire.end()
                 return True
             is_stuck = self.wire.is_behind
         if is_stuck:
-            self._house.note_stuck(self)
+            self._server.note_stuck(self)
         return not is_stuck
 
     def _send(self, news: Sequence[News]) -> None:
@@ -183,7 +185,7 @@ class Guest:
         elif kind == Kind.CALL:
             (size,) = LENGTH.unpack_from(body)
             head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
-            self._house.call(self, head["call"], head["name"], head["arguments"], bytes(body[LENGTH.size + size :]))
+            self._server.call(self, head["call"], head["name"], head["arguments"], bytes(body[LENGTH.size + size :]))
         elif kind == Kind.RELEASE:
             self._release(*LENGTH.unpack(body))
         else:
@@ -194,7 +196,7 @@ class Guest:
         try:
             groups = [(self._templates[number], count) for number, count in numbers]
             asked: dict[Model, list[Alike]] = {}
-            for (template, _), alike in zip(groups, read_requests(groups, self._house.formats(), tensors)):
+            for (template, _), alike in zip(groups, read_requests(groups, self._server.formats(), tensors)):
                 asked.setdefault(self.models[template.binding], []).append(alike)
             first = groups[0][0]
             if sum(count for _, count in groups) != submission.num_requests:
@@ -203,43 +205,43 @@ class Guest:
                 raise ValueError(f"{submission.num_requests} sessions should come")
         except (LookupError, ValueError) as error:
             raise BrokenWireError(f"a submission that does not fit: {error}") from error
-        patient = Patient(self, submission, asked, first)
-        if submission.is_patient:
-            self._patient.update(dict.fromkeys(submission.ids, patient))
-            self._house.submit_patiently(patient)
+        queued = QueuedSubmission(self, submission, asked, first)
+        if submission.may_wait:
+            self._queued.update(dict.fromkeys(submission.ids, queued))
+            self._server.submit_or_wait(queued)
             return
-        self._hand_in_or_refuse(patient)
+        self._hand_in_or_refuse(queued)
 
-    def _hand_in_or_refuse(self, patient: Patient) -> None:
+    def _hand_in_or_refuse(self, queued: QueuedSubmission) -> None:
         try:
-            self.hand_in(patient)
+            self.hand_in(queued)
         except CellrtError as error:
-            if patient.submission.is_each and patient.submission.num_requests > 1:
-                for alone in patient.each():
+            if queued.submission.is_each and queued.submission.num_requests > 1:
+                for alone in queued.each():
                     self._hand_in_or_refuse(alone)
             else:
-                self.refuse(patient.submission, error)
+                self.refuse(queued.submission, error)
 
-    def hand_in(self, patient: Patient) -> None:
+    def hand_in(self, queued: QueuedSubmission) -> None:
         """Submit requests, all or none. Raise what ``Engine.submit`` does."""
-        submission = patient.submission
+        submission = queued.submission
         sessions = [self.session(number)._record for number in submission.sessions]
 
-        def begin_first(arrival: Arrival) -> Entrusted:
-            if submission.is_patient:  # now: before one of them may fail, which is no refusal
+        def begin_first(arrival: Arrival) -> RemoteRequests:
+            if submission.may_wait:  # now: before one of them may fail, which is no refusal
                 self.tell(Message(Kind.ACCEPTED, (LENGTH.pack(submission.first_id),)))
             return groups[0].begin(arrival)
 
         channel = None
         if submission.is_streamed:
-            channel = GuestChannel(self.tell_of_turn, submission.first_id, patient.template)
+            channel = RemoteChannel(self.tell_of_turn, submission.first_id, queued.template)
         groups = [
-            Entrusted(self._live, self.tell_of_turn, submission.first_id + alike.places[0])
-            for alike in chain.from_iterable(patient.asked.values())
+            RemoteRequests(self._live, self.tell_of_turn, submission.first_id + alike.places[0])
+            for alike in chain.from_iterable(queued.asked.values())
         ]
         try:
-            self._house.engine._submission.submit_recorded(
-                patient.asked,
+            self._server.engine._submission.submit_recorded(
+                queued.asked,
                 min(submission.now_ns, time.perf_counter_ns()),
                 submission.due,
                 submission.priority,
@@ -252,13 +254,13 @@ class Guest:
             for id in submission.ids:
                 self._live.pop(id, None)
             raise
-        if self._house.engine.has_timeline:
+        if self._server.engine.has_timeline:
             for group in groups:
                 self._note_numbers(group)
-        if submission.is_patient:
+        if submission.may_wait:
             for id in submission.ids:
-                self._patient.pop(id, None)
-            for id in patient.cancelled:
+                self._queued.pop(id, None)
+            for id in queued.cancelled:
                 self._cancel(id)
 
     def session(self, number: int) -> Session:
@@ -268,7 +270,7 @@ class Guest:
             raise SessionError(f"{self._closed.get(number, f'session {number} of this client')} is closed")
         return known[0]
 
-    def _note_numbers(self, group: Entrusted) -> None:
+    def _note_numbers(self, group: RemoteRequests) -> None:
         """Record the numbers of requests in the engine."""
         numbers, first = self.numbers, group.arrival.sequence
         numbers.update(zip(group.ids, range(first, first + group.arrival.count)))
@@ -278,12 +280,12 @@ class Guest:
     def refuse(self, submission: Submission, error: CellrtError) -> None:
         """Send the client the error for which its requests were not submitted."""
         for id in submission.ids:
-            self._patient.pop(id, None)
+            self._queued.pop(id, None)
         self.tell(*[(id, error) for id in submission.ids])
 
     def request(self, id: int) -> tuple[Arrival, int] | str | None:
         """Return a request's submission and its index there; or the reason of its wait; None if it has ended."""
-        if id in self._patient:
+        if id in self._queued:
             return "waits for a place in the queue"
         group = self._live.get(id)
         return None if group is None else (group.arrival, group.ids.index(id))
@@ -292,8 +294,8 @@ class Guest:
         group = self._live.pop(id, None)
         if group is not None:
             group.cancel(id)
-        elif (patient := self._patient.pop(id, None)) is not None:
-            patient.cancelled.add(id)
+        elif (queued := self._queued.pop(id, None)) is not None:
+            queued.cancelled.add(id)
 
     def wants(self, model: Model) -> bool:
         """Return whether the client gets a model unasked: it has unfolded for that name, and releases earlier models of
@@ -317,7 +319,7 @@ class Guest:
                     return number
             number = self._num_bound = self._num_bound + 1
             if not self.is_gone:
-                if not self._house.engine._manager.sessions.pin(model):
+                if not self._server.engine._manager.sessions.pin(model):
                     return None
                 self.models[number] = model
             return number
@@ -362,7 +364,7 @@ class Guest:
 
     def _end_session(self, session: Session) -> None:
         record = session._record
-        self._house.engine._manager.end_session(record, SessionError(f"the client of {record} is gone"))
+        self._server.engine._manager.end_session(record, SessionError(f"the client of {record} is gone"))
 
     def _release(self, number: int) -> None:
         with self.lock:
@@ -371,7 +373,7 @@ class Guest:
             self._unpin(model)
 
     def _unpin(self, model: Model) -> None:
-        manager = self._house.engine._manager
+        manager = self._server.engine._manager
         manager.sessions.unpin(model)
         manager.turns.wake()
 
@@ -383,9 +385,9 @@ class Guest:
             sessions, self.sessions = self.sessions, {}
             self._untold.clear()
             self.wire.close()
-        for patient in set(self._patient.values()):
-            patient.cancelled.update(patient.submission.ids)
-        self._patient.clear()
+        for queued in set(self._queued.values()):
+            queued.cancelled.update(queued.submission.ids)
+        self._queued.clear()
         live = list(self._live.items())
         self._live.clear()
         for id, group in live:
@@ -405,7 +407,7 @@ def _instead_of(news: News, error: OverloadError) -> News:
     if isinstance(news, Outcome):
         return news.id, error
     if isinstance(news, Message) and news.kind == Kind.ANSWER:
-        return answer(json.loads(bytes(news.parts[1]))["call"], error=told(error))
+        return answer(json.loads(bytes(news.parts[1]))["call"], error=encode_error(error))
     raise error
 
 
@@ -423,7 +425,7 @@ def _messages(news: Sequence[News]) -> list[Message]:
     """
     outcomes = [one for one in news if isinstance(one, Outcome)]
     others = [one for one in news if not isinstance(one, Outcome)]
-    errors = [(one[0], told(one[1])) for one in others if not isinstance(one, Message)]
+    errors = [(one[0], encode_error(one[1])) for one in others if not isinstance(one, Message)]
     messages = [one for one in others if isinstance(one, Message)]
     ends = [Message(Kind.OUTCOMES, outcome_parts(outcomes))] if outcomes else []
     if errors:

@@ -15,7 +15,7 @@ from cellrt.process.outcomes import Outcome, parts_of
 from cellrt.process.recorded import Template
 
 
-class Entrusted:
+class RemoteRequests:
     """Requests of one graph, as ``Ends``.
 
     Args:
@@ -29,7 +29,7 @@ class Entrusted:
 
     __slots__ = ("_first_id", "_live", "_tell", "arrival")
 
-    def __init__(self, live: dict[int, Entrusted], tell: Callable[..., None], first_id: int) -> None:
+    def __init__(self, live: dict[int, RemoteRequests], tell: Callable[..., None], first_id: int) -> None:
         self._live, self._tell, self._first_id = live, tell, first_id
 
     def begin(self, arrival: Arrival) -> Self:
@@ -62,7 +62,7 @@ class Entrusted:
         self._tell(*told)
 
 
-class GuestChannel(Channel):
+class RemoteChannel(Channel):
     """A channel that sends a stream's steps to the client; its end is the request's."""
 
     def __init__(self, tell: Callable[[Outcome], None], id: int, template: Template) -> None:
