@@ -9,7 +9,7 @@ from weakref import WeakValueDictionary
 
 from cellrt.errors import UnknownModelError
 from cellrt.graph.unfolder import Unfolder
-from cellrt.process.binding import Binding, Unfolders
+from cellrt.process.model_binding import Binding, Unfolders
 
 
 class Bindings:

@@ -15,8 +15,8 @@ from cellrt.engine.explanation import HAS_ENDED
 from cellrt.engine.registry import Model
 from cellrt.engine.trace import admission_of
 from cellrt.errors import DefinitionError, RequestError, SessionError, UnknownModelError
-from cellrt.process.binding import described
 from cellrt.process.client_connection import ClientConnection
+from cellrt.process.model_binding import described
 from cellrt.process.source import ModelSource
 from cellrt.view.chrome_trace import chrome_trace
 from cellrt.view.waits import waits_of

@@ -22,9 +22,9 @@ from cellrt.errors import EngineClosedError, RequestError
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
-from cellrt.process.binding import Binding
 from cellrt.process.bindings import Bindings, check_name
 from cellrt.process.link import Link
+from cellrt.process.model_binding import Binding
 from cellrt.process.pending import RemoteFuture, Tell, when_accepted
 from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of

@@ -24,7 +24,7 @@ from cellrt.engine.registry import Model
 from cellrt.engine.session import Session
 from cellrt.errors import CellrtError, OverloadError, SessionError
 from cellrt.graph.known import Alike
-from cellrt.process.binding import RowFormat
+from cellrt.process.model_binding import RowFormat
 from cellrt.process.outcomes import Outcome, outcome_parts
 from cellrt.process.recorded import LENGTH, Template, read_requests, read_template
 from cellrt.process.remote_requests import RemoteChannel, RemoteRequests

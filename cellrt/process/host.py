@@ -24,10 +24,10 @@ from typing import Any
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellrtError, EngineClosedError
 from cellrt.process import address as addresses
-from cellrt.process import memory
-from cellrt.process.binding import RowFormat
+from cellrt.process import shared_memory
 from cellrt.process.calls import Calls
 from cellrt.process.client_connection import ClientConnection, answer
+from cellrt.process.model_binding import RowFormat
 from cellrt.process.recorded import LENGTH
 from cellrt.process.source import ModelSource
 from cellrt.process.submission_queue import QueuedSubmission, SubmissionQueue
@@ -193,7 +193,7 @@ class EngineServer:
             if not addresses.is_ours(sock):
                 sock.close()
                 return
-            fds += [memory.make(REGION_BYTES), memory.make(REGION_BYTES)]
+            fds += [shared_memory.make(REGION_BYTES), shared_memory.make(REGION_BYTES)]
             head = {"version": PROTOCOL, "has_timeline": self.engine.has_timeline}
             socket.send_fds(sock, [json.dumps(head).encode()], fds)
             incoming, outgoing = fds

@@ -32,7 +32,7 @@ from cellrt.engine.mailbox import WakingAtTheEnd
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
-from cellrt.process.binding import Binding
+from cellrt.process.model_binding import Binding
 from cellrt.process.numbering import Numbering
 from cellrt.process.pending import Pending, RemoteFuture, RequestGroup, Tell, Unanswered, copied
 from cellrt.process.recorded import LENGTH, template_of

@@ -13,9 +13,9 @@ import torch
 
 from cellrt.definition.bits import as_bits, tensor_of
 from cellrt.engine.future import Result
-from cellrt.process.binding import RowFormat
-from cellrt.process.memory import Part, padded
+from cellrt.process.model_binding import RowFormat
 from cellrt.process.recorded import Template, add_bytes
+from cellrt.process.shared_memory import Part, padded
 
 HEAD = struct.Struct("<QQ")
 """The head of a message: numbers of entries and of tensors."""

@@ -13,7 +13,7 @@ from cellrt.engine.awaited import Awaited, Bell
 from cellrt.engine.future import Owner, RequestFuture, finish_together
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError
-from cellrt.process.binding import RowFormat
+from cellrt.process.model_binding import RowFormat
 from cellrt.process.outcomes import Arrived, read_outcomes
 from cellrt.process.recorded import LENGTH, Template
 from cellrt.process.wire import Kind

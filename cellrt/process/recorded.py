@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from cellrt.graph.known import Alike
 from cellrt.graph.results import Recorded, ResultLayout, StateLayout
-from cellrt.process.binding import RowFormat
-from cellrt.process.memory import Part, padded
+from cellrt.process.model_binding import RowFormat
+from cellrt.process.shared_memory import Part, padded
 
 LENGTH = struct.Struct("<Q")
 PADDING = bytes(8)

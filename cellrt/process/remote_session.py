@@ -14,8 +14,8 @@ from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.session import checked_rows, own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import DeviceError, EngineClosedError
-from cellrt.process.binding import Binding
 from cellrt.process.link import Link
+from cellrt.process.model_binding import Binding
 from cellrt.process.pending import when_accepted
 
 Submit = Callable[[Binding, Sequence[Any], Sequence[int], Due, int, bool, Channel | None], Sequence[RequestFuture]]

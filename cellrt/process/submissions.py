@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from cellrt.engine.due import Due
 from cellrt.graph.known import Alike
-from cellrt.process.memory import Part
 from cellrt.process.recorded import tensor_parts
+from cellrt.process.shared_memory import Part
 
 HEAD = struct.Struct("<QIIqddiiI4x")
 SESSION_BYTES = 4

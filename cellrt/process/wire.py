@@ -28,8 +28,8 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from cellrt.errors import DeviceError, OverloadError
-from cellrt.process import memory, short_calls
-from cellrt.process.memory import Part
+from cellrt.process import shared_memory, short_calls
+from cellrt.process.shared_memory import Part
 
 PROTOCOL = 8
 """The version of the protocol. Both ends are of one version of cellrt."""
@@ -101,9 +101,9 @@ class Wire:
     def __init__(self, sock: socket.socket, outgoing: int, incoming: int) -> None:
         """Take over the socket and the descriptors of the memory that it writes to and reads from."""
         self.sock = sock
-        self._outgoing = memory.view(outgoing, writable=True)
-        self._incoming = memory.view(incoming, writable=False)
-        self._ring = memory.Ring(len(self._outgoing))
+        self._outgoing = shared_memory.view(outgoing, writable=True)
+        self._incoming = shared_memory.view(incoming, writable=False)
+        self._ring = shared_memory.Ring(len(self._outgoing))
         self._num_freed_by_other = 0
         self._last_made = self._last_taken = 0
         """Numbers of packets; some may be left out."""
@@ -157,11 +157,11 @@ class Wire:
         size = sum(map(len, parts))
         begin = self._ring.take(size)
         if begin >= 0:
-            memory.write(self._outgoing, begin, parts)
+            shared_memory.write(self._outgoing, begin, parts)
             return -1, begin, size
         try:
-            fds.append(memory.make(max(size, 1)))
-            memory.write(memory.view(os.dup(fds[-1]), writable=True), 0, parts)
+            fds.append(shared_memory.make(max(size, 1)))
+            shared_memory.write(shared_memory.view(os.dup(fds[-1]), writable=True), 0, parts)
         except OSError as error:
             raise OverloadError(f"a message: expected memory for its {size} bytes, got {error}") from None
         return len(fds) - 1, 0, size
@@ -244,7 +244,7 @@ class Wire:
         else:
             try:
                 fd, fds[which] = fds[which], -1
-                source = memory.view(fd, writable=False)
+                source = shared_memory.view(fd, writable=False)
             except (IndexError, OSError, ValueError) as error:
                 raise BrokenWireError(f"a message without memory: {error}") from None
         if begin + size > len(source):

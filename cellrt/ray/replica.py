@@ -30,7 +30,7 @@ from cellrt.serve.door import Door, never_gone, told
 from cellrt.serve.http_native import Frame, as_raw, read_frame
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
-from cellrt.serve.starting import start_engine
+from cellrt.serve.start_engine import start_engine
 
 log = logging.getLogger("cellrt")
 JSON = b"content-type", b"application/json"

@@ -25,7 +25,7 @@ from cellrt.graph.binding import Binding as GraphBinding
 from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.language.language import Language
-from cellrt.process.binding import Binding
+from cellrt.process.model_binding import Binding
 from cellrt.serve.arrays import BYTES, NAMES, from_bytes
 from cellrt.serve.forms import (
     TOO_DEEP,

@@ -18,8 +18,8 @@ from cellrt.engine.stream import Stream
 from cellrt.errors import CancelledError, CellError, CellrtError, OverloadError, RequestError, SessionError, http_status
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.backend import Backend
-from cellrt.serve.blame import explained
 from cellrt.serve.described import Described
+from cellrt.serve.lookup_errors import explained
 from cellrt.serve.measures import Measures
 from cellrt.serve.oip import Parameters
 
@@ -67,7 +67,7 @@ class Door:
 
     async def infer(self, described: Described, request: Any, how: Parameters, gone: Gone) -> Answer:
         """Return the answer to a request. Raise what ``Engine.infer`` raises."""
-        with self.counted(described.name), blamed(described, request):
+        with self.counted(described.name), blaming_request(described, request):
             if how.sequence is None:
                 client = self.backend.client
                 when = due(how.deadline, how.schedule_by)
@@ -93,7 +93,7 @@ class Door:
         Raise what ``Engine.stream`` raises.
         """
         limits = self.backend.settings.limits
-        with self.counted(described.name), blamed(described, request), self.place_of_stream():
+        with self.counted(described.name), blaming_request(described, request), self.place_of_stream():
             if how.sequence is None:
                 client = self.backend.client
                 options = {**how.options, "max_unread": limits.max_unread}
@@ -179,8 +179,8 @@ def noting() -> Iterator[list[str]]:
 
 
 @contextmanager
-def blamed(described: Described, request: Any) -> Iterator[None]:
-    """Raise a cell's failure as RequestError if the request is its cause, which ``explained`` of ``blame`` decides."""
+def blaming_request(described: Described, request: Any) -> Iterator[None]:
+    """Raise a cell's failure as RequestError if the request is its cause, which ``explained`` decides."""
     try:
         yield
     except CellError as error:

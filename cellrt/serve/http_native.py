@@ -25,15 +25,15 @@ from cellrt.engine.due import ANY_TIME, due
 from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError, EngineClosedError, OverloadError, RequestError, http_status
-from cellrt.process.memory import Part
 from cellrt.process.outcomes import Arrived, Packed, outputs_of
 from cellrt.process.recorded import Template
 from cellrt.process.remote_session import RemoteSession
+from cellrt.process.shared_memory import Part
 from cellrt.serve import oip
 from cellrt.serve.arrays import NAMES, to_bytes
 from cellrt.serve.connection import DIRECT, WebSocketProtocol
 from cellrt.serve.described import Described
-from cellrt.serve.door import Door, blamed, told
+from cellrt.serve.door import Door, blaming_request, told
 from cellrt.serve.guard import no_websocket, refuse
 from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
 from cellrt.serve.openai_answers import model_entry
@@ -490,7 +490,7 @@ class _SocketSession:
         """Return the answer to a message, from its request's future. Raise the request's error."""
         if asked.is_binary and (untaken := future.untaken()) is not None and isinstance(untaken[0], Arrived):
             return self._binary.answer(number, untaken[0].packed(untaken[1]))
-        with blamed(asked.described, asked.given):
+        with blaming_request(asked.described, asked.given):
             results = future.result()
         if asked.is_binary:
             return packed(number, as_raw(results))

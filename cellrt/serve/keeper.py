@@ -28,7 +28,7 @@ from cellrt.errors import CellrtError, DefinitionError
 from cellrt.process.address import new_address
 from cellrt.process.starting import Started
 from cellrt.serve.settings import Settings
-from cellrt.serve.starting import start_engine
+from cellrt.serve.start_engine import start_engine
 from cellrt.worker.python_process import environment, python
 
 log = logging.getLogger("cellrt")

@@ -12,7 +12,7 @@ import pytest
 
 from cellrt.errors import DeviceError, OverloadError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
-from cellrt.process import memory
+from cellrt.process import shared_memory
 from cellrt.process.client import connect
 from cellrt.process.submission_queue import QueuedSubmission, SubmissionQueue
 from cellrt.process.wire import Kind, Message
@@ -37,7 +37,7 @@ AT_THE_LIMIT = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 def test_a_submission_that_cannot_be_sent_fails_alone(client, monkeypatch, raised, met):
     assert_same(client.submit("chain", steps(3)).result(WAIT_S), run_one_by_one(models.chain, steps(3)))
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "make", no_memory(raised))
+        patch.setattr(shared_memory, "make", no_memory(raised))
         with pytest.raises(met):
             client.submit_many("chain", [steps(400)] * 2000)
     assert client.drain(WAIT_S)
@@ -48,7 +48,7 @@ def test_a_submission_that_cannot_be_sent_fails_alone(client, monkeypatch, raise
 def test_messages_are_sent_all_or_none(monkeypatch):
     writer, reader = pair()
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "make", no_memory(AT_THE_LIMIT))
+        patch.setattr(shared_memory, "make", no_memory(AT_THE_LIMIT))
         for _ in range(3):
             with pytest.raises(OverloadError, match=f"expected memory for its {SIZE} bytes, got .* open files"):
                 writer.send([Message(Kind.CALL, (b"small",)), Message(Kind.CALL, (bytes(SIZE),))])

@@ -11,7 +11,7 @@ import pytest
 from cellrt.errors import DeviceError, OverloadError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process import address as addresses
-from cellrt.process import client_connection, memory
+from cellrt.process import client_connection, shared_memory
 from cellrt.process import host as host_module
 from cellrt.process.client import connect
 from cellrt.process.wire import HEAD
@@ -108,8 +108,8 @@ def test_what_has_no_memory_for_its_end_fails_alone(server, monkeypatch):
             raise OSError(errno.EMFILE, "too many open files")
         return original(size)
 
-    original = memory.make
-    monkeypatch.setattr(memory, "make", make_here_only)
+    original = shared_memory.make
+    monkeypatch.setattr(shared_memory, "make", make_here_only)
     large, small = client.submit_many("chain", [steps(600), steps(4)])
     assert isinstance(large.exception(WAIT_S), OverloadError)
     assert_same(small.result(WAIT_S), run_one_by_one(models.chain, steps(4)))

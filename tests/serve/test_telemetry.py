@@ -23,7 +23,7 @@ from cellrt.serve.backend import Backend
 from cellrt.serve.door import Door
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
-from cellrt.serve.starting import start_engine
+from cellrt.serve.start_engine import start_engine
 from cellrt.serve.telemetry import Traced, make_provider
 from tests.steps import RAISE
 
