@@ -10,9 +10,9 @@ from functools import cached_property
 from typing import Any, Self
 
 from cellrt.errors import RequestError
+from cellrt.language.chat_template import ChatTemplate
 from cellrt.language.checkpoint import Checkpoint
 from cellrt.language.grammar import Grammars
-from cellrt.language.template import ChatTemplate
 from cellrt.language.text import Tokenizer
 from cellrt.numbers import as_integer
 

@@ -23,7 +23,7 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from cellrt.language.template import receive, send
+from cellrt.language.chat_template import receive, send
 from cellrt.worker.python_process import end_with
 
 MEMORY_BYTES = 1 << 29

@@ -14,10 +14,10 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.tables import num_flags
 from cellrt.errors import DefinitionError
 from cellrt.native.row_types import Rows, new_table
-from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.apart.pool import SharedPool
-from cellrt.worker.apart.worker import ProcessWorker
+from cellrt.worker.apart.process_worker import ProcessWorker
+from cellrt.worker.apart.shared_arenas import SharedArenas
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Worker
 from cellrt.worker.cell_type import CellType
@@ -25,12 +25,12 @@ from cellrt.worker.cores import num_cores
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.run_tasks import LAUNCHED_TASK
 from cellrt.worker.cpu.worker import CpuWorker
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.cuda_worker import CudaWorker
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.dry import DryDevice
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.placement import Placements
-from cellrt.worker.device.worker import CudaWorker
 
 CPU, CPU_PROCESS = "cpu", "cpu:process"
 QUEUE_DEPTHS = {CPU: 1, CPU_PROCESS: 2}
@@ -56,7 +56,7 @@ def device_names(workers: int | Sequence[str] | None) -> list[str]:
         if name.startswith("cuda") and int(name[5:]) >= torch.cuda.device_count():
             raise DefinitionError(f"workers: no {name!r} here; torch sees {torch.cuda.device_count()} CUDA devices")
     if CPU_PROCESS in names and (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise DefinitionError(f"workers: {CPU_PROCESS!r} is for Linux on x86-64 (see cellrt/worker/apart/ring.py)")
+        raise DefinitionError(f"workers: {CPU_PROCESS!r} is for Linux on x86-64 (see cellrt/worker/apart/task_ring.py)")
     if len({name.rstrip("0123456789") for name in names}) > 1:
         raise DefinitionError(f"workers: expected devices of one kind, got {names}")
     return names

@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cellrt.definition.aot.compiled_spans import span_form, try_span_form
 from cellrt.definition.aot.library import Library
 from cellrt.definition.aot.pays import check_that_it_pays
-from cellrt.definition.aot.program import with_tied
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
-from cellrt.definition.aot.span_form import span_form, try_span_form
+from cellrt.definition.aot.step_program import with_tied
 from cellrt.definition.aot.store import Compiled, LibraryStore
 from cellrt.definition.company import row_of
 from cellrt.definition.compiled_form import CompiledForm

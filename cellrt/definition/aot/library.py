@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cellrt.definition.aot.packing import packed_values
+from cellrt.definition.aot.packed_products import packed_values
 from cellrt.definition.aot.product_operator import KERNEL
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_function import RUN

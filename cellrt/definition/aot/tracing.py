@@ -22,8 +22,8 @@ from typing import NoReturn
 
 import torch
 
-from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError
+from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.computation import Computation
 
 BUILD, PRODUCT, RUN = map(Path(__file__).with_name, ("build.py", "product_operator.py", "run_function.py"))

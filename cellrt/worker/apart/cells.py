@@ -17,8 +17,8 @@ from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.errors import DefinitionError
-from cellrt.worker.apart.arenas import MappedArenas, PlacedArena, SharedArenas
 from cellrt.worker.apart.pool import Place, SharedPool, mapped
+from cellrt.worker.apart.shared_arenas import MappedArenas, PlacedArena, SharedArenas
 from cellrt.worker.cell_type import CellType
 
 

@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from cellrt.core.state.task_layout import TaskView
 from cellrt.definition.modes import use_torch_threads
 from cellrt.errors import CellError
-from cellrt.worker.apart.arenas import MappedArenas
 from cellrt.worker.apart.cells import load_type
 from cellrt.worker.apart.pool import Place, mapped
-from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Record, Result, Slot, TaskRing
+from cellrt.worker.apart.shared_arenas import MappedArenas
+from cellrt.worker.apart.task_ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Record, Result, Slot, TaskRing
 from cellrt.worker.blame import Failure, describe_error
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor

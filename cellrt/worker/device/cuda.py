@@ -16,7 +16,7 @@ from cellrt.worker.device.capturable import Capturable
 from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.device import Captured, Device, Work, nothing
 from cellrt.worker.device.driver import find_driver
-from cellrt.worker.device.sharing import STREAMS, capturing
+from cellrt.worker.device.streams import STREAMS, capturing
 
 SMALL_BYTES = 64 << 10
 """The largest upload on the compute stream itself: such a copy costs less than ordering two streams."""

@@ -25,11 +25,11 @@ from cellrt.worker.base import Launch
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch as compiled
-from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.checks import bad_rows, check_uploaded, error_of
 from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.device.operations import ANSWER, Memory
 from cellrt.worker.device.placement import Forms, PlacedCell, UnplacedCell

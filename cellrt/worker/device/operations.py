@@ -14,8 +14,8 @@ from cellrt.core.state.tables import HOST
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures, run_or_blame
-from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs, without
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.device_attempt import DeviceAttempt, DeviceOutcome, Inputs, without
 from cellrt.worker.device.limits import Limits
 from cellrt.worker.device.placement import PlacedCell, zeros
 from cellrt.worker.device.ring import Ring

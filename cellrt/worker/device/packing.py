@@ -23,7 +23,7 @@ from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT,
 from cellrt.core.state.task_layout import input_record_at, output_record_at
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import step_words, words
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.limits import Limits
 from cellrt.worker.device.shape import PLAIN, InputShape, OutputShape, Shape
 from cellrt.worker.device.signature import NOWHERE, InputSignature, OutputSignature, Signature, Source

@@ -25,7 +25,7 @@ from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch, step_words, words
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.fused_reading import CannotFuseError, ChainReader, ExactSpanReader, FusedReader, SpanReader
 from cellrt.worker.device.loop_reading import LoopReader, RaggedLoopReader, SpanLoopReader
 from cellrt.worker.device.node_reading import NodeReader

@@ -14,8 +14,8 @@ from cellrt.worker.blame import Failures
 from cellrt.worker.device import step_words
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.device import Device, Work
-from cellrt.worker.device.fused import FusedOperations
 from cellrt.worker.device.fused_loops import FusedLoopOperations
+from cellrt.worker.device.fused_operations import FusedOperations
 from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.device.nodes import NodeOperations
 from cellrt.worker.device.operations import Counts, Memory, Operations

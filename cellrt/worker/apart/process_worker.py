@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 
 from cellrt.core.state.task_layout import TaskView
 from cellrt.errors import DeviceError, InternalError
-from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.apart.pool import Place, SharedPool
-from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
+from cellrt.worker.apart.shared_arenas import SharedArenas
+from cellrt.worker.apart.task_ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
 from cellrt.worker.base import NOT_HELD, Done, Launch, Unfinished, Worker
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.python_process import PythonProcess

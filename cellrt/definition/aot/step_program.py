@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from cellrt.definition.aot.indices import check_indices, instead_of, is_unchecked, may_divide_by_zero
 from cellrt.definition.aot.own_lines import Line, RowsWatch, line_of_error, line_of_node, note_lines_of
-from cellrt.definition.aot.packing import pack_products, tied_weights
+from cellrt.definition.aot.packed_products import pack_products, tied_weights
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
@@ -52,7 +52,7 @@ class StepProgram(NamedTuple):
         least_rows: 1, or 2 if torch makes the code special for a single row.
         has_equal_values: whether all ragged inputs must have the same number of values.
         tied: the numbers of weights that products and other operators take.
-        packed: the weights that it takes packed, by number, and whether they are transposed, as of ``packing.py``.
+        packed: the weights that it takes packed, by number, and whether transposed, as of ``packed_products.py``.
     """
 
     program: ExportedProgram
