@@ -271,8 +271,8 @@ def serve(
     """Serve models over HTTP: the Open Inference Protocol at /v2, their own and OpenAI's at /v1, /docs, /metrics."""
     try:
         from cellrt.process.named import sources_of
-        from cellrt.serve.keeper import Keeper
         from cellrt.serve.settings import Settings
+        from cellrt.serve.supervisor import Supervisor
 
         if spans is not Spans.OFF:
             importlib.import_module("opentelemetry.sdk.trace")
@@ -322,8 +322,8 @@ def serve(
                 raise DefinitionError(f"--{option}: expected a number of seconds, got {seconds}")
         if API_KEY in os.environ and not settings.api_keys:
             raise DefinitionError(f"{API_KEY} is empty: unset it, if no key is to be needed")
-        keeper = Keeper(settings, lambda text: typer.echo(text, err=True))
+        supervisor = Supervisor(settings, lambda text: typer.echo(text, err=True))
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: keeper.end())
-        status = keeper.run()
+            signal.signal(signum, lambda *_: supervisor.end())
+        status = supervisor.run()
     raise typer.Exit(status)

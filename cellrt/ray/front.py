@@ -24,11 +24,11 @@ from cellrt.ray.front_app import front_app, read_call
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.messages import Answer, Call, key_of
 from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answer_of, of_death
+from cellrt.serve.access import AccessPolicy
 from cellrt.serve.app import let_recurse
-from cellrt.serve.door import told
-from cellrt.serve.guard import Gate
 from cellrt.serve.http import error_response, json_response
 from cellrt.serve.http_native import RawOutput, packed
+from cellrt.serve.inference import told
 from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
 from cellrt.serve.settings import Settings
@@ -38,13 +38,13 @@ class Front:
     """The front of a deployment, as the module describes. ``replicas``: the handle of their deployment.
 
     Attributes:
-        gate: says who may come in.
+        access: decides which requests are refused.
     """
 
     def __init__(self, settings: Settings, replicas: Any) -> None:
         self._limits = settings.limits
         let_recurse(self._limits.max_depth)
-        self.gate = Gate(Keys(settings.api_keys), settings.allowed_origins)
+        self.access = AccessPolicy(Keys(settings.api_keys), settings.allowed_origins)
         self._replicas = replicas
         self._directory = kept_directory(serve.get_replica_context().app_name)
 

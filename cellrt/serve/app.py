@@ -15,17 +15,17 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from cellrt.errors import CellrtError, RequestError
+from cellrt.serve.access import ASKS, AccessMiddleware, AccessPolicy
 from cellrt.serve.backend import Backend
 from cellrt.serve.content_encoding import Decompressed
-from cellrt.serve.door import Door
-from cellrt.serve.guard import ASKS, Gate, Guard
+from cellrt.serve.direct_routes import DirectRoutes
 from cellrt.serve.http import error_response, json_response
-from cellrt.serve.http_native import NativeDoor
-from cellrt.serve.http_oip import OipDoor
-from cellrt.serve.http_watching import WatchingDoor
+from cellrt.serve.http_native import NativeHandlers
+from cellrt.serve.http_oip import OipHandlers
+from cellrt.serve.http_watching import WatchingHandlers
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.keys import Keys
-from cellrt.serve.openai_door import OpenAIDoor
-from cellrt.serve.shortcut import Shortcut
+from cellrt.serve.openai_handlers import OpenAIHandlers
 
 FIRST_S = 30.0
 """The seconds that connections wait for a front end to connect to the engine; then they are told that there is none."""
@@ -40,12 +40,12 @@ LONGEST_PATH = 200
 """The most characters of an unknown path in an error."""
 
 
-def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> Guard:
+def make_app(service: InferenceService, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> AccessMiddleware:
     """Return the application, which is connected to the engine's process from its start to its end.
 
     ``wrap``: adds middleware between the access check and the handlers.
     """
-    backend = door.backend
+    backend = service.backend
     let_recurse(backend.settings.limits.max_depth)
 
     @asynccontextmanager
@@ -56,15 +56,20 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
                     await backend.is_connected.wait()
             yield
 
-    oip, native = OipDoor(door), NativeDoor(door)
+    oip, native = OipHandlers(service), NativeHandlers(service)
     app = Starlette(
-        routes=[*oip.routes(), *OpenAIDoor(door).routes(), *native.routes(), *WatchingDoor(door).routes()],
+        routes=[
+            *oip.routes(),
+            *OpenAIHandlers(service).routes(),
+            *native.routes(),
+            *WatchingHandlers(service).routes(),
+        ],
         exception_handlers={CellrtError: error_response, HTTPException: _plain, Exception: _unexpected},
         lifespan=connected,
     )
     often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
-    gate = Gate(Keys(backend.settings.api_keys), backend.settings.allowed_origins)
-    return Guard(wrap(Decompressed(Shortcut(app, often))), gate, door.measures)
+    access = AccessPolicy(Keys(backend.settings.api_keys), backend.settings.allowed_origins)
+    return AccessMiddleware(wrap(Decompressed(DirectRoutes(app, often))), access, service.measures)
 
 
 def let_recurse(depth: int) -> None:

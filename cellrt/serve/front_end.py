@@ -28,7 +28,7 @@ from starlette.types import ASGIApp
 from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
 from cellrt.serve.connection import HttpProtocol, WebSocketProtocol
-from cellrt.serve.door import Door
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.listener import Listener
 from cellrt.serve.measures import Measures
 from cellrt.serve.settings import Settings
@@ -48,9 +48,9 @@ LOOK_EVERY = 5
 class FrontEnd(uvicorn.Server):
     """The server of one front end. It handles signals itself, and accepts connections by a ``Listener``."""
 
-    def __init__(self, config: uvicorn.Config, door: Door) -> None:
+    def __init__(self, config: uvicorn.Config, service: InferenceService) -> None:
         super().__init__(config)
-        self._door = door
+        self._service = service
         self._listeners: list[Listener] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -79,7 +79,7 @@ class FrontEnd(uvicorn.Server):
         return await super().on_tick(counter)
 
     def _end_slow(self) -> None:
-        now, limits = asyncio.get_running_loop().time(), self._door.backend.settings.limits
+        now, limits = asyncio.get_running_loop().time(), self._service.backend.settings.limits
         for connection in list(self.server_state.connections):
             if isinstance(connection, HttpProtocol):
                 connection.end_if_slow(now - limits.read_timeout_s)
@@ -87,18 +87,18 @@ class FrontEnd(uvicorn.Server):
 
     def end(self) -> None:
         """End gracefully; the second call exits at once."""
-        if self._door.draining.is_set():
+        if self._service.draining.is_set():
             os._exit(1)
-        self._door.drain()
+        self._service.drain()
         self.should_exit = True
 
 
 async def run(settings: Settings, sock: socket.socket, number: int, *, is_shared: bool) -> None:
     """Serve until told to end."""
     backend = Backend(settings)
-    door = Door(backend, Measures(is_shared=is_shared))
+    service = InferenceService(backend, Measures(is_shared=is_shared))
     with tracing(backend) as wrap:
-        await _serve(settings, sock, door, make_app(door, wrap))
+        await _serve(settings, sock, service, make_app(service, wrap))
 
 
 @contextmanager
@@ -116,7 +116,7 @@ def tracing(backend: Backend) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
         provider.shutdown()
 
 
-async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIApp) -> None:
+async def _serve(settings: Settings, sock: socket.socket, service: InferenceService, app: ASGIApp) -> None:
     drain_s = max(1, round(settings.drain_s))
     config = uvicorn.Config(
         app,
@@ -133,7 +133,7 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
         server_header=False,
         date_header=False,
     )
-    server = FrontEnd(config, door)
+    server = FrontEnd(config, service)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, server.end)
@@ -141,14 +141,14 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
     if settings.grpc_port is None:
         await server.serve(sockets=[sock])
         return
-    from cellrt.serve.grpc_door import open_grpc  # it needs more packages
+    from cellrt.serve.grpc_handlers import open_grpc  # it needs more packages
 
     # uvicorn waits for the calls as for its own requests, and cancels at the limit what is left; then it ends the app,
     # and with it the way to the engine.
-    grpc_server = await open_grpc(door, settings.grpc_port, server.server_state.tasks)
+    grpc_server = await open_grpc(service, settings.grpc_port, server.server_state.tasks)
 
     async def end_grpc() -> None:
-        await door.draining.wait()
+        await service.draining.wait()
         await grpc_server.stop(drain_s + MARGIN_S)
 
     ending = asyncio.create_task(end_grpc())

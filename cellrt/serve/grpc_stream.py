@@ -13,8 +13,8 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from cellrt.errors import EngineClosedError
-from cellrt.serve.door import Door
-from cellrt.serve.grpc_guard import Context, Message, status_of
+from cellrt.serve.grpc_access import Context, Message, status_of
+from cellrt.serve.inference import InferenceService
 
 Answer = Callable[[Message], AsyncGenerator[Message, None]]
 """A function that yields the responses to a request."""
@@ -35,9 +35,9 @@ class _ClientGoneError(Exception):
 class GrpcStream:
     """A stream of requests and its answers. ``name``: under which the answers are counted."""
 
-    def __init__(self, door: Door, answer: Answer, name: str, context: Context) -> None:
-        self._door, self._answer, self._name, self._context = door, answer, name, context
-        self._places = asyncio.Semaphore(door.backend.settings.limits.max_streams_per_connection)
+    def __init__(self, service: InferenceService, answer: Answer, name: str, context: Context) -> None:
+        self._service, self._answer, self._name, self._context = service, answer, name, context
+        self._places = asyncio.Semaphore(service.backend.settings.limits.max_streams_per_connection)
         self._under_way: set[asyncio.Task[None]] = set()
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
         """Locks by sequence, held by the request whose turn it is."""
@@ -50,7 +50,7 @@ class GrpcStream:
         """
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read(requests, tasks))
-            draining = tasks.create_task(self._door.draining.wait())
+            draining = tasks.create_task(self._service.draining.wait())
             await asyncio.wait([reading, draining], return_when=asyncio.FIRST_COMPLETED)
             while self._under_way:
                 await asyncio.wait(self._under_way)
@@ -93,7 +93,7 @@ class GrpcStream:
             raise
         finally:
             self._places.release()
-            self._door.measures.count_call(self._name, code.name, time.perf_counter() - begin_s)
+            self._service.measures.count_call(self._name, code.name, time.perf_counter() - begin_s)
 
     def _turn(self, request: Message) -> AbstractAsyncContextManager[None]:
         """Return the lock of a request's sequence, which requests get in the order in which they came."""

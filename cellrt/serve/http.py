@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from cellrt.errors import CancelledError, CellrtError, EngineClosedError, RequestTooLargeError, http_status
 from cellrt.serve.connection import LOSS
-from cellrt.serve.door import SEEN, Gone, error_headers, told
+from cellrt.serve.inference import SEEN, Gone, error_headers, told
 from cellrt.serve.oip import encode
 
 REQUEST_ID = "x-cellrt-request"

@@ -30,12 +30,12 @@ from cellrt.process.recorded import Template
 from cellrt.process.remote_session import RemoteSession
 from cellrt.process.shared_memory import Part
 from cellrt.serve import oip
+from cellrt.serve.access import no_websocket, refuse
 from cellrt.serve.arrays import NAMES, to_bytes
 from cellrt.serve.connection import DIRECT, WebSocketProtocol
 from cellrt.serve.described import Described
-from cellrt.serve.door import Door, blaming_request, told
-from cellrt.serve.guard import no_websocket, refuse
 from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
+from cellrt.serve.inference import InferenceService, blaming_request, told
 from cellrt.serve.openai_answers import model_entry
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
@@ -157,12 +157,12 @@ def _rows(described: Described, data: bytes) -> Any:
     return rows.read(data)
 
 
-class NativeDoor:
-    """The handlers of ``/v1``. ``door``: submits requests."""
+class NativeHandlers:
+    """The handlers of ``/v1``. ``service``: submits requests."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
-        self._limits = door.backend.settings.limits
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
+        self._limits = service.backend.settings.limits
         self._binary = _Binary()
 
     def routes(self) -> list[BaseRoute]:
@@ -192,13 +192,13 @@ class NativeDoor:
         given = described.read_json(message.request)
         if message.stream:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
-        results, version, id = await self._door.infer(described, given, how, gone(request))
+        results, version, id = await self._service.infer(described, given, how, gone(request))
         answer = {"model": described.name, "version": version, "results": oip.as_json(results)}
         return json_response(answer, request_id=id)
 
     async def _events(self, described: Described, given: Any, how: oip.Parameters) -> AsyncIterator[bytes]:
-        note_first = self._door.measures.first_result_of(described.name)
-        async with self._door.stream(described, given, how) as (stream, _):
+        note_first = self._service.measures.first_result_of(described.name)
+        async with self._service.stream(described, given, how) as (stream, _):
             async for step in stream:
                 note_first()
                 yield oip.encode({"step": oip.as_json(step)})
@@ -221,7 +221,7 @@ class NativeDoor:
             await socket.accept()
             try:
                 described = await self._backend.model(socket.path_params["model"])
-                await _SocketSession(self._door, described, socket, self._binary).run()
+                await _SocketSession(self._service, described, socket, self._binary).run()
             except CellrtError as error:
                 await _say(socket, oip.encode(told(error)).decode(), self._limits.write_timeout_s)
                 code = SERVICE_RESTART if http_status(error) == HTTPStatus.SERVICE_UNAVAILABLE else POLICY_VIOLATION
@@ -275,11 +275,11 @@ class _SocketSession:
     Nothing here waits: each message and each end of a request calls ``resume``, which does all that can be done.
     """
 
-    def __init__(self, door: Door, described: Described, socket: WebSocket, binary: _Binary) -> None:
+    def __init__(self, service: InferenceService, described: Described, socket: WebSocket, binary: _Binary) -> None:
         """Raise RequestError for a wrong address."""
-        self._door, self.described, self._socket, self._binary = door, described, socket, binary
+        self._service, self.described, self._socket, self._binary = service, described, socket, binary
         self._connection: WebSocketProtocol = socket.scope["extensions"][DIRECT]
-        self._limits = door.backend.settings.limits
+        self._limits = service.backend.settings.limits
         self._sequence = _sequence_of(socket.query_params)
         self._session: RemoteSession | None = None
         self._loop = asyncio.get_running_loop()
@@ -296,8 +296,8 @@ class _SocketSession:
     async def run(self) -> None:
         """Serve until the client leaves, the server ends, or the session is lost with its engine. Raise CellrtError."""
         id, is_start, is_end = self._sequence
-        backend, name = self._door.backend, self.described.name
-        ends = {ENDING: self._door.draining}
+        backend, name = self._service.backend, self.described.name
+        ends = {ENDING: self._service.draining}
         if self.described.keeps_state:
             ends["the session is lost with its engine"] = backend.engine_lost
             self._session = await backend.session(name, id, is_start=is_start)
@@ -353,7 +353,7 @@ class _SocketSession:
 
     def hear(self, message: str | bytes) -> None:
         """Submit a message's request, or let the message wait."""
-        content = EngineClosedError(ENDING) if self._door.draining.is_set() else message
+        content = EngineClosedError(ENDING) if self._service.draining.is_set() else message
         self._num_taken += 1
         if not self._waiting and not self._is_at_it and self._has_place() and not self._over.done():
             self._begin(content, time.perf_counter())  # as most: the client waits for its last answer before it sends
@@ -403,8 +403,8 @@ class _SocketSession:
         try:
             if isinstance(content, CellrtError):
                 raise content
-            if self._session is None and not self._door.draining.is_set():  # another engine, or version of the model
-                known = self._door.backend.known(self.described.name)
+            if self._session is None and not self._service.draining.is_set():  # another engine, or version of the model
+                known = self._service.backend.known(self.described.name)
                 if known is None:
                     self._finding = self._loop.create_task(self._ask_when_found(asked, content))
                     return
@@ -419,7 +419,7 @@ class _SocketSession:
     async def _ask_when_found(self, asked: _Asked, content: str | bytes) -> None:
         """Submit a message once its model's current description is there; the messages after it wait."""
         try:
-            self.described = await self._door.backend.model(self.described.name)
+            self.described = await self._service.backend.model(self.described.name)
             self._ask(asked, content)
         except CellrtError as error:
             asked.ended = error
@@ -438,13 +438,13 @@ class _SocketSession:
             frame = read_frame(described, content)
             when, priority = due(frame.deadline_s, frame.schedule_by_s), int(frame.priority)
             asked.given = frame.request
-        self._door.measures.note_inference(described.name)
+        self._service.measures.note_inference(described.name)
         if self._session is not None:
             how = when, priority, asked.note_begun, asked.note_ended
-            self._door.backend.pieces.submit(self._session, asked.given, *how)
+            self._service.backend.pieces.submit(self._session, asked.given, *how)
         else:
             options = oip.Parameters(when.done_s, priority, None, when.begun_s).options
-            future = self._door.backend.client.submit(described.name, asked.given, **options)
+            future = self._service.backend.client.submit(described.name, asked.given, **options)
             asked.note_begun(future)
             future.add_done_callback(Telling(self._leave_end, asked))
 
@@ -466,7 +466,7 @@ class _SocketSession:
             self._unread.cancel()
             self._unread = None
         self._asked.popleft()
-        number, status, measures = self._num_answered, OK, self._door.measures
+        number, status, measures = self._num_answered, OK, self._service.measures
         message: str | bytes
         try:
             if isinstance(ended, CellrtError):

@@ -15,9 +15,9 @@ import cellrt
 from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
 from cellrt.serve.described import Described
-from cellrt.serve.door import Door
 from cellrt.serve.forms import checked
 from cellrt.serve.http import REQUEST_ID, EventStream, gone, json_response, read_body
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.model_statistics import model_statistics
 
 EXTENSIONS = (
@@ -36,12 +36,12 @@ _index_requests = msgspec.json.Decoder(oip.IndexRequest)
 _load_requests = msgspec.json.Decoder(oip.LoadRequest)
 
 
-class OipDoor:
-    """The handlers of ``/v2``. ``door``: submits requests."""
+class OipHandlers:
+    """The handlers of ``/v2``. ``service``: submits requests."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
-        self._limits = door.backend.settings.limits
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
+        self._limits = service.backend.settings.limits
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of all handlers."""
@@ -72,7 +72,7 @@ class OipDoor:
         described = await self._described(request)
         inference = oip.read_request(described, body, request.headers.get(oip.HEADER_LENGTH))
         how = inference.parameters
-        results, version, id = await self._door.infer(described, inference.request, how, gone(request))
+        results, version, id = await self._service.infer(described, inference.request, how, gone(request))
         content, json_size = oip.write_response(described.name, version, inference, results)
         headers = {REQUEST_ID: id} if id else {}
         if json_size is None:
@@ -83,7 +83,7 @@ class OipDoor:
     async def generate(self, request: Request) -> Response:
         """Return the outputs by name, for a request that is one object of input names and values."""
         described, given, how, id = await self._read_generate(request)
-        results, version, trace_id = await self._door.infer(described, given, how, gone(request))
+        results, version, trace_id = await self._service.infer(described, given, how, gone(request))
         answer = {**_head(described.name, version, id), **oip.as_json(results)}
         return json_response(answer, request_id=trace_id)
 
@@ -93,11 +93,13 @@ class OipDoor:
 
         async def events() -> AsyncIterator[bytes]:
             begin_s, is_first = time.perf_counter(), True
-            async with self._door.stream(described, given, how) as (stream, version):
+            async with self._service.stream(described, given, how) as (stream, version):
                 async for step in stream:
                     if is_first:
                         is_first = False
-                        self._door.measures.first_result.labels(described.name).observe(time.perf_counter() - begin_s)
+                        self._service.measures.first_result.labels(described.name).observe(
+                            time.perf_counter() - begin_s
+                        )
                     yield oip.encode({**_head(described.name, version, id), **oip.as_json(step)})
 
         return EventStream(events(), self._limits.write_timeout_s, {})
@@ -191,7 +193,7 @@ class OipDoor:
         counts = await self._backend.call("statistics")
         versions = {entry["name"]: str(entry["version"]) for entry in await self._backend.call("models")}
         names = [name] if name is not None else [each for each in counts["models"] if each in versions]
-        last_ms = self._door.measures.last_inference_ms
+        last_ms = self._service.measures.last_inference_ms
         stats = [model_statistics(each, versions[each], counts["models"][each], last_ms(each)) for each in names]
         return json_response({"model_stats": stats})
 

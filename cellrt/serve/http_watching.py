@@ -15,8 +15,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from cellrt.errors import DefinitionError, DeviceError, RequestError
-from cellrt.serve.door import Door, told
 from cellrt.serve.http import json_response
+from cellrt.serve.inference import InferenceService, told
 from cellrt.serve.metrics import EngineMetrics
 from cellrt.serve.oip import MOST_DIGITS
 from cellrt.serve.openapi import MOST_SHOWN, document
@@ -26,11 +26,11 @@ END = b"# EOF\n"
 PAGES = {"/": "page.html", "/docs": "docs.html"}
 
 
-class WatchingDoor:
-    """The handlers. ``door``: its engine and counts are shown."""
+class WatchingHandlers:
+    """The handlers. ``service``: its engine and counts are shown."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of all handlers."""
@@ -53,10 +53,10 @@ class WatchingDoor:
         registry = CollectorRegistry()
         registry.register(EngineMetrics(counts, models))
         if "application/openmetrics-text" not in request.headers.get("accept", ""):
-            text = b"".join(map(generate_latest, (registry, self._door.measures.registry)))
+            text = b"".join(map(generate_latest, (registry, self._service.measures.registry)))
             return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-        engine, door = map(exposition.generate_latest, (registry, self._door.measures.registry))
-        return Response(engine.removesuffix(END) + door, media_type=exposition.CONTENT_TYPE_LATEST)
+        engine, own = map(exposition.generate_latest, (registry, self._service.measures.registry))
+        return Response(engine.removesuffix(END) + own, media_type=exposition.CONTENT_TYPE_LATEST)
 
     async def openapi(self, request: Request) -> Response:
         """Return the OpenAPI document."""

@@ -26,7 +26,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cellrt.errors import CellrtError, DefinitionError
 from cellrt.serve.backend import Backend
-from cellrt.serve.door import SEEN
+from cellrt.serve.inference import SEEN
 
 log = logging.getLogger("cellrt")
 EXPORTER = "OTEL_TRACES_EXPORTER"

@@ -17,7 +17,7 @@ from cellrt.serve.settings import EngineSettings, Settings
 from tests.cli.test_serve import MODEL, serve, told
 from tests.serve import reporting
 
-pytest.importorskip("cellrt.serve.keeper")
+pytest.importorskip("cellrt.serve.supervisor")
 __all__ = ["told"]
 TEXTS = {"policy": "shortest-job-first", "scheduler_suspension": "copy", "sessions_when_full": "refuse"}
 ROOT = Path(__file__).resolve().parents[2]

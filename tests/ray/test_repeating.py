@@ -12,7 +12,7 @@ pytest.importorskip("msgspec")
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, SessionError, http_status
 from cellrt.ray.messages import NOT_BEGUN, Answer, Call
 from cellrt.ray.repeating import MOST_TRIES, ReplicaDiedError, answer_of
-from cellrt.serve.door import told
+from cellrt.serve.inference import told
 from cellrt.serve.oip import encode
 
 PLAIN = Call("POST", "/v1/models/m/infer", b"", (), b'{"request": 1}')

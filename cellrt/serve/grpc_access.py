@@ -42,12 +42,12 @@ def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
     Of an unexpected error the client learns only that the log has it.
     """
     if not isinstance(error, CellrtError):
-        log.error("an error of the gRPC door", exc_info=error)
+        log.error("an error of the gRPC service", exc_info=error)
         error = InternalError("an error of the server; its log has it")
     return CODES.get(http_status(error), grpc.StatusCode.INTERNAL), str(error)
 
 
-class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """A gRPC interceptor of handlers that are coroutines, also of those that answer streams.
 
     Args:

@@ -28,8 +28,8 @@ from cellrt.language.masks import MaskedSteps
 from cellrt.language.options import Options
 from cellrt.serve import openai_messages as messages
 from cellrt.serve.described import Described, language_in
-from cellrt.serve.door import SEEN, Door, unless_gone
 from cellrt.serve.http import EventStream, error_answer, gone, json_response, read_body
+from cellrt.serve.inference import SEEN, InferenceService, unless_gone
 from cellrt.serve.oip import DEFAULT_PRIORITY, encode
 from cellrt.serve.openai_answers import ChatForm, CompletionForm, Form, model_entry, usage_of
 from cellrt.serve.openai_conversations import Conversations
@@ -46,7 +46,7 @@ def _telling(handler: Handler) -> Handler:
     """Return a handler that answers errors in the form of this protocol."""
 
     @wraps(handler)
-    async def handle(self: OpenAIDoor, request: Request) -> Response:
+    async def handle(self: OpenAIHandlers, request: Request) -> Response:
         try:
             return await handler(self, request)
         except CellrtError as error:
@@ -76,13 +76,13 @@ class Asked(NamedTuple):
     due: Due
 
 
-class OpenAIDoor:
-    """The handlers. ``door``: submits requests."""
+class OpenAIHandlers:
+    """The handlers. ``service``: submits requests."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
-        self._limits = door.backend.settings.limits
-        self._conversations = Conversations(door.backend)
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
+        self._limits = service.backend.settings.limits
+        self._conversations = Conversations(service.backend)
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of all handlers but ``/v1/models``, which is among the native ones."""
@@ -142,7 +142,7 @@ class OpenAIDoor:
         tokens = await asyncio.to_thread(lambda: [language.sentence(text) for text in texts])
         how = _how(asked)
         client = self._backend.client
-        with self._door.counted(described.name):
+        with self._service.counted(described.name):
             together = asyncio.gather(*(client.infer(described.name, each, **how) for each in tokens))
             results = await unless_gone(together, gone(request))
         rows = [result["embedding"] for result in results]
@@ -244,7 +244,7 @@ class OpenAIDoor:
         count = asked.request.n or 1
         prompt, session = asked.prompts[number // count], asked.sessions[number // count][number % count]
         room, name = asked.language.room_for(prompt), asked.described.name
-        note_first = self._door.measures.first_result_of(name)
+        note_first = self._service.measures.first_result_of(name)
 
         def start(rest: Sequence[int], within: Conversation | None) -> Steps:
             how = {**_how(asked.request), "max_unread": self._limits.max_unread}
@@ -260,13 +260,13 @@ class OpenAIDoor:
                     asked.language,
                     due=asked.due,
                     priority=how["priority"],
-                    note=self._door.note,
+                    note=self._service.note,
                 )
             stream = (partial(client.stream, name) if within is None else within.session.stream)(given, **how)
-            self._door.note(stream.future)
+            self._service.note(stream.future)
             return stream
 
-        with self._door.counted(name), self._door.place_of_stream():
+        with self._service.counted(name), self._service.place_of_stream():
             made = TextStream(start, asked.language, asked.options, prompt, session)
             streams[number] = made
             with made:

@@ -51,7 +51,7 @@ ENDED_WELL = (0, -signal.SIGTERM)
 """Exit statuses of a front end that was told to end: it handled the signal, or had no handler yet."""
 
 
-class Keeper:
+class Supervisor:
     """The supervisor of a server's processes. ``say``: shows messages to people."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:

@@ -18,7 +18,7 @@ from cellrt.serve.http import error_response
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Shortcut:
+class DirectRoutes:
     """ASGI middleware that calls some handlers directly.
 
     Args:

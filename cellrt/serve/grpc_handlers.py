@@ -21,11 +21,11 @@ from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
-from cellrt.serve.door import Door, never_gone
-from cellrt.serve.grpc_guard import Calls, Context, GrpcGuard, Message
-from cellrt.serve.grpc_health import HealthDoor
+from cellrt.serve.grpc_access import AccessInterceptor, Calls, Context, Message
+from cellrt.serve.grpc_health import HealthHandlers
 from cellrt.serve.grpc_stream import FINAL, GrpcStream, value_of
 from cellrt.serve.http_oip import EXTENSIONS
+from cellrt.serve.inference import InferenceService, never_gone
 from cellrt.serve.keys import Keys
 from cellrt.serve.model_statistics import model_statistics
 
@@ -45,12 +45,12 @@ STREAM_PARAMETERS = ("stream", "triton_enable_empty_final_response")
 """Parameters that a request of a stream may have beside ``oip.PARAMETERS``."""
 
 
-class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """The handlers, by the protocol's names. ``door``: submits requests."""
+class GrpcHandlers(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """The handlers, by the protocol's names. ``service``: submits requests."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
-        self._limits = door.backend.settings.limits
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
+        self._limits = service.backend.settings.limits
 
     async def ServerLive(self, request: Message, context: Context) -> Message:  # noqa: N802
         """Return that this front end answers."""
@@ -115,7 +115,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         names = [request.name] if request.name else [name for name in counts["models"] if name in versions]
         response = service_pb2.ModelStatisticsResponse()
         for name in names:
-            last_ms = self._door.measures.last_inference_ms(name)
+            last_ms = self._service.measures.last_inference_ms(name)
             given = model_statistics(name, versions[name], counts["models"][name], last_ms)
             spent = {part: service_pb2.StatisticDuration(**each) for part, each in given["inference_stats"].items()}
             del given["inference_stats"], given["batch_stats"]
@@ -150,23 +150,23 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         left_s = context.time_remaining()
         if left_s is not None and (how.deadline is None or left_s < how.deadline):
             how = how._replace(deadline=max(left_s, 1e-6))
-        results, version, _ = await self._door.infer(described, given, how, never_gone)
+        results, version, _ = await self._service.infer(described, given, how, never_gone)
         return _response(version, request, results)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:  # noqa: N802
         """Answer a stream of requests; an error is a response, and the stream goes on."""
-        with self._door.place_of_stream():
-            await GrpcStream(self._door, self._answer, "ModelStreamInfer", context).run(requests)
+        with self._service.place_of_stream():
+            await GrpcStream(self._service, self._answer, "ModelStreamInfer", context).run(requests)
 
     async def _answer(self, request: Message) -> AsyncGenerator[Message, None]:
         """Yield the responses to a request of a stream."""
         described, given, how = await self._read(request, STREAM_PARAMETERS)
         if not request.parameters["stream"].bool_param:
-            results, version, _ = await self._door.infer(described, given, how, never_gone)
+            results, version, _ = await self._service.infer(described, given, how, never_gone)
             yield _response(version, request, results, is_last=True)
             return
-        note_first = self._door.measures.first_result_of(described.name)
-        async with self._door.stream(described, given, how) as (stream, version):
+        note_first = self._service.measures.first_result_of(described.name)
+        async with self._service.stream(described, given, how) as (stream, version):
             async for step in stream:
                 note_first()
                 yield _response(version, request, step, is_last=False)
@@ -231,16 +231,16 @@ def _response(version: str, request: Message, results: Result, *, is_last: bool 
     return response
 
 
-async def open_grpc(door: Door, port: int, calls: Calls) -> grpc.aio.Server:
-    """Start a gRPC server at a port, which front ends share. ``calls``: as of ``GrpcGuard``."""
-    settings = door.backend.settings
+async def open_grpc(service: InferenceService, port: int, calls: Calls) -> grpc.aio.Server:
+    """Start a gRPC server at a port, which front ends share. ``calls``: as of ``AccessInterceptor``."""
+    settings = service.backend.settings
     most = settings.limits.max_body_bytes
     server = grpc.aio.server(
-        interceptors=[GrpcGuard(Keys(settings.api_keys), door.measures, calls)],
+        interceptors=[AccessInterceptor(Keys(settings.api_keys), service.measures, calls)],
         options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 1), *PINGS],
     )
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcDoor(door), server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthDoor(door), server)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcHandlers(service), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthHandlers(service), server)
     server.add_insecure_port(settings.at(port))
     await server.start()
     return server

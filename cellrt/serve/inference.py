@@ -48,7 +48,7 @@ class Answer(NamedTuple):
     id: str
 
 
-class Door:
+class InferenceService:
     """The submission of requests for all protocols. ``backend``: the engine; ``measures``: counts requests.
 
     Attributes:

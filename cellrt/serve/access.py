@@ -13,8 +13,8 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cellrt.errors import EngineClosedError, RequestError
-from cellrt.serve.door import SEEN
 from cellrt.serve.http import CUT_OFF, error_answer, json_response
+from cellrt.serve.inference import SEEN
 from cellrt.serve.keys import Keys
 from cellrt.serve.measures import Measures
 
@@ -55,7 +55,7 @@ class Refusal(NamedTuple):
         return answer
 
 
-class Gate:
+class AccessPolicy:
     """The rules of access.
 
     Args:
@@ -124,17 +124,17 @@ async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -
         await refusal.response()(scope, receive, send)
 
 
-class Guard:
+class AccessMiddleware:
     """ASGI middleware that checks access, counts answers and handles unexpected errors.
 
     Args:
         app: gets the requests that are not refused.
-        gate: decides which are refused.
+        access: decides which are refused.
         measures: counts answers.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate, measures: Measures) -> None:
-        self._app, self._gate, self._measures = app, gate, measures
+    def __init__(self, app: ASGIApp, access: AccessPolicy, measures: Measures) -> None:
+        self._app, self._access, self._measures = app, access, measures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on, or answer 401 or 403."""
@@ -146,14 +146,14 @@ class Guard:
             await self._count(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if refusal := self._gate.refusal(scope):
+        if refusal := self._access.refusal(scope):
             await refuse(refusal, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_s, status = time.perf_counter(), 0
-        permissions = self._gate.permissions(scope)
+        permissions = self._access.permissions(scope)
         SEEN.set([])
 
         async def note(message: Message) -> None:
