@@ -31,7 +31,7 @@ from cellrt.serve.http_native import RawOutput, packed
 from cellrt.serve.inference import told
 from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 
 class Front:

@@ -19,7 +19,7 @@ from cellrt.serve.access import AccessPolicy, no_websocket, refuse
 from cellrt.serve.content_encoding import Decompressed
 from cellrt.serve.forms import TOO_DEEP
 from cellrt.serve.http import read_body
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 

@@ -29,7 +29,7 @@ from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.http_native import Frame, as_raw, read_frame
 from cellrt.serve.inference import InferenceService, never_gone, told
 from cellrt.serve.measures import Measures
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from cellrt.serve.start_engine import start_engine
 
 log = logging.getLogger("cellrt")

@@ -21,7 +21,7 @@ from cellrt.process.client import Client, connect
 from cellrt.process.pieces import Pieces
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.described import Described, describe
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 log = logging.getLogger("cellrt")
 LOOK_EVERY_S = 0.05

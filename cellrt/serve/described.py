@@ -43,7 +43,7 @@ from cellrt.serve.forms import (
     parts_of,
     rebuilt,
 )
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 from cellrt.serve.sized import SizedGraph
 
 VARIABLE = -1

@@ -19,7 +19,7 @@ import torch
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.sources import TORCH_DTYPES
 from cellrt.serve.arrays import NAMES, TOO_LARGE, array_of
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 Schema = dict[str, Any]
 

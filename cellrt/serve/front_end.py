@@ -31,7 +31,7 @@ from cellrt.serve.connection import HttpProtocol, WebSocketProtocol
 from cellrt.serve.inference import InferenceService
 from cellrt.serve.listener import Listener
 from cellrt.serve.measures import Measures
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 SWITCH_S = 5e-4
 """The switch interval: the longest time that the loop keeps the interpreter from the thread that receives answers."""

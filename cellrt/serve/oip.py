@@ -17,7 +17,7 @@ from cellrt.errors import RequestError
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, leaves_of, texts_of, to_bytes, to_list
 from cellrt.serve.described import Described, TensorInfo
 from cellrt.serve.forms import TOO_DEEP, checked
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 HEADER_LENGTH = "inference-header-content-length"
 US = 1e6

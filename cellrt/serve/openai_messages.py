@@ -15,7 +15,7 @@ import msgspec
 from cellrt.errors import RequestError, UnknownModelError, http_status
 from cellrt.language.options import Options
 from cellrt.serve import oip
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 MOST_ANSWERS = 128
 """The most answers to one request: to all of its prompts."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from cellrt.process.starting import Started
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from cellrt.worker.cores import num_cores
 
 MOST_WORKERS = 30

@@ -27,7 +27,7 @@ from prometheus_client.multiprocess import mark_process_dead
 from cellrt.errors import CellrtError, DefinitionError
 from cellrt.process.address import new_address
 from cellrt.process.starting import Started
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from cellrt.serve.start_engine import start_engine
 from cellrt.worker.python_process import environment, python
 

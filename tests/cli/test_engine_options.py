@@ -13,7 +13,7 @@ import pytest
 from cellrt.cli.fields import Field
 from cellrt.cli.serve import ENGINE_FIELDS
 from cellrt.core.state.settings import POLICY_NAMES
-from cellrt.serve.settings import EngineSettings, Settings
+from cellrt.serve.server_settings import EngineSettings, Settings
 from tests.cli.test_serve import MODEL, serve, told
 from tests.serve import reporting
 

@@ -22,7 +22,7 @@ import cellrt
 from cellrt.cli import app
 from cellrt.cli.dtypes import ENVIRONMENT as DTYPE
 from cellrt.errors import DefinitionError, DeviceError
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 supervisor = pytest.importorskip("cellrt.serve.supervisor")
 MODEL = "tests.serve.models:chain"

@@ -22,7 +22,7 @@ from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
 from cellrt.serve.inference import InferenceService
 from cellrt.serve.measures import Measures
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "examples" / "deploy"
 ROOT = FOLDER.parent.parent

@@ -23,7 +23,7 @@ from cellrt.serve.access import DENIAL, AccessPolicy
 from cellrt.serve.app import let_recurse
 from cellrt.serve.http import error_response
 from cellrt.serve.keys import Keys
-from cellrt.serve.settings import MOST_DEPTH, Limits
+from cellrt.serve.server_settings import MOST_DEPTH, Limits
 
 MOST_BYTES = 10_000
 LIMITS = Limits(max_body_bytes=MOST_BYTES, max_depth=MOST_DEPTH)

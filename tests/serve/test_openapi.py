@@ -17,7 +17,7 @@ from cellrt.serve.http_watching import WatchingHandlers
 from cellrt.serve.inference import InferenceService
 from cellrt.serve.measures import Measures
 from cellrt.serve.openai_handlers import OpenAIHandlers
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from tests.serve.conftest import MODELS
 from tests.serve.helpers import Server, start
 

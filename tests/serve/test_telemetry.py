@@ -22,7 +22,7 @@ from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.backend import Backend
 from cellrt.serve.inference import InferenceService
 from cellrt.serve.measures import Measures
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from cellrt.serve.start_engine import start_engine
 from cellrt.serve.telemetry import Traced, make_provider
 from tests.steps import RAISE
