@@ -28,7 +28,7 @@ from cellrt.serve.access import AccessPolicy
 from cellrt.serve.app import let_recurse
 from cellrt.serve.http import error_response, json_response
 from cellrt.serve.http_native import RawOutput, packed
-from cellrt.serve.inference import told
+from cellrt.serve.inference import error_json
 from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
 from cellrt.serve.server_settings import Settings
@@ -99,7 +99,7 @@ class Front:
                     async for part in parts:
                         yield part.body
             except ReplicaDiedError as error:
-                yield b"data: " + encode(told(of_death(call.session, error))) + b"\n\n"
+                yield b"data: " + encode(error_json(of_death(call.session, error))) + b"\n\n"
 
         return _response(StreamingResponse(bodies(), head.status), head)
 
@@ -144,7 +144,7 @@ class Front:
             try:
                 answer = await handle.frame.remote(key, message, is_start=is_start, is_end=is_end)
             except ray.exceptions.RayActorError as error:
-                return told(of_death(key, error))
+                return error_json(of_death(key, error))
             if answer.pop("is_begun", True):
                 break
             await asyncio.sleep(TRY_AFTER_S)

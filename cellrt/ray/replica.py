@@ -27,7 +27,7 @@ from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.http_native import Frame, as_raw, read_frame
-from cellrt.serve.inference import InferenceService, never_gone, told
+from cellrt.serve.inference import InferenceService, error_json, never_gone
 from cellrt.serve.measures import Measures
 from cellrt.serve.server_settings import Settings
 from cellrt.serve.start_engine import start_engine
@@ -72,7 +72,7 @@ class Replica:
         up.
         """
         if call.is_inference and not self._takes_requests:
-            yield Answer(http_status(NO_ENGINE), (NOT_BEGUN, JSON), oip.encode(told(NO_ENGINE)))
+            yield Answer(http_status(NO_ENGINE), (NOT_BEGUN, JSON), oip.encode(error_json(NO_ENGINE)))
             return
         asking = Asking(call.id)
         ASKING.set(asking)
@@ -99,7 +99,7 @@ class Replica:
         has no engine now, or leaves.
         """
         if not self._takes_requests:
-            return {"is_begun": False, **told(NO_ENGINE)}
+            return {"is_begun": False, **error_json(NO_ENGINE)}
         model, id = parts_of(key)
         try:
             described = await self._backend.model(model)
@@ -117,7 +117,7 @@ class Replica:
                 return {"outputs": [tuple(output) for output in as_raw(answer.results)]}
             return {"results": oip.as_json(answer.results)}
         except CellrtError as error:
-            return told(error)
+            return error_json(error)
 
     @property
     def _takes_requests(self) -> bool:

@@ -73,7 +73,7 @@ def make_app(service: InferenceService, wrap: Callable[[ASGIApp], ASGIApp] = lam
 
 
 def let_recurse(depth: int) -> None:
-    """Raise Python's recursion limit, in the whole process, for requests of this depth, which are read recursively."""
+    """Increase Python's recursion limit, of the whole process, for requests of this depth: reading them is recursive."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_BESIDE + CALLS_A_LEVEL * depth))
 
 

@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 
 from cellrt.errors import CancelledError, CellrtError, EngineClosedError, RequestTooLargeError, http_status
 from cellrt.serve.connection import LOSS
-from cellrt.serve.inference import SEEN, Gone, error_headers, told
+from cellrt.serve.inference import SEEN, Gone, error_headers, error_json
 from cellrt.serve.oip import encode
 
 REQUEST_ID = "x-cellrt-request"
@@ -75,7 +75,7 @@ async def error_response(_: Request, error: Exception) -> Response:
     return error_answer(error)
 
 
-def error_answer(error: Exception, as_json: Tell = told) -> Response:
+def error_answer(error: Exception, as_json: Tell = error_json) -> Response:
     """Return the answer for an error of ours. ``as_json``: the error as a JSON object of the protocol."""
     headers = {**error_headers(error), **_seen_header()}
     return Response(encode(as_json(error)), http_status(error), headers, "application/json")
@@ -97,7 +97,7 @@ class EventStream(Response):
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], write_timeout_s: float, headers: dict[str, str], as_json: Tell = told
+        self, events: AsyncIterator[bytes], write_timeout_s: float, headers: dict[str, str], as_json: Tell = error_json
     ) -> None:
         self._events, self._write_timeout_s, self._as_json = events, write_timeout_s, as_json
         self.status_code, self.background = 200, None

@@ -35,7 +35,7 @@ from cellrt.serve.arrays import NAMES, to_bytes
 from cellrt.serve.connection import DIRECT, WebSocketProtocol
 from cellrt.serve.described import Described
 from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
-from cellrt.serve.inference import InferenceService, blaming_request, told
+from cellrt.serve.inference import InferenceService, blaming_request, error_json
 from cellrt.serve.openai_answers import model_entry
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
@@ -207,7 +207,7 @@ class NativeHandlers:
     async def not_upgraded(self, request: Request) -> Response:
         """Refuse a plain GET at the path of a websocket."""
         path = request.url.path[:LONGEST_PATH]
-        answer = json_response(told(RequestError(f"{path} takes a websocket: upgrade the connection")), 426)
+        answer = json_response(error_json(RequestError(f"{path} takes a websocket: upgrade the connection")), 426)
         answer.headers.update(UPGRADE)
         return answer
 
@@ -223,7 +223,7 @@ class NativeHandlers:
                 described = await self._backend.model(socket.path_params["model"])
                 await _SocketSession(self._service, described, socket, self._binary).run()
             except CellrtError as error:
-                await _say(socket, oip.encode(told(error)).decode(), self._limits.write_timeout_s)
+                await _say(socket, oip.encode(error_json(error)).decode(), self._limits.write_timeout_s)
                 code = SERVICE_RESTART if http_status(error) == HTTPStatus.SERVICE_UNAVAILABLE else POLICY_VIOLATION
                 await socket.close(code, type(error).__name__)
 
@@ -337,7 +337,7 @@ class _SocketSession:
 
     def _cut_off(self) -> None:
         """Answer each unanswered message that the server ends without its result."""
-        said = told(EngineClosedError(CUT_OFF))
+        said = error_json(EngineClosedError(CUT_OFF))
         for number in range(self._num_answered, self._num_taken):
             self._connection.say(oip.encode({"number": number, **said}).decode())
 
@@ -475,7 +475,7 @@ class _SocketSession:
         except CellrtError as error:
             if isinstance(error, OverloadError):
                 measures.rejections.labels(asked.described.name).inc()
-            message, status = oip.encode({"number": number, **told(error)}).decode(), http_status(error)
+            message, status = oip.encode({"number": number, **error_json(error)}).decode(), http_status(error)
         if not self._connection.say(message):
             self.lose()
             return False

@@ -16,7 +16,7 @@ from starlette.routing import BaseRoute, Route
 
 from cellrt.errors import DefinitionError, DeviceError, RequestError
 from cellrt.serve.http import json_response
-from cellrt.serve.inference import InferenceService, told
+from cellrt.serve.inference import InferenceService, error_json
 from cellrt.serve.metrics import EngineMetrics
 from cellrt.serve.oip import MOST_DIGITS
 from cellrt.serve.openapi import MOST_SHOWN, document
@@ -92,7 +92,7 @@ class WatchingHandlers:
         try:
             events = await self._backend.call("timeline_events", request=request.path_params["id"])
         except RequestError as error:
-            return json_response(told(error), 404)
+            return json_response(error_json(error), 404)
         if format == "trace":
             return Response(events, media_type="application/json")
         return json_response(story(msgspec.json.decode(events)["traceEvents"]))

@@ -215,7 +215,7 @@ async def unless_gone(waiter: asyncio.Future[T], gone: Gone) -> T:
         end()
 
 
-def told(error: BaseException) -> dict[str, str]:
+def error_json(error: BaseException) -> dict[str, str]:
     """Return an error as a JSON object, for all protocols without an own form."""
     return {"error": str(error) or type(error).__name__, "type": type(error).__name__}
 

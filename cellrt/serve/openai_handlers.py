@@ -50,7 +50,7 @@ def _telling(handler: Handler) -> Handler:
         try:
             return await handler(self, request)
         except CellrtError as error:
-            return error_answer(error, messages.told)
+            return error_answer(error, messages.error_json)
 
     return handle
 
@@ -192,7 +192,7 @@ class OpenAIHandlers:
         streams: dict[int, TextStream] = {}
         if how.stream:
             events = self._events(form, asked, streams)
-            return EventStream(events, self._limits.write_timeout_s, {}, messages.told)
+            return EventStream(events, self._limits.write_timeout_s, {}, messages.error_json)
         collecting = asyncio.ensure_future(self._collected(asked, streams))
         made = await unless_gone(collecting, gone(request))
         answers = [streams[number].answer(each) for number, each in enumerate(made)]

@@ -219,7 +219,7 @@ def _text_of(content: str | list[dict[str, Any]] | None) -> str:
     return "".join(map(str, texts))
 
 
-def told(error: BaseException) -> dict[str, Any]:
+def error_json(error: BaseException) -> dict[str, Any]:
     """Return an error in OpenAI's format."""
     status = http_status(error)
     kind, code = "invalid_request_error", None
