@@ -73,7 +73,7 @@ def make_app(service: InferenceService, wrap: Callable[[ASGIApp], ASGIApp] = lam
 
 
 def let_recurse(depth: int) -> None:
-    """Increase Python's recursion limit, of the whole process, for requests of this depth: reading them is recursive."""
+    """Raise the recursion limit of Python, in the whole process, to read requests of this depth."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_BESIDE + CALLS_A_LEVEL * depth))
 
 

@@ -109,7 +109,7 @@ class EventStream(Response):
         watcher: asyncio.Future[None] = asyncio.ensure_future(until_gone(receive))
         watcher.add_done_callback(lambda done: None if done.cancelled() or task is None else task.cancel())
         try:
-            await self._send_all(send, _heard(self._events, watcher))
+            await self._send_all(send, _until_cancelled(self._events, watcher))
         except (asyncio.CancelledError, TimeoutError):
             if not watcher.done():
                 watcher.cancel()
@@ -146,7 +146,7 @@ class EventStream(Response):
         return write
 
 
-async def _heard(events: AsyncIterator[bytes], watcher: asyncio.Future[None]) -> AsyncIterator[bytes]:
+async def _until_cancelled(events: AsyncIterator[bytes], watcher: asyncio.Future[None]) -> AsyncIterator[bytes]:
     """Yield the events. Raise EngineClosedError if cancelled while the client is there, as the server ends then."""
     try:
         async for event in events:

@@ -54,7 +54,7 @@ def trace_all(
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, lambda *_: _end_all(folders[0].parent))
-        _be_told_of_end(signal.SIGTERM)
+        _get_signal_at_end(signal.SIGTERM)
         _end_with(owner, folders[0].parent)
         for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
             os.dup2(os.open(os.devnull, flags), number)
@@ -105,7 +105,7 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
     """Trace a cell, then become the compiler unless there is a library."""
     status = 1
     try:
-        _be_told_of_end(signal.SIGKILL)
+        _get_signal_at_end(signal.SIGKILL)
         os.dup2(os.open(folder / SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
         step = export_step(cell)
         digest = hashlib.sha256(f"{step.digest()}\n{depends_on}".encode()).hexdigest()[:32]
@@ -147,7 +147,7 @@ def environment_for(libraries: Path) -> dict[str, str]:
     return {INDUCTOR_VARIABLE: str(libraries / "inductor"), **os.environ, **own}
 
 
-def _be_told_of_end(signal_number: int) -> None:
+def _get_signal_at_end(signal_number: int) -> None:
     """Have the kernel signal this process, or the program that it becomes, when its parent ends, where it can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
