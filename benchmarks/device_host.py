@@ -46,10 +46,10 @@ from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.base import Launch
 from cellrt.worker.device.cuda import CudaDevice
+from cellrt.worker.device.cuda_worker import CudaWorker
 from cellrt.worker.device.device import Captured
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.placement import Placements
-from cellrt.worker.device.worker import CudaWorker
 
 PARTS = ("direct", "torch")
 LAUNCHED = {"direct": "compiled launch", "torch": "torch's calls"}

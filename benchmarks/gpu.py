@@ -48,8 +48,8 @@ from cellrt.kernels.arena_rows import ArenaRows
 from cellrt.kernels.lstm_step import lstm_step
 from cellrt.kernels.tuning_cases import OPERATIONS
 from cellrt.process.engine_process import EngineProcess
+from cellrt.worker.device.cuda_worker import CudaWorker
 from cellrt.worker.device.executor import DeviceOptions
-from cellrt.worker.device.worker import CudaWorker
 
 PARTS = ("completion", "kernels", "steps", "lstm", "loops", "lm", "serving", "figures", *FIGURES)
 VOCABULARY = 10_000

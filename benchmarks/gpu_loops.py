@@ -27,8 +27,8 @@ from cellrt.definition.spec import RowSpec
 from cellrt.engine.engine import Engine
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
+from cellrt.worker.device.cuda_worker import CudaWorker
 from cellrt.worker.device.executor import DeviceOptions
-from cellrt.worker.device.worker import CudaWorker
 
 WAIT_S = 120.0
 NUM_READ = 24

@@ -48,7 +48,7 @@ def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
     from cellrt.engine.registry import Registry
     from cellrt.serve.described import request_form
     from cellrt.serve.forms import checked
-    from cellrt.serve.settings import Limits
+    from cellrt.serve.server_settings import Limits
     from cellrt.serve.sized import SizedGraph
 
     limits, binding = Limits(), Discovery(Registry(Processor(1), MAX_NODES))

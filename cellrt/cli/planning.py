@@ -65,7 +65,7 @@ def check(
         from cellrt.engine.arena_sizes import ArenaBytes
         from cellrt.planning.checking import check as check_model
         from cellrt.process.named import source_of
-        from cellrt.serve.settings import Limits
+        from cellrt.serve.server_settings import Limits
 
         try:
             from cellrt.serve.described import found_of  # as a server describes requests

@@ -20,10 +20,10 @@ from cellrt.cli.dtypes import DTypeOption
 from cellrt.cli.fields import fields_of, made_of, with_fields
 from cellrt.cli.shown import complaint, failing_well
 from cellrt.errors import DefinitionError
-from cellrt.serve.settings import EngineSettings
+from cellrt.serve.server_settings import EngineSettings
 
 if TYPE_CHECKING:
-    from cellrt.serve.settings import Limits, Settings
+    from cellrt.serve.server_settings import Limits, Settings
 
 API_KEY, MODELS = "CELLRT_SERVE_API_KEY", "CELLRT_SERVE_MODELS"
 ORIGINS = ["CELLRT_SERVE_ALLOWED_ORIGIN", "CELLRT_SERVE_ALLOWED_ORIGINS"]
@@ -99,7 +99,7 @@ def _is_texts(value: object) -> bool:
 def _limits(given: dict[str, Any]) -> Limits:
     import msgspec
 
-    from cellrt.serve.settings import Limits
+    from cellrt.serve.server_settings import Limits
 
     unknown = given.keys() - Limits.__dataclass_fields__.keys()
     if unknown:
@@ -271,8 +271,8 @@ def serve(
     """Serve models over HTTP: the Open Inference Protocol at /v2, their own and OpenAI's at /v1, /docs, /metrics."""
     try:
         from cellrt.process.named import sources_of
-        from cellrt.serve.keeper import Keeper
-        from cellrt.serve.settings import Settings
+        from cellrt.serve.server_settings import Settings
+        from cellrt.serve.supervisor import Supervisor
 
         if spans is not Spans.OFF:
             importlib.import_module("opentelemetry.sdk.trace")
@@ -322,8 +322,8 @@ def serve(
                 raise DefinitionError(f"--{option}: expected a number of seconds, got {seconds}")
         if API_KEY in os.environ and not settings.api_keys:
             raise DefinitionError(f"{API_KEY} is empty: unset it, if no key is to be needed")
-        keeper = Keeper(settings, lambda text: typer.echo(text, err=True))
+        supervisor = Supervisor(settings, lambda text: typer.echo(text, err=True))
         for signum in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(signum, lambda *_: keeper.end())
-        status = keeper.run()
+            signal.signal(signum, lambda *_: supervisor.end())
+        status = supervisor.run()
     raise typer.Exit(status)

@@ -1,1 +1,1 @@
-"""Language models that people can use: checkpoints as others write them."""
+"""Language models read from checkpoints in the common formats."""

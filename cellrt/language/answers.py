@@ -1,4 +1,4 @@
-"""Answers as they are made: pieces of text from the steps of a request."""
+"""Answers as they are generated: pieces of text from the steps of a request."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from cellrt.language.stop import StopStrings
 from cellrt.language.text import Detokenizer
 
 STOP, LENGTH = "stop", "length"
-"""Why an answer ended: by itself or before a stop string; at the most tokens."""
+"""The reasons why an answer ended: by itself or before a stop string; at the most tokens."""
 
 
 class Token(NamedTuple):
-    """A token that was made.
+    """A generated token.
 
     Attributes:
         id: its number.
         logprob: its log-probability.
-        likeliest: the likeliest tokens with theirs, as many as ``Options.logprobs`` says.
+        likeliest: the likeliest tokens with their log-probabilities, as many as ``Options.logprobs`` says.
     """
 
     id: int
@@ -38,8 +38,8 @@ class Piece(NamedTuple):
     """A piece of an answer.
 
     Attributes:
-        text: in whole characters; of the last piece perhaps none.
-        tokens: that were read since the piece before; the text of the last ones may come with the next piece.
+        text: whole characters; empty for the last piece if nothing was held back.
+        tokens: the tokens read since the piece before; the text of the last ones may come with the next piece.
         finish_reason: of the last piece: "stop" or "length".
     """
 
@@ -53,11 +53,11 @@ class Answer:
     """A whole answer.
 
     Attributes:
-        text: without what ended it.
-        tokens: that were made, without the one that ended it; those of a stop string are among them.
+        text: the text without the end token or stop string.
+        tokens: the generated tokens without the end token; those of a stop string are among them.
         finish_reason: "stop": it ended by itself, or before a stop string; "length": at the most tokens.
         num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those of them that a conversation had read.
-        num_tokens: how many were made in all.
+        num_tokens: the number of all generated tokens.
     """
 
     text: str
@@ -72,11 +72,11 @@ class Answer:
 
 
 class Reader:
-    """Makes pieces of the steps of one request.
+    """A reader that turns the steps of one request into pieces of text.
 
     Attributes:
         made: the tokens so far.
-        finish_reason: once a token or a stop string has ended the answer.
+        finish_reason: "stop" once a token or a stop string has ended the answer, before that None.
         is_cut: whether the request may go on beyond that end.
     """
 
@@ -121,7 +121,7 @@ class Reader:
 
 
 def answer_of(pieces: Sequence[Piece], num_prompt_tokens: int, num_cached_tokens: int, num_tokens: int) -> Answer:
-    """Return the answer that pieces are; the last of them says why it ended."""
+    """Return the answer that pieces add up to. The last piece has the reason why it ended."""
     return Answer(
         "".join(piece.text for piece in pieces),
         tuple(token for piece in pieces for token in piece.tokens),
@@ -149,20 +149,20 @@ class Steps(Protocol):
     async def __anext__(self) -> Mapping[str, torch.Tensor]: ...
 
     def close(self) -> None:
-        """Give up what has not been made."""
+        """Cancel the steps that have not been made."""
 
 
 class TextStream:
-    """An answer as it is made: iterate with ``for`` or ``async for``. Leaving it gives the answer up.
+    """An answer as it is generated: iterate with ``for`` or ``async for``. Closing it cancels the request.
 
     Args:
-        start: of the request's tokens that are to be read, and the conversation's session or None, to its steps.
+        start: starts the request. It takes the tokens to read and the conversation or None, and returns the steps.
         language, options: of the model and of the answer.
-        prompt: all tokens of it.
-        conversation: in which the answer is made, if any.
+        prompt: all tokens of the prompt.
+        conversation: the conversation that the answer continues, if any.
 
     Attributes:
-        num_cached_tokens: of the prompt, that the conversation had read.
+        num_cached_tokens: tokens of the prompt that the conversation had already read.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ class TextStream:
         return self
 
     def __next__(self) -> Piece:
-        """The next piece; waits for it. Raises the request's error."""
+        """Return the next piece; block until there is one. Raise the request's error."""
         while (stream := self._stream) is not None:
             try:
                 piece = self._take(next(stream))
@@ -218,7 +218,7 @@ class TextStream:
         return self
 
     async def __anext__(self) -> Piece:
-        """The next piece. Raises the request's error."""
+        """Return the next piece. Raise the request's error."""
         while (stream := self._stream) is not None:
             try:
                 piece = self._take(await anext(stream))
@@ -241,16 +241,16 @@ class TextStream:
         self.close()
 
     def close(self) -> None:
-        """Give the answer up, if it has not ended."""
+        """Cancel the answer if it has not ended."""
         self._leave()
 
     @property
     def num_tokens(self) -> int:
-        """How many tokens were made so far."""
+        """The number of tokens generated so far."""
         return len(self._reader.made)
 
     def answer(self, pieces: Iterable[Piece]) -> Answer:
-        """Return the answer that all its pieces are."""
+        """Return the whole answer, given all of its pieces."""
         return answer_of(list(pieces), len(self._prompt), self.num_cached_tokens, self.num_tokens)
 
     def _take(self, step: Mapping[str, torch.Tensor]) -> Piece | None:
@@ -261,7 +261,7 @@ class TextStream:
         return self._end(piece) if self._reader.is_cut else piece
 
     def _end(self, last: Piece | None = None) -> Piece:
-        """Take in that no more is needed; return the last piece."""
+        """End the answer and return its last piece."""
         self._leave(is_whole=not self._reader.is_cut)
         end = self._reader.end()
         return end if last is None else Piece(last.text + end.text, last.tokens + end.tokens, end.finish_reason)
@@ -277,7 +277,9 @@ class TextStream:
             self._conversation = None
 
     def _may_restart(self, error: BaseException) -> bool:
-        """Whether the session had ended before the answer began, so that it may begin anew in another, once."""
+        """Return whether the session had ended before the answer began, so that it may begin once
+        more in another one.
+        """
         had_ended = isinstance(error, SessionError) and self._conversation is not None and not self._reader.made
         return had_ended and not self._is_restarted
 

@@ -1,7 +1,7 @@
-"""Beam search: several answers go on side by side, and those that are likeliest so far go on to more than one.
+"""Beam search: several answers are continued side by side, and the likeliest may be continued in more than one way.
 
-The host chooses between two steps which answers go on, each of which has a session of its own. An answer that goes on
-in two ways is one whose state another session is given: they share its pages until they differ.
+Between two steps the host chooses the answers to continue. Each has a session of its own. Where an answer continues in
+two ways, its state is copied to another session: both share its pages until they differ.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ from cellrt.language.options import Options
 from cellrt.numbers import as_integer, as_real
 
 MOST_CANDIDATES = 20
-"""Of each step of an answer: so many of the likeliest tokens a language model tells."""
+"""The most of the likeliest tokens that a language model returns with each step of an answer."""
 
 
 class Beam(NamedTuple):
-    """An answer.
+    """A beam: a candidate answer.
 
     Attributes:
-        tokens: that were made.
-        logprobs: theirs.
-        score: the sum of these while it goes on; of one that has ended, that by its length to the length penalty.
+        tokens: its generated tokens.
+        logprobs: their log-probabilities.
+        score: the sum of ``logprobs`` while it continues; of one that has ended, that sum divided by its length to the
+            power of the length penalty.
     """
 
     tokens: tuple[int, ...] = ()
@@ -41,19 +42,19 @@ class Beam(NamedTuple):
 
 
 class BeamSearch:
-    """Which answers go on, step by step, as ``transformers`` chooses them with ``do_sample=False``.
+    """The choice of the beams to continue, step by step, equal to ``transformers`` with ``do_sample=False``.
 
     Args:
-        num_beams: answers that go on, and the most that are kept of those that have ended.
-        max_tokens: the most of an answer.
-        ends: tokens that end one.
+        num_beams: the number of beams that continue, and the most that are kept of those that have ended.
+        max_tokens: the most tokens of an answer.
+        ends: the tokens that end an answer.
         length_penalty: above 0 longer answers are preferred, below shorter ones.
-        early_stopping: whether to end as soon as ``num_beams`` answers have ended. Else it ends when no answer that
-            goes on has a better score, as long as it is now, than the worst of those.
+        early_stopping: whether to end as soon as ``num_beams`` answers have ended. Else it ends when no beam that
+            continues has a better score, as long as it is now, than the worst of those.
 
     Attributes:
-        beams: that go on.
-        is_over: whether none does any more.
+        beams: the beams that continue.
+        is_over: whether the search has ended.
     """
 
     def __init__(
@@ -67,7 +68,7 @@ class BeamSearch:
 
     @property
     def num_candidates(self) -> int:
-        """How many of the likeliest tokens ``take`` needs of each answer: so many that enough of them do not end."""
+        """The number of the likeliest tokens that ``take`` needs of each beam, so that enough of them do not end it."""
         return max(2, 1 + len(self._ends)) * self._num_beams
 
     @property
@@ -76,9 +77,9 @@ class BeamSearch:
         return self._ended[0]
 
     def take(self, steps: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
-        """Take in the likeliest tokens after each beam, with their log-probabilities.
+        """Choose the next beams, given the likeliest tokens after each beam with their log-probabilities.
 
-        Return of each of the new ``beams`` which of the former ones it goes on from, and by its last token.
+        Return for each of the new ``beams`` the number of the former beam that it continues, by its last token.
         """
         made = [
             (beam.score + logprob, number, token, logprob)
@@ -107,19 +108,19 @@ class BeamSearch:
         self._ended = sorted(ended, key=lambda beam: -beam.score)[: self._num_beams]
 
     def _scored(self, beam: Beam) -> Beam:
-        """Return a beam with the score that it has, or would have, as an answer that has ended."""
+        """Return a beam with the score that it has, or would have, as an ended answer."""
         return beam._replace(score=beam.score / len(beam.tokens) ** self._length_penalty)
 
 
 class SearchedBeams:
-    """Has the beams of one search made.
+    """A running beam search: it submits the steps of all beams.
 
     Args:
-        open_session: of the model.
+        open_session: opens a session of the model.
         language, options: of the model and of the answer.
-        request: of the answer, as the model takes it.
-        search: which chooses among them.
-        due, priority: of all of it.
+        request: the request, as the model takes it.
+        search: chooses among the beams.
+        due, priority: of the whole search.
     """
 
     def __init__(
@@ -137,10 +138,10 @@ class SearchedBeams:
         self._request = {**request, "max_tokens": 1, "logprobs": search.num_candidates}
         self._began_s, self._is_closed = time.monotonic(), False
         self._sessions: list[Any] = []
-        """Of each beam, then such as no beam has."""
+        """The session of each beam, then free sessions, which no beam has."""
 
     def run(self) -> Answer:
-        """Return the best answer; waits for it."""
+        """Return the best answer; block until the search has ended."""
         with self._closing():
             futures = self._begin()
             while not self._search.is_over:
@@ -149,7 +150,7 @@ class SearchedBeams:
             return self._answer()
 
     async def arun(self) -> Answer:
-        """As ``run``; cancelling it gives the search up."""
+        """Return the best answer, like ``run``. Cancelling the task cancels the search."""
         futures: list[RequestFuture] = []
         with self._closing():
             try:
@@ -174,7 +175,7 @@ class SearchedBeams:
         return [self._submit(self._sessions[0], self._request, is_first=True)]
 
     def _take(self, made: Sequence[Mapping[str, torch.Tensor]]) -> None:
-        """Take in a step of each beam, and give each of the next ones a session that has read what it goes on from."""
+        """Take a step of each beam, and give each of the next beams a session that has read what it continues."""
         likeliest = [zip(step["top_token"][0].tolist(), step["top_logprob"][0].tolist()) for step in made]
         parents = self._search.take([[(token, logprob) for token, logprob in its if token >= 0] for its in likeliest])
         if self._search.is_over:
@@ -193,15 +194,15 @@ class SearchedBeams:
         self._sessions = [*chosen, *free]
 
     def _open_one(self) -> Any:
-        """Open a session that ends with the others."""
+        """Open a session that is closed with the others."""
         made = self._open()
         self._sessions.append(made)
-        if self._is_closed:  # whoever waited for it has left meanwhile
+        if self._is_closed:  # the search was cancelled meanwhile
             made.leave()
         return made
 
     def _go_on(self) -> list[RequestFuture]:
-        """Have each beam read its last token."""
+        """Submit the last token of each beam."""
         return [
             self._submit(session, {**self._request, "prompt": [beam.tokens[-1]]}, is_first=False)
             for session, beam in zip(self._sessions, () if self._search.is_over else self._search.beams)
@@ -225,8 +226,10 @@ class SearchedBeams:
 
 
 def beams_request(language: Language, tokens: Sequence[int], options: Options) -> tuple[dict[str, Any], Options]:
-    """Return what a model takes for a prompt, and the options as they are then. Raises RequestError for options that no
-    search has, and models that are no decoder."""
+    """Return the request that a model takes for a prompt, and the options prepared for it.
+
+    Raise RequestError for options that a search does not support, and for models that are no decoder.
+    """
     if language.kind != "decoder":
         raise RequestError(f"model {language.name!r}: no beams, only a decoder has those")
     chosen = options.prepared(language)
@@ -241,7 +244,10 @@ def beams_request(language: Language, tokens: Sequence[int], options: Options) -
 def search_of(
     num_beams: object, length_penalty: object, early_stopping: object, max_tokens: int, ends: Collection[int]
 ) -> BeamSearch:
-    """Return a search. Raises RequestError for what is none, and one of more candidates than models tell."""
+    """Return a search.
+
+    Raise RequestError for invalid options, and for a search of more candidates than models return.
+    """
     count, penalty = as_integer(num_beams), as_real(length_penalty)
     if count is None or count < 1:
         raise RequestError(f"num_beams: expected a number of beams, got {num_beams!r:.80}")

@@ -1,4 +1,4 @@
-"""A model that completes texts, within its context."""
+"""Models that complete texts within their context."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cellrt.numbers import as_integer
 
 
 def bounded(context: int, unfold: Callable[..., Unfolder], name: str, cells: Any, **options: Any) -> Unfolder:
-    """Return the model that ``unfold`` makes, of which a prompt and its answer together fit the context."""
+    """Return the model that ``unfold`` makes, limited so that a prompt and its answer together fit the context."""
     most = options.setdefault("max_tokens", min(256, context - 1))
     inner = unfold(name, cells, **options)
 

@@ -1,4 +1,4 @@
-"""Several answers to one prompt, which is read once: each goes on in a session with a copy of what was read."""
+"""Several answers to one prompt, which is read once: each continues in a session with a copy of what was read."""
 
 from __future__ import annotations
 
@@ -15,28 +15,31 @@ from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
 
 LEAST_TOKENS = 64
-"""How many tokens of prompts must be saved: for fewer a copy takes as long."""
+"""The least number of prompt tokens to save: for fewer a copy takes as long."""
 
 
 class Branch(Conversation):
-    """What one answer begins with: all of a prompt but its last token. It ends with the answer."""
+    """The conversation of one answer, which has read all of a prompt but its last token.
+
+    It is closed with the answer.
+    """
 
     is_cache = False
 
     def give_back(self) -> None:
-        """End with the answer."""
+        """Release the conversation and close its session."""
         super().give_back()
         self._session.leave()
 
 
 class Branches:
-    """Reads a prompt for several answers.
+    """A reader of a prompt for several answers.
 
     Args:
-        open_session: of the model.
-        prompt: tokens.
-        count: of the answers.
-        due, priority: of the reading, and of all of them.
+        open_session: opens a session of the model.
+        prompt: the tokens of the prompt.
+        count: the number of answers.
+        due, priority: of the reading, and of all answers.
     """
 
     def __init__(
@@ -48,11 +51,11 @@ class Branches:
 
     @property
     def due(self) -> Due:
-        """Of the answers: what is left of it; the work on them has begun."""
+        """The time limit of the answers: what is left of the request's. The work on them has begun."""
         return Due(self._due.after(time.monotonic() - self._began_s).done_s, None)
 
     def read(self) -> list[Branch] | None:
-        """Return what each answer begins with; None if there is no room for so many sessions."""
+        """Return a branch for each answer; None if there is no room for so many sessions."""
         with suppress(OverloadError), self._closing():
             self._open_all()
             self._submit().result()
@@ -60,7 +63,7 @@ class Branches:
         return None
 
     async def aread(self) -> list[Branch] | None:
-        """As ``read``; cancelling it gives the reading up."""
+        """Return a branch for each answer, like ``read``. Cancelling the task cancels the reading."""
         with suppress(OverloadError), self._closing():
             await asyncio.to_thread(self._open_all)
             await self._submit()
@@ -85,7 +88,7 @@ class Branches:
 
     @contextmanager
     def _closing(self) -> Iterator[None]:
-        """Closes the sessions if there will be no answers."""
+        """Close the sessions if the block raises, as there will be no answers."""
         try:
             yield
         except BaseException:
@@ -95,5 +98,5 @@ class Branches:
 
 
 def are_worth_it(language: Language, prompt: Sequence[int], count: int) -> bool:
-    """Whether reading a prompt once for so many answers saves more than copies cost."""
+    """Return whether reading a prompt once for so many answers saves more than copies cost."""
     return language.kind == "decoder" and (count - 1) * (len(prompt) - 1) >= LEAST_TOKENS

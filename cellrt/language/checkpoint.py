@@ -1,4 +1,4 @@
-"""What a checkpoint says of a model, and how the model is made of it."""
+"""The description of a model in a checkpoint, with the function that makes the model."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ class Checkpoint:
     """A model as a folder or file has it, ready to be served.
 
     Attributes:
-        name: of the folder or file, or what the caller says.
-        kind: which of ``complete``, ``embed`` and ``transduce`` it is served by.
+        name: that of the folder or file, or the one that the caller gave.
+        kind: the kind of model: a decoder is served by ``complete``, an encoder by ``embed``, an encoder-decoder by
+            ``transduce``.
         architecture: as the file names it, such as "LlamaForCausalLM" or "llama".
-        vocabulary: how many tokens there are.
+        vocabulary: the number of tokens in the vocabulary.
         context: the most tokens of a prompt and its answer together; of an encoder, of a text.
-        end_tokens: those that end a text.
+        end_tokens: the tokens that end a text.
         start_token: a decoder's first token, or that of an encoder-decoder's decoder; None if there is none.
         make: ``make(name, **options)`` -> the model to register. Options are those of the cells (``page_size``,
             ``max_batch``, ``max_batch_rows``) and of ``complete``, ``embed`` or ``transduce``. Weights are read when it
             is first called; calls with the same options for the cells share them.
-        tokenizer: what ``tokenizers.Tokenizer.from_buffer`` takes; None if there is none.
+        tokenizer: the bytes that ``tokenizers.Tokenizer.from_buffer`` takes; None if there is no tokenizer.
         chat_template: a template of Jinja 2 for conversations.
         special_tokens: texts by their names, such as "bos_token", for the template.
-        generation: what generation_config.json has.
-        num_bytes: of the weights as they lie in memory, each once.
+        generation: the content of generation_config.json.
+        num_bytes: the bytes of the weights as they lie in memory, each counted once.
     """
 
     name: str

@@ -1,4 +1,6 @@
-"""What a model has read of a conversation, so that a prompt that repeats some of it costs what is new alone."""
+"""A cache of the tokens of a conversation that a model has read: a prompt that repeats them
+costs only its new tokens.
+"""
 
 from __future__ import annotations
 
@@ -11,44 +13,49 @@ from cellrt.errors import CellrtError
 
 
 class Conversation:
-    """Keeps what a model has read. A prompt is read from where it differs from that.
+    """A session with the tokens that it has read. A prompt is read from where it differs from them.
 
-    So an answer is the same with a conversation and without. What a prompt does not repeat is taken back: the end of an
-    answer that a stop string cut, or that was left, and what was said otherwise before. While an answer is made, others
-    of the same conversation are made without it. Safe from any thread.
+    So an answer is the same with a conversation and without. What a prompt does not repeat is removed from the session:
+    the
+    end of an answer that a stop string cut or that was cancelled, and turns that were changed afterwards. While one
+    answer
+    is generated, other answers of the same conversation are generated without it. Safe from any thread.
 
     Args:
-        open_session: makes a session of the model, in an engine here or elsewhere.
-        session: the first of them, if there is one.
-        read: what it has read.
+        open_session: opens a session of the model, in an engine here or elsewhere.
+        session: the first session, if there is one.
+        read: the tokens that it has read.
     """
 
     is_cache = True
-    """Whether it is told how much of a prompt it had."""
+    """True if answers report how many tokens of the prompt were cached."""
 
     def __init__(self, open_session: Callable[[], Any], session: Any = None, read: Sequence[int] = ()) -> None:
         self._open, self._session = open_session, open_session() if session is None else session
         self._read = list(read)
         """The tokens that the session has read."""
         self._is_longer = False
-        """Whether it may have read more, which nobody was told of."""
+        """True if the session may have read more tokens than ``_read`` has."""
         self._lock = threading.Lock()
 
     @property
     def session(self) -> Any:
-        """The session of now, which was made by ``open_session``."""
+        """The present session, which was opened by ``open_session``."""
         return self._session
 
     def take(self) -> bool:
-        """Take it for an answer; False if another has it."""
+        """Reserve the conversation for an answer. Return False if another answer has it."""
         return self._lock.acquire(blocking=False)
 
     def give_back(self) -> None:
-        """Let other answers have it; what was read since ``unread`` is known if ``note_read`` told of it."""
+        """Release the conversation for other answers.
+
+        ``note_read`` has told what was read since ``unread``, or it is unknown.
+        """
         self._lock.release()
 
     def unread(self, prompt: Sequence[int]) -> Sequence[int]:
-        """Return what is to be read of a prompt; the session keeps what it has read of it, and nothing else.
+        """Return the part of a prompt that is still to be read, and cut the session back to the part that it has.
 
         The last token is read in any case, as the first of the answer follows it.
         """
@@ -60,16 +67,18 @@ class Conversation:
         return prompt[same:]
 
     def note_read(self, prompt: Sequence[int], made: Sequence[int], *, is_whole: bool) -> None:
-        """Take in that a prompt was read and an answer made, whose last token nobody has read; not ``is_whole``: there
-        may be more of it than that."""
+        """Record that a prompt was read and an answer made, whose last token has not been read.
+
+        ``is_whole``: False if the session may have read more than that.
+        """
         self._read, self._is_longer = [*prompt, *made[:-1]], not is_whole
 
     def renew(self) -> None:
-        """Open another session, as this one has ended."""
+        """Open another session in place of one that has ended."""
         self._session, self._read, self._is_longer = self._open(), [], False
 
     def close(self) -> None:
-        """End the session."""
+        """Close the session."""
         with suppress(CellrtError):
             self._session.close()
 

@@ -1,4 +1,4 @@
-"""Answers that are JSON: which tokens may follow, by the library ``llguidance``."""
+"""Answers in JSON: masks of the tokens that may follow, computed by the library ``llguidance``."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from cellrt.errors import RequestError
 
 NEEDED = "response_format: answers of a form need one more package: in a clone pip install '.[grammar]' ({})"
 MOST_KEPT = 64
-"""Grammars of a model that are kept ready."""
+"""The most compiled grammars of a model that are cached."""
 AS_WRITTEN = {"whitespace_flexible": False, "item_separator": ", ", "key_separator": ": "}
-"""As ``json.dumps`` writes: a model that may put spaces anywhere may put them for ever."""
+"""The separators of ``json.dumps``: a model that may put spaces anywhere may put them for ever."""
 KINDS = ("text", "json_object", "json_schema")
 
 
 def schema_of(response_format: Any) -> Mapping[str, Any] | None:
-    """Return the schema of OpenAI's ``response_format``; None where any text will do. Raises RequestError."""
+    """Return the schema of OpenAI's ``response_format``; None if any text is allowed. Raise RequestError."""
     kind = response_format.get("type") if isinstance(response_format, Mapping) else None
     if kind == "text":
         return None
@@ -38,7 +38,7 @@ def schema_of(response_format: Any) -> Mapping[str, Any] | None:
 
 
 class Grammar:
-    """A form that answers have, compiled; each answer has a mask of its own: see ``begin``. Safe from any thread."""
+    """A compiled grammar. Each answer has a mask of its own, which ``begin`` returns. Safe from any thread."""
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._vocabulary = matcher, vocabulary
@@ -49,7 +49,10 @@ class Grammar:
 
 
 class GrammarMask:
-    """What may follow in one answer. Raises RequestError where the library gives up, as it bounds its own work."""
+    """The tokens that may follow in one answer.
+
+    Raises RequestError where the library gives up, as it bounds its own work.
+    """
 
     def __init__(self, matcher: Any, vocabulary: int) -> None:
         self._matcher, self._vocabulary, self._read = matcher, vocabulary, 0
@@ -95,7 +98,7 @@ class Grammars:
         self._lock = threading.Lock()
 
     def of(self, schema: Mapping[str, Any]) -> Grammar:
-        """Return the grammar of a JSON schema. Raises RequestError for one that cannot be held to."""
+        """Return the grammar of a JSON schema. Raise RequestError for one that the library does not support."""
         try:
             written = json.dumps(schema)
         except (TypeError, ValueError, RecursionError) as error:

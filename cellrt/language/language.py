@@ -1,4 +1,4 @@
-"""A language model without its weights: all that turns text into requests and results into text."""
+"""A language model without its weights: it turns text into requests and results into text."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from functools import cached_property
 from typing import Any, Self
 
 from cellrt.errors import RequestError
+from cellrt.language.chat_template import ChatTemplate
 from cellrt.language.checkpoint import Checkpoint
 from cellrt.language.grammar import Grammars
-from cellrt.language.template import ChatTemplate
 from cellrt.language.text import Tokenizer
 from cellrt.numbers import as_integer
 
 
 @dataclass(frozen=True)
 class Language:
-    """What is known of a model beside its weights: see ``Checkpoint`` for the fields. Safe from any thread."""
+    """The description of a model beside its weights, with the fields of ``Checkpoint``. Safe from any thread."""
 
     name: str
     kind: str
@@ -34,7 +34,7 @@ class Language:
 
     @classmethod
     def of(cls, checkpoint: Checkpoint) -> Self:
-        """Return what is known of a checkpoint."""
+        """Return the description of a checkpoint."""
         return cls(
             checkpoint.name,
             checkpoint.kind,
@@ -49,13 +49,13 @@ class Language:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """Return the same as JSON has it."""
+        """Return the description as a JSON object."""
         packed = None if self.tokenizer_json is None else base64.b64encode(zlib.compress(self.tokenizer_json)).decode()
         return {**vars_of(self), "end_tokens": list(self.end_tokens), "tokenizer_json": packed}
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Self:
-        """Return what ``to_json`` gave."""
+        """Return the description that ``to_json`` encoded."""
         packed = value["tokenizer_json"]
         content = None if packed is None else zlib.decompress(base64.b64decode(packed))
         return cls(**{**value, "end_tokens": tuple(value["end_tokens"]), "tokenizer_json": content})
@@ -76,12 +76,12 @@ class Language:
 
     @cached_property
     def grammars(self) -> Grammars:
-        """The forms that answers may have. Raises RequestError, as ``Grammars`` and ``tokenizer`` do."""
+        """The grammars that answers may have. Raises RequestError, as ``Grammars`` and ``tokenizer`` do."""
         _ = self.tokenizer
         return Grammars(self.tokenizer_json or b"", self.vocabulary, self.end_tokens)
 
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
-        """Return the tokens of a text, or of tokens these, checked. Raises RequestError for what is neither."""
+        """Return the tokens of a text, or the given tokens after a check. Raise RequestError for anything else."""
         if isinstance(prompt, str):
             return self.tokenizer.encode(prompt)
         if not isinstance(prompt, Sequence):
@@ -93,12 +93,15 @@ class Language:
         return [token for token in tokens if token is not None]
 
     def tokens_of_chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[int]:
-        """Return the tokens that a conversation is asked with. Raises RequestError, as ``ChatTemplate.render``."""
+        """Return the prompt of a conversation, in tokens. Raise RequestError, like ``ChatTemplate.render``."""
         text = self.template.render(messages, **variables)
         return self.tokenizer.encode(text, add_special_tokens=False)
 
     def sentence(self, text: str | Sequence[int]) -> list[int]:
-        """Return the tokens that an encoder reads of a text. Raises RequestError for other models, and too many."""
+        """Return the tokens that an encoder reads of a text.
+
+        Raise RequestError for other models, and for too many tokens.
+        """
         if self.kind != "encoder":
             raise RequestError(f"model {self.name!r} makes texts, and no embeddings")
         tokens = self.tokens_of(text)
@@ -107,7 +110,10 @@ class Language:
         return tokens
 
     def room_for(self, tokens: Sequence[int]) -> int:
-        """Return how many tokens an answer to a prompt may have. Raises RequestError if there are none, or too many."""
+        """Return the most tokens that the answer to a prompt may have.
+
+        Raise RequestError if there are none, or too many.
+        """
         if not tokens:
             raise RequestError("prompt: expected at least one token, got none")
         room = self.context - (len(tokens) if self.kind == "decoder" else 0)
@@ -119,5 +125,5 @@ class Language:
 
 
 def vars_of(language: Language) -> dict[str, Any]:
-    """Return the fields, without what was made of them."""
+    """Return the fields, without cached properties."""
     return {name: getattr(language, name) for name in Language.__dataclass_fields__}

@@ -1,7 +1,7 @@
-"""Answers whose every token is chosen among those that a function allows, which is told of the tokens before it.
+"""Answers whose tokens are restricted by a mask: a function of the tokens before.
 
 The host decides between two steps, so such a request does not run ahead: each token is a request of its own in a
-session, in tasks with the steps of all others. It costs only itself.
+session, in tasks with the steps of all others. Requests without a mask are not slowed.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from cellrt.errors import RequestError
 from cellrt.language.language import Language
 
 Allowed = torch.Tensor | NDArray[Any] | Sequence[int] | None
-"""Tokens, or bool ``[vocabulary]``; None: all."""
+"""Allowed tokens: their numbers, or bool ``[vocabulary]``; None: all."""
 Mask = Callable[[Sequence[int]], Allowed]
-"""What may follow, given the tokens of the answer so far."""
+"""A function that returns the tokens that may follow, given the tokens of the answer so far."""
 
 
 def flags_of(allowed: Allowed, vocabulary: int) -> NDArray[np.bool_] | None:
-    """Return which tokens are allowed, bool ``[vocabulary]``; None: all. Raises RequestError for anything else."""
+    """Return flags of the allowed tokens, bool ``[vocabulary]``; None: all. Raise RequestError for anything else."""
     if allowed is None:
         return None
     given = allowed.detach().cpu().numpy() if isinstance(allowed, torch.Tensor) else np.asarray(allowed)
@@ -48,16 +48,16 @@ def flags_of(allowed: Allowed, vocabulary: int) -> NDArray[np.bool_] | None:
 
 
 class MaskedSteps:
-    """The steps of one request, as a stream of the engine has them.
+    """The steps of one request, as an iterator like the engine's streams.
 
     Args:
-        open_session: of the model; the session is closed at the end.
-        within: a session that goes on instead, and stays.
-        request: as the model takes it.
-        mask: what may follow; an error that it raises is that of the next step.
+        open_session: opens a session of the model, which is closed at the end.
+        within: a session to continue instead, which stays open.
+        request: the request, as the model takes it.
+        mask: the mask; an error that it raises is that of the next step.
         language: of the model.
         due, priority: of the request.
-        note: is told of the first step's future.
+        note: is called with the first step's future.
     """
 
     def __init__(
@@ -85,7 +85,7 @@ class MaskedSteps:
         return self
 
     def __next__(self) -> dict[str, torch.Tensor]:
-        """The next step; waits for it. Raises the request's error, and what the mask raises."""
+        """Return the next step; block until there is one. Raise the request's error, and what the mask raises."""
         if self._is_over:
             raise StopIteration
         asked = self._next_request()
@@ -97,7 +97,7 @@ class MaskedSteps:
         return self
 
     async def __anext__(self) -> dict[str, torch.Tensor]:
-        """The next step. Raises the request's error, and what the mask raises."""
+        """Return the next step. Raise the request's error, and what the mask raises."""
         if self._is_over:
             raise StopAsyncIteration
         asked = await asyncio.to_thread(self._next_request)  # masks may take their time
@@ -108,7 +108,7 @@ class MaskedSteps:
         return self._take(await self._future)
 
     def close(self) -> None:
-        """Give up what has not been made; waits for nothing."""
+        """Cancel the steps that have not been made, without waiting."""
         self._is_over = True
         if self._future is not None:
             self._future.cancel()

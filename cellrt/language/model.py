@@ -1,4 +1,4 @@
-"""A language model in Python: texts that go on, conversations, embeddings."""
+"""Language models in Python: completion of texts, conversations, embeddings."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ from cellrt.process.client import Client
 Prompt = str | Sequence[int]
 Messages = Sequence[Mapping[str, Any]]
 OF_REQUEST = ("session", "deadline", "schedule_by", "priority", "max_unread")
-"""Options of how an answer is asked for, not of the answer."""
+"""Options of the request, not of the answer."""
 DEFAULT_TOKENS = 256
-"""The most tokens of an answer by ``generate``, where nothing is said."""
+"""The most tokens of an answer of ``generate`` by default."""
 
 
 def load(
@@ -43,18 +43,18 @@ def load(
     engine: Engine | Client | None = None,
     **options: Any,
 ) -> LanguageModel:
-    """Return the language model of a checkpoint: a folder as Hugging Face has them, or a GGUF file.
+    """Return the language model of a checkpoint: a folder in the format of Hugging Face, or a GGUF file.
 
     Args:
         path: of the folder or file.
         name: of the model in the engine; default: that of the folder or file.
         dtype: in which it computes: float32, bfloat16, float16, or int8 for the weights of linear layers; also as a
-            text. None: what the environment's ``CELLRT_DTYPE`` says, or float32.
+            text. None: that of the environment's ``CELLRT_DTYPE``, or float32.
         engine: that serves it, beside others; a client's reads the checkpoint there. Default: one of its own, which
             ends with the model.
         options: as of ``Engine``, for one of its own.
 
-    Raises DefinitionError for what is no checkpoint, or none of an architecture that is known.
+    Raise DefinitionError for a path that is no checkpoint, and for an unknown architecture.
     """
     if engine is not None and options:
         raise DefinitionError(f"load: {sorted(options)} are options of an engine of its own, but there is engine=")
@@ -82,7 +82,7 @@ class LanguageModel:
 
     Args:
         unfolder: as ``cellrt.language.served`` makes it.
-        engine: that serves it; None: one of its own, which ends with this.
+        engine: the engine that serves it; None: one of its own, which is closed with the model.
         is_registered: whether the engine has it already.
         options: as of ``Engine``, for one of its own.
 
@@ -91,7 +91,7 @@ class LanguageModel:
         language: tokenizer, template and sizes.
 
     Options of answers are those of ``Options``: ``max_tokens``, ``stop``, ``temperature``, ``top_k``, ``top_p``,
-    ``seed`` and others. Requests of this model that are at work at one time are batched, whoever made them.
+    ``seed`` and others. Concurrent requests of this model are batched, from any number of clients.
     """
 
     def __init__(
@@ -123,47 +123,48 @@ class LanguageModel:
 
     @property
     def name(self) -> str:
-        """Of the model in the engine."""
+        """The model's name in the engine."""
         return self.language.name
 
     def close(self) -> None:
-        """End the engine if it is the model's own; another goes on with the model."""
+        """Close the engine if it is the model's own; another engine keeps the model."""
         if self._is_own:
             self.engine.close()
 
     def conversation(self) -> Conversation:
-        """Return what keeps what the model has read, for prompts that begin with what was said before.
+        """Return a cache of what the model has read, for prompts that begin with the turns before.
 
-        It changes no answer, only what it costs. Close it, or leave it by ``with``. Raises OverloadError, and
-        RequestError for a model that keeps nothing.
+        It changes no answer, only what it costs. Close it, or use ``with``. Raise OverloadError, and RequestError for a
+        model
+        that keeps no state.
         """
         return Conversation(lambda: self.engine.session(self.name))
 
     def stream(self, prompt: Prompt, **options: Any) -> TextStream:
-        """Submit a prompt; return the answer as it is made, for ``for`` or ``async for``.
+        """Submit a prompt; return the answer as it is generated, for ``for`` or ``async for``.
 
         Args:
             prompt: a text, or its tokens.
             options: of ``Options``, where ``max_tokens`` is 256 unless it is given; ``deadline``, ``schedule_by``,
-                ``priority`` and ``max_unread`` as of ``Engine.stream``; and ``session``, a conversation that has read
-                perhaps the beginning of the prompt: see ``conversation``.
+                ``priority`` and ``max_unread`` as of ``Engine.stream``; and ``session``, a conversation (of
+                ``conversation``) that may have read the beginning of the prompt.
 
-        Raises RequestError for what cannot be answered so, and what ``Engine.stream`` raises.
+        Raise RequestError for an invalid prompt or option, and what ``Engine.stream`` raises.
         """
         return self._stream(self.language.tokens_of(prompt), 0, **options)
 
     def generate(self, prompt: Prompt, *, num_beams: int = 1, **options: Any) -> Answer:
-        """Return the answer to a prompt, what follows the text: as ``stream``, which has the options.
+        """Return the answer to a prompt: the text that follows it. ``stream`` describes the options.
 
         Args:
             prompt: a text, or its tokens.
-            num_beams: more than 1: the answer is the likeliest that a search finds which goes on with so many at a
-                time, as ``transformers`` does it with ``do_sample=False``.
+            num_beams: more than 1: the likeliest answer that a beam search of this width finds, equal to
+                ``transformers`` with ``do_sample=False``.
             options: of ``stream``. With beams, of those of an answer, ``max_tokens``, ``stop_tokens`` and
                 ``ignore_eos`` alone; and ``length_penalty`` (1.0): above 0 longer answers are preferred, below shorter
                 ones; and ``early_stopping`` (False): whether to end with the first ``num_beams`` answers that end.
 
-        Raises RequestError also for beams of a model that is no decoder.
+        Raise RequestError also for beams of a model that is no decoder.
         """
         if num_beams != 1:
             return self._beams(self.language.tokens_of(prompt), num_beams, options).run()
@@ -171,7 +172,7 @@ class LanguageModel:
             return stream.answer(stream)
 
     async def agenerate(self, prompt: Prompt, *, num_beams: int = 1, **options: Any) -> Answer:
-        """As ``generate``; cancelling the task gives the answer up."""
+        """Return the answer to a prompt, like ``generate``. Cancelling the task cancels the answer."""
         if num_beams != 1:
             return await self._beams(await asyncio.to_thread(self._tokens_of, prompt), num_beams, options).arun()
         tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
@@ -179,31 +180,31 @@ class LanguageModel:
             return stream.answer([piece async for piece in stream])
 
     def stream_chat(self, messages: Messages, **options: Any) -> TextStream:
-        """Submit a conversation; return the assistant's answer as it is made.
+        """Submit a conversation; return the assistant's answer as it is generated.
 
         Args:
-            messages: dicts of ``role`` and ``content``, all that was said so far.
+            messages: dicts of ``role`` and ``content``: all turns so far.
             options: as of ``stream``; without ``max_tokens`` an answer may fill the context. And ``template``: a dict
-                of what the checkpoint's template knows beside the messages, such as ``enable_thinking``.
+                of the template's variables beside the messages, such as ``enable_thinking``.
         """
         tokens = self.language.tokens_of_chat(messages, **options.pop("template", {}))
         return self.stream(tokens, **{"max_tokens": None, **options})
 
     def chat(self, messages: Messages, **options: Any) -> Answer:
-        """Return the assistant's answer to a conversation: as ``stream_chat``."""
+        """Return the assistant's answer to a conversation. ``stream_chat`` describes the options."""
         with self.stream_chat(messages, **options) as stream:
             return stream.answer(stream)
 
     async def achat(self, messages: Messages, **options: Any) -> Answer:
-        """As ``chat``; cancelling the task gives the answer up."""
+        """Return the assistant's answer, like ``chat``. Cancelling the task cancels the answer."""
         template = options.pop("template", {})
         tokens = await asyncio.to_thread(lambda: self.language.tokens_of_chat(messages, **template))
         return await self.agenerate(tokens, **{"max_tokens": None, **options})
 
     def samples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
-        """Return ``n`` answers to one prompt or conversation, which are made together; the options of ``stream``.
+        """Return ``n`` answers to one prompt or conversation, which are generated together; the options of ``stream``.
 
-        With a ``seed`` each answer has the next one. A long prompt is read once for all of them.
+        With a ``seed`` answer k has ``seed + k``. A long prompt is read once for all of them.
         """
         tokens, options = self._prepared(prompt, options)
         branching = self._branching(tokens, n, options)
@@ -216,7 +217,7 @@ class LanguageModel:
                 return list(readers.map(lambda stream: stream.answer(stream), streams))
 
     async def asamples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
-        """As ``samples``; cancelling the task gives the answers up."""
+        """Return ``n`` answers, like ``samples``. Cancelling the task cancels the answers."""
         tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
 
         async def read(stream: TextStream) -> Answer:
@@ -238,7 +239,7 @@ class LanguageModel:
     ) -> torch.Tensor:
         """Return the embeddings of texts, float32 ``[texts, hidden]``, each of length 1.
 
-        Raises RequestError for a model that makes none, and for a text of more tokens than its context.
+        Raise RequestError for a model that makes no embeddings, and for a text of more tokens than its context.
         """
         requests = [self.language.sentence(text) for text in _listed(texts)]
         how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
@@ -253,7 +254,7 @@ class LanguageModel:
         schedule_by: float | None = None,
         priority: int = 1,
     ) -> torch.Tensor:
-        """As ``embed``."""
+        """Return the embeddings of texts, like ``embed``."""
         requests = await asyncio.to_thread(lambda: [self.language.sentence(text) for text in _listed(texts)])
         how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
         results = await self.engine.submit_many(self.name, requests, **how)
@@ -267,7 +268,7 @@ class LanguageModel:
         return self.language.tokens_of(text)
 
     def _prepared(self, prompt: Prompt | Messages, options: dict[str, Any]) -> tuple[list[int], dict[str, Any]]:
-        """Return a prompt's tokens, and options whose grammar is ready."""
+        """Return a prompt's tokens, and options whose grammar is compiled."""
         if options.get("response_format") is None:
             return self._tokens_of(prompt), options
         of_answer = {name: value for name, value in options.items() if name not in OF_REQUEST}
@@ -275,7 +276,7 @@ class LanguageModel:
         return self._tokens_of(prompt), {**options, "response_format": None, "mask": grammar}
 
     def _beams(self, tokens: Sequence[int], num_beams: int, options: dict[str, Any]) -> SearchedBeams:
-        """Return what searches for an answer. Raises RequestError for options that no search has."""
+        """Return the beam search of a prompt. Raise RequestError for options that a search does not support."""
         given = {"temperature": 0.0, **options}  # whatever the checkpoint draws
         when, priority = due(given.pop("deadline", None), given.pop("schedule_by", None)), given.pop("priority", 1)
         how = num_beams, given.pop("length_penalty", 1.0), given.pop("early_stopping", False)
@@ -285,7 +286,7 @@ class LanguageModel:
         return SearchedBeams(opened, self.language, chosen, request, search, when, priority)
 
     def _branching(self, tokens: list[int], n: int, options: dict[str, Any]) -> Branches | None:
-        """Return what reads a prompt once for so many answers, where that is worth it. Raises RequestError."""
+        """Return a reader of the prompt for so many answers; None if that saves nothing. Raise RequestError."""
         if as_integer(n) is None or n < 1:
             raise RequestError(f"n: expected a number of answers, got {n!r:.80}")
         if options.get("session") is not None or not are_worth_it(self.language, tokens, n):
@@ -304,7 +305,7 @@ class LanguageModel:
         branching: Branches | None,
         branches: Sequence[Branch] | None,
     ) -> list[TextStream]:
-        """Submit a prompt for so many answers; the stack leaves them."""
+        """Submit a prompt for so many answers; the stack closes them."""
         if branching is None or branches is None:
             return [stack.enter_context(self._stream(tokens, number, **options)) for number in range(n)]
         for branch in branches:  # also where not all are submitted
@@ -328,7 +329,7 @@ class LanguageModel:
         max_unread: int | None = None,
         **options: Any,
     ) -> TextStream:
-        """Submit a prompt; ``number``: of its answer, among several."""
+        """Submit a prompt. ``number``: that of the answer among several."""
         chosen, room = options_of(options).prepared(self.language), self.language.room_for(tokens)
 
         def start(rest: Sequence[int], within: Conversation | None) -> Steps:
@@ -349,7 +350,7 @@ class LanguageModel:
 
 
 def options_of(given: dict[str, Any]) -> Options:
-    """Return options of an answer. Raises RequestError for one that is none."""
+    """Return options of an answer. Raise RequestError for an unknown one."""
     known = Options.__dataclass_fields__
     if unknown := sorted(given.keys() - known):
         raise RequestError(f"unknown are {unknown}; options of an answer are {sorted(known)}")

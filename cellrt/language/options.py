@@ -1,4 +1,4 @@
-"""How an answer is made: its length, its end, and how each token is chosen."""
+"""Options of an answer: its length, its end, and how each token is chosen."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cellrt.language.language import Language
 from cellrt.language.masks import Mask
 
 MOST_UNSAID = 4096
-"""The most tokens of an answer whose request says nothing of its length, where the context has room for more."""
+"""The most tokens of an answer without ``max_tokens``, where the context has room for more."""
 OF_DRAWING = ("temperature", "top_k", "top_p", "min_p")
-"""What says nothing where the likeliest token is taken."""
+"""Options without effect where the likeliest token is taken."""
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "temperature": (0,),
     "top_k": (0, -1),
@@ -30,30 +30,30 @@ NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "logprobs": (0,),
     "seed": (),
 }
-"""Values that change nothing; the model is not told of them."""
+"""Values that change nothing; the model does not get them."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """How an answer is made. None: as generation_config.json of the checkpoint says, and else the greedy answer.
+    """Options of an answer. None: the value in the checkpoint's generation_config.json, and else the greedy answer.
 
     Attributes:
         max_tokens: the most tokens; None: as many as the context has room for, up to 4,096.
         stop: texts before which the answer ends.
         temperature: 0 takes the likeliest token; else tokens are drawn.
-        top_k, top_p, min_p: which tokens may be drawn.
-        repetition_penalty, presence_penalty, frequency_penalty: of tokens that were there.
-        logit_bias: what is added to the logits of tokens.
-        min_tokens: so many there are before the answer may end by itself, or by a stop string.
+        top_k, top_p, min_p: limit the tokens that may be drawn.
+        repetition_penalty, presence_penalty, frequency_penalty: penalties of tokens that occurred before.
+        logit_bias: numbers to add to the logits of tokens.
+        min_tokens: the least tokens before the answer may end by itself, or by a stop string.
         ignore_eos: whether the tokens that end a text are tokens like others.
         stop_tokens: further tokens that end the answer.
-        seed: the same one draws the same tokens; of several answers each has the next. None: one that nobody knows.
-        logprobs: how many of the likeliest tokens are told beside each that was chosen.
-        mask: a function that is told of the tokens of the answer so far, and returns those that may follow: a list of
+        seed: the same one draws the same tokens; of several answers each has the next. None: a random one.
+        logprobs: the number of the likeliest tokens to return beside each that was chosen.
+        mask: a function that takes the tokens of the answer so far, and returns those that may follow: a list of
             them, bool ``[vocabulary]``, or None for all. No answer ends before one of its end tokens is allowed.
-            What it raises is the error of this answer alone. Several answers share it.
+            An error that it raises is that of this answer alone. Several answers share it.
         response_format: as OpenAI's: ``{"type": "json_object"}``, or ``{"type": "json_schema", "json_schema":
-            {"schema": ...}}``. The package ``llguidance`` finds what may follow.
+            {"schema": ...}}``. The package ``llguidance`` computes the tokens that may follow.
     """
 
     max_tokens: int | None = None
@@ -75,9 +75,9 @@ class Options:
     response_format: Mapping[str, Any] | None = None
 
     def prepared(self, language: Language) -> Self:
-        """Return the same with the grammar of ``response_format`` as the mask, which may take a second.
+        """Return the options with the grammar of ``response_format`` as the mask, which may take a second.
 
-        Raises RequestError for what no answer of the model can be held to.
+        Raise RequestError for a mask or format that the model does not support.
         """
         schema = None if self.response_format is None else schema_of(self.response_format)
         if self.mask is not None and not (callable(self.mask) or isinstance(self.mask, Grammar)):
@@ -97,13 +97,19 @@ class Options:
         return frozenset((*(() if self.ignore_eos else language.end_tokens), *self.stop_tokens))
 
     def new_mask(self) -> Mask | None:
-        """Return what says which tokens may follow in one more answer, if anything does."""
+        """Return the mask of one more answer, if there is one."""
         return self.mask.begin() if isinstance(self.mask, Grammar) else self.mask
 
     def request(self, language: Language, tokens: Sequence[int], room: int, number: int = 0) -> dict[str, Any]:
-        """Return what the model's unfolder takes for a prompt; ``number``: of the answer, among several to one prompt.
+        """Return the request that the model's unfolder takes for a prompt.
 
-        ``room``: the most tokens that the answer may have. Raises RequestError for more, and for an encoder.
+        Args:
+            language: of the model.
+            tokens: of the prompt.
+            room: the most tokens that the answer may have.
+            number: that of the answer, among several to one prompt.
+
+        Raise RequestError for more tokens than ``room``, and for an encoder.
         """
         most = min(room, MOST_UNSAID) if self.max_tokens is None else self.max_tokens
         if not 1 <= most <= room:
@@ -119,7 +125,7 @@ class Options:
         return {"prompt": list(tokens), "max_tokens": most, **self._chosen(language, number)}
 
     def _chosen(self, language: Language, number: int) -> dict[str, Any]:
-        """Return how tokens are chosen, without what changes nothing."""
+        """Return the options of how tokens are chosen, without those that change nothing."""
         chosen = {name: getattr(self, name) for name in NEUTRAL}
         for name, value in self._of_checkpoint(language).items():
             if chosen[name] is None:
@@ -131,7 +137,7 @@ class Options:
         return {name: value for name, value in chosen.items() if value is not None and value not in NEUTRAL[name]}
 
     def _of_checkpoint(self, language: Language) -> dict[str, Any]:
-        """Return what the checkpoint's generation_config.json says of how tokens are chosen."""
+        """Return the options of how tokens are chosen in the checkpoint's generation_config.json."""
         said = language.generation
         found = {"repetition_penalty": said.get("repetition_penalty")}
         if said.get("do_sample"):

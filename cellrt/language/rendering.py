@@ -1,9 +1,9 @@
-"""The process that renders a chat template: what comes with a checkpoint is code, and may loop for ever.
+"""The process that renders a chat template: a template of a checkpoint is code, and may loop for ever.
 
     python -c "from cellrt.language.rendering import main; main()" DESCRIPTOR
 
 The environment is that of ``transformers``: a sandbox without Python's internals, with ``raise_exception``, ``tojson``
-and ``strftime_now``. Memory is bounded here, time by whoever asks.
+and ``strftime_now``. Memory is bounded here, time by the process that asks.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from jinja2.ext import Extension
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-from cellrt.language.template import receive, send
+from cellrt.language.chat_template import receive, send
 from cellrt.worker.python_process import end_with
 
 MEMORY_BYTES = 1 << 29
-"""Of this process, as addresses."""
+"""The limit of this process's address space."""
 LONGEST = 1 << 24
-"""Characters of what is rendered."""
+"""The most characters of a rendered text."""
 
 
 class Generation(Extension):
-    """The block ``{% generation %}``, which marks an assistant's words for training; here it is its content."""
+    """The block ``{% generation %}``, which marks an assistant's words for training; here it renders its content."""
 
     tags = {"generation"}  # noqa: RUF012 - as its base has it
 
     def parse(self, parser: Parser) -> list[nodes.Node]:
-        """See ``jinja2``."""
+        """Return the nodes of the block's content, as ``jinja2`` requires."""
         next(parser.stream)
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
@@ -53,7 +53,7 @@ def make_environment() -> ImmutableSandboxedEnvironment:
 
 
 def _tojson(value: Any, ensure_ascii: bool = False, indent: int | None = None, **how: Any) -> str:
-    """JSON for a model, not for a page: jinja2's own would write ``<`` otherwise."""
+    """Return JSON for a model, not for a page: jinja2's own filter escapes ``<``."""
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **how)
 
 
@@ -66,7 +66,7 @@ def _strftime_now(format: str) -> str:
 
 
 class Renderer:
-    """A template, compiled when it is first rendered. ``source``: of the template."""
+    """A template with the given ``source``, which is compiled when it is first rendered."""
 
     def __init__(self, source: str) -> None:
         self._source = source
@@ -90,12 +90,12 @@ class Renderer:
 
 
 def main() -> None:
-    """The process: says that it is there, hears the template, then the variables of each text that is asked for."""
+    """Serve renderings: send a message when ready, receive the template, then the variables of each text to render."""
     lifeline = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent process handles it
     end_with(lifeline)
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
-    with suppress(EOFError, BrokenPipeError):  # nobody asks any more
+    with suppress(EOFError, BrokenPipeError):  # the parent is gone
         send(lifeline, None)
         renderer = Renderer(receive(lifeline))
         while True:

@@ -1,7 +1,7 @@
 """A language model as engines serve it: with weights in the engine's process, without in all others.
 
-An engine's process reads a checkpoint and makes the model of it. Clients and front ends are given an outline: what is
-declared of its cells, its tokenizer and its template. They unfold requests and read text with that.
+An engine's process reads a checkpoint and makes the model of it. Clients and front ends get an outline: the cells'
+declarations, the tokenizer and the template. They unfold requests and decode text with that.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cellrt.unfolders import complete, embed, transduce
 from cellrt.unfolders.recurrent_completion import complete_recurrent
 
 DTYPE, DTYPES = "CELLRT_DTYPE", ("float32", "bfloat16", "float16", "int8")
-"""The environment's word for what models of checkpoints compute in, and what it may say."""
+"""The environment variable of the dtype in which models of checkpoints compute, and its values."""
 MAKER = "cellrt.language.served:from_outline"
 
 
 @dataclass(frozen=True, repr=False, kw_only=True)
 class LanguageUnfolder(Unfolder):
-    """A model that engines register, with ``language``: what is known of it beside its weights."""
+    """A model that engines register. ``language`` is its description without weights."""
 
     language: Language
 
@@ -40,9 +40,9 @@ class LanguageUnfolder(Unfolder):
 def load(path: str, name: str | None = None, dtype: torch.dtype | None = None) -> LanguageUnfolder:
     """Return the model of a checkpoint, a folder or GGUF file, with its weights.
 
-    ``dtype``: as of ``read_checkpoint``; None: what the environment's ``CELLRT_DTYPE`` says, or float32.
+    ``dtype``: as of ``read_checkpoint``; None: that of the environment's ``CELLRT_DTYPE``, or float32.
 
-    Raises DefinitionError.
+    Raise DefinitionError.
     """
     from cellrt.language.checkpoints import read_checkpoint  # each architecture that is known: not for clients
 
@@ -50,22 +50,25 @@ def load(path: str, name: str | None = None, dtype: torch.dtype | None = None) -
 
 
 def dtype_said() -> torch.dtype | None:
-    """Return the dtype that the environment names. Raises DefinitionError for none that a model may have."""
+    """Return the dtype that the environment names. Raise DefinitionError for one that no model may have."""
     return dtype_of(os.environ.get(DTYPE, ""), DTYPE)
 
 
 def dtype_of(said: str, where: str) -> torch.dtype | None:
-    """Return the dtype of a name; None of none. Raises DefinitionError, naming ``where``, for no model's."""
+    """Return the dtype of a name; None for an empty name.
+
+    Raise DefinitionError, naming ``where``, for an unknown one.
+    """
     if said and said not in DTYPES:
         raise DefinitionError(f"{where}: expected one of {', '.join(DTYPES)}, got {said!r:.40}")
     return getattr(torch, said) if said else None
 
 
 def served(checkpoint: Checkpoint) -> LanguageUnfolder:
-    """Return the model of a checkpoint that was read. Raises DefinitionError, also for a wrong tokenizer."""
+    """Return the model of a checkpoint that was read. Raise DefinitionError, also for an unreadable tokenizer."""
     language = Language.of(checkpoint)
     if language.tokenizer_json is not None:
-        _ = language.tokenizer  # what cannot be read is said before anybody asks
+        _ = language.tokenizer  # an unreadable one is reported now, not by the first request
     made = checkpoint.make(checkpoint.name, **_options(language))
     outline = {"language": language.to_json(), "cells": [outline_of(cell) for cell in made.cells]}
     return _with(made, language, {"maker": MAKER, "value": outline})
@@ -91,7 +94,7 @@ def _unfolder(language: Language, cells: list[Cell]) -> Unfolder:
 
 
 def _options(language: Language) -> dict[str, Any]:
-    """The options of ``complete``, ``embed`` or ``transduce``: an answer may be as long as the context."""
+    """Return the options of ``complete``, ``embed`` or ``transduce``: an answer may be as long as the context."""
     if language.kind == "encoder":
         return {}
     if language.kind == "encoder-decoder":

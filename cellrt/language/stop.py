@@ -1,4 +1,4 @@
-"""Texts that end an answer, wherever the borders of tokens are."""
+"""Stop strings: texts that end an answer, wherever the borders of tokens are."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ MOST_STOPS, LONGEST_STOP = 16, 256
 
 
 class StopStrings:
-    """Cuts a text that comes in pieces before the first of some strings that is complete.
+    """A filter that cuts a text, which comes in pieces, before the first stop string that is complete.
 
-    Of several that are complete with the same character, the longest counts. What may be the beginning of one is held
-    back until it is clear, and nothing else.
+    Of several that are complete with the same character, the longest counts. Text that may be the beginning of a stop
+    string is held back until that is clear, and nothing else.
 
     Raises RequestError unless ``stops`` are a few texts that are not empty.
     """
@@ -28,10 +28,10 @@ class StopStrings:
         self._stops = list(stops)
         self._held = ""
         self.is_stopped = False
-        """Whether one of them was found."""
+        """True once a stop string was found."""
 
     def feed(self, text: str) -> str:
-        """Return what of the text so far is to be shown now; after one was found, nothing."""
+        """Return the part of the text so far that is to be shown now; nothing after a stop string was found."""
         if self.is_stopped:
             return ""
         text = self._held + text
@@ -44,12 +44,12 @@ class StopStrings:
         return text[: len(text) - held]
 
     def end(self) -> str:
-        """Return what was held back, at the end of the text."""
+        """Return the text that was held back, at the end of the text."""
         held, self._held = self._held, ""
         return held
 
 
 def _overlap(text: str, stop: str) -> int:
-    """How long the longest end of a text is that a string begins with, and is longer than."""
+    """Return the length of the longest end of a text that is a proper beginning of a stop string."""
     lengths = range(min(len(text), len(stop) - 1), 0, -1)
     return next((length for length in lengths if text.endswith(stop[:length])), 0)

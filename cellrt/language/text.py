@@ -1,4 +1,4 @@
-"""Text from tokens and tokens from text; of tokens that come one by one, the text in whole characters."""
+"""Conversion between text and tokens. Tokens that come one by one give text in whole characters."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Sequence
 from cellrt.errors import DefinitionError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""What a decoder makes of bytes that are no character, or not yet."""
+"""The character that a decoder writes for bytes that are no character, or not yet."""
 MOST_HELD = 24
-"""Tokens that are held back at most: a character has four bytes, and whoever makes no whole one is shown that."""
+"""The most tokens that are held back: a character has four bytes, and tokens that make no
+whole one are shown as such.
+"""
 UNSURE = 3
-"""Characters at the end of bytes that are no text which the next token may still change."""
+"""The characters, at the end of bytes that are no valid text, that the next token may still change."""
 NEEDED = "language models need more packages: in a clone pip install '.[lm]' ({})"
 
 
@@ -21,7 +23,7 @@ class Tokenizer:
     Args:
         content: of a tokenizer.json.
 
-    Raises DefinitionError for what is none, or where the library is not installed.
+    Raises DefinitionError for invalid content, or where the library is not installed.
     """
 
     def __init__(self, content: bytes) -> None:
@@ -39,7 +41,7 @@ class Tokenizer:
         self._special = frozenset(token for token, what in added.items() if what.special)
 
     def is_text(self, token: int) -> bool:
-        """Whether a token is text: none that begins or ends one, and none that the model has beyond the tokenizer's."""
+        """Return whether a token is text: no special token, and none that the model has beyond the tokenizer's."""
         return token not in self._special and self._tokenizer.id_to_token(token) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
@@ -51,8 +53,9 @@ class Tokenizer:
         return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def name_of(self, token: int) -> tuple[str, bool]:
-        """Return the text of one token by itself, and that it is one; of part of a character what the tokenizer calls
-        it, and that it is none."""
+        """Return the text of one token by itself, and True; for a part of a character its name in the tokenizer, and
+        False.
+        """
         text = str(self._tokenizer.decode([token], skip_special_tokens=False))
         if text and REPLACEMENT not in text:
             return text, True
@@ -60,10 +63,10 @@ class Tokenizer:
 
 
 class Detokenizer:
-    """The text of tokens that come one by one. All pieces together are the text that all tokens have.
+    """A decoder of tokens that come one by one. All pieces together are the text of all tokens.
 
-    Where several tokens are one character, nothing comes before the last of them. How a token is written may depend on
-    the one before (a space between words, say), so those of the piece before are decoded again with those of the next.
+    Where several tokens are one character, nothing comes before the last of them. The text of a token may depend on the
+    one before (a space between words, say), so the tokens of the piece before are decoded again with those of the next.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
@@ -72,7 +75,7 @@ class Detokenizer:
         """The tokens of the piece before, and those that are held back."""
         self._held = 0
         self._sent = 0
-        """How many characters of the window's text have been given."""
+        """The number of characters of the window's text that have been returned."""
 
     def feed(self, token: int) -> str:
         """Return the characters that are whole with this token."""
@@ -92,7 +95,7 @@ class Detokenizer:
         return piece
 
     def end(self) -> str:
-        """Return what was held back, whole or not."""
+        """Return the text that was held back, whole or not."""
         text = self._tokenizer.decode(self._window)[self._sent :]
         self._window, self._held, self._sent = [], 0, 0
         return text

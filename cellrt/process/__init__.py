@@ -1,1 +1,1 @@
-"""The engine in a process of its own: clients in any process unfold there, and hand over tensors in shared memory."""
+"""The engine in a process of its own. Clients in any process unfold there, and pass tensors in shared memory."""

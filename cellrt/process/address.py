@@ -1,4 +1,4 @@
-"""Where an engine's process listens: a name without a file, which is gone with it, or a socket's path."""
+"""Addresses of engines' processes: an abstract socket name, which ends with its process, or a socket's path."""
 
 from __future__ import annotations
 
@@ -14,36 +14,39 @@ from cellrt.errors import DefinitionError, DeviceError
 
 BACKLOG = 4096
 RETRY_EVERY_S = 0.01
-"""How often one knocks whom a full backlog does not take."""
+"""The seconds between two tries to connect to a full backlog."""
 CREDENTIALS = struct.Struct("3i")
 
 
 def new_address() -> str:
-    """An address that nobody has: ``@`` and a name of Linux's abstract sockets."""
+    """Return an unused address: ``@`` and a name of Linux's abstract sockets."""
     return f"@cellrt-{os.getpid()}-{uuid.uuid4().hex[:12]}"
 
 
 def check_address(given: object) -> str:
-    """Raises DefinitionError unless it is an address."""
+    """Return an address. Raise DefinitionError for an invalid one."""
     if isinstance(given, str) and len(given) > 1 and len(os.fsencode(given)) < 108 and "\0" not in given:
         return given
     raise DefinitionError(f"address: expected '@name' or a path of less than 108 bytes, got {given!r:.200}")
 
 
 class Listener(socket.socket):
-    """A socket that clients connect to. Its file, if it has one, goes when it is closed."""
+    """A socket that clients connect to. Its file, if it has one, is removed when it is closed."""
 
     _file: tuple[str, tuple[int, int]] | None = None
 
     def listen_at(self, address: str) -> None:
-        """Binds it. Raises OSError."""
+        """Bind the socket to an address. Raise OSError."""
         self.bind(_name(address))
         if not address.startswith("@"):
             self._file = address, _identity(address)
         self.listen(BACKLOG)
 
     def close(self) -> None:
-        """Removes the file, unless it is a successor's, while nobody can take the place; then nobody can connect."""
+        """Remove the file, unless it is a successor's, and close the socket.
+
+        The file goes first, as no other process can take the address while this one listens.
+        """
         file, self._file = self._file, None
         with suppress(OSError):
             if file is not None and _identity(file[0]) == file[1]:
@@ -52,9 +55,9 @@ class Listener(socket.socket):
 
 
 def listen(address: str) -> Listener:
-    """A socket that listens there; of a file left by an engine that is gone it takes the place.
+    """Return a socket that listens at an address, and replace a file left by an engine that is gone.
 
-    Raises DefinitionError if another listens there, or the path cannot be used.
+    Raise DefinitionError if another process listens there, or the path cannot be used.
     """
     sock = Listener(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     try:
@@ -69,7 +72,10 @@ def listen(address: str) -> Listener:
 
 
 def connect(address: str, timeout: float) -> socket.socket:
-    """A connection to what listens there. Raises DeviceError if nothing does, or has no place for so many seconds."""
+    """Return a connection to an address.
+
+    Raise DeviceError if no process listens, or has no room for so many seconds.
+    """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end_s = time.monotonic() + timeout
     try:
@@ -89,7 +95,7 @@ def connect(address: str, timeout: float) -> socket.socket:
 
 
 def is_ours(sock: socket.socket) -> bool:
-    """Whether the process at the other end is of this one's user, or of root."""
+    """Return whether the process at the other end belongs to this one's user, or to root."""
     given = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, CREDENTIALS.size)
     return CREDENTIALS.unpack(given)[1] in (os.getuid(), 0)
 
@@ -104,7 +110,7 @@ def _identity(path: str) -> tuple[int, int]:
 
 
 def _remove_stale(path: str) -> None:
-    """Removes the file of a socket that nobody listens at."""
+    """Remove the file of a socket at which no process listens."""
     with suppress(FileNotFoundError):
         if stat.S_ISSOCK(os.stat(path).st_mode):
             with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET) as probe:

@@ -1,4 +1,4 @@
-"""A client's bindings: which it has for each model's name, as answers and the engine's news tell it."""
+"""A client's bindings by model, kept current by the engine's answers and news."""
 
 from __future__ import annotations
 
@@ -9,17 +9,19 @@ from weakref import WeakValueDictionary
 
 from cellrt.errors import UnknownModelError
 from cellrt.graph.unfolder import Unfolder
-from cellrt.process.binding import Binding, Unfolders
+from cellrt.process.model_binding import Binding, Unfolders
 
 
 class Bindings:
-    """See the module. Holds no client, which may be dropped. Safe from any thread, and waits for none that waits.
+    """The bindings of one client. They do not refer to the client, so that it may be dropped.
+
+    Safe from any thread; no method waits for a thread that waits.
 
     Attributes:
-        by_name: those to unfold new requests for.
-        unfolders: that were imported. Those of versions that sessions go on with are kept: no file has them any more.
-        num_changes: how often the engine told of another model, or of one less.
-        on_change: called when it has, in the thread that hears it.
+        by_name: the bindings for new requests.
+        unfolders: the imported models. Versions that sessions go on with are kept: no file has them any more.
+        num_changes: the number of times that the engine told of another model, or of one less.
+        on_change: called after each such change, in the thread that receives it.
     """
 
     def __init__(self) -> None:
@@ -31,11 +33,11 @@ class Bindings:
         self._lock = threading.Lock()
 
     def all(self) -> dict[int, Binding]:
-        """All by number; they stay as long as this dict does."""
+        """Return all bindings by number; they stay as long as this dict does."""
         return dict(self._by_number.items())
 
-    def told(self, value: Mapping[str, Any]) -> Binding:
-        """The binding that an answer or news tell of."""
+    def binding_of(self, value: Mapping[str, Any]) -> Binding:
+        """Return the binding that an answer or news describe."""
         number = int(value["binding"])
         with self._lock:
             binding = self._by_number.get(number)
@@ -44,17 +46,22 @@ class Bindings:
         return binding
 
     def is_named(self, model: str, binding: Binding, num_changes: int) -> bool:
-        """Whether new requests of a model go to a binding that was asked for when there were so many changes: if there
-        is no other, and none can have taken its place meanwhile."""
+        """Make a binding that of a model's new requests, if there is no other; return whether it is now.
+
+        ``num_changes``: the number of changes before the binding was requested; after later changes it may be outdated,
+        and
+        is not used.
+        """
         if self.by_name.setdefault(model, binding) is binding and self.num_changes != num_changes:
             self.forget(binding)
         return self.by_name.get(model) is binding
 
     def change(self, news: Mapping[str, Any]) -> Binding | None:
-        """Takes in that a model of a name was registered or taken out; returns the binding whose time is over.
+        """Record that a model of a name was registered or removed; return the binding that is outdated.
 
-        The one that comes in its place is there from now on, if the engine told of it, and else asked for. Forgets
-        versions that nobody uses.
+        The new binding is used from now on if the engine described it, and requested at the next use if not. Versions
+        that are
+        not used are forgotten.
         """
         name, versions = news["model"], news["versions"]
         self.num_changes += 1
@@ -63,20 +70,20 @@ class Bindings:
                 self.unfolders.forget(known)
         before = self.by_name.get(name)
         if news["now"] is not None:
-            self.by_name[name] = self.told(news["now"])
+            self.by_name[name] = self.binding_of(news["now"])
         else:
             self.by_name.pop(name, None)
         self.on_change()
         return None if before is self.by_name.get(name) else before
 
     def forget(self, binding: Binding) -> None:
-        """Takes out a binding, unless there is another by now."""
+        """Remove a binding from ``by_name``, unless another one has replaced it."""
         if self.by_name.get(binding.name) is binding:
             self.by_name.pop(binding.name, None)
 
 
 def check_name(model: object) -> str:
-    """The name of a model, if it is one. Raises UnknownModelError."""
+    """Return the name of a model. Raise UnknownModelError for anything else."""
     if isinstance(model, str):
         return model
     given = f"{model!r}; its name is {model.name!r}" if isinstance(model, Unfolder) else type(model).__name__

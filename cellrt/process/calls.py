@@ -1,4 +1,4 @@
-"""What clients may call by name in the engine's process: each call in a thread of its own, since some take long."""
+"""Functions that clients call by name in the engine's process. Each call has a thread, since some take long."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ from cellrt.engine.explanation import HAS_ENDED
 from cellrt.engine.registry import Model
 from cellrt.engine.trace import admission_of
 from cellrt.errors import DefinitionError, RequestError, SessionError, UnknownModelError
-from cellrt.process.binding import described
-from cellrt.process.guest import Guest
+from cellrt.process.client_connection import ClientConnection
+from cellrt.process.model_binding import described
 from cellrt.process.source import ModelSource
 from cellrt.view.chrome_trace import chrome_trace
 from cellrt.view.waits import waits_of
 
 LONGEST_ID = 40
-"""Of a request: two numbers of 64 bits."""
+"""The most characters of a request's id: two numbers of 64 bits."""
 Answer = tuple[Any, bytes]
-"""What JSON can hold, and bytes."""
+"""An answer: a JSON value, and bytes."""
 
 
 @dataclass
 class Entry:
-    """A model that was registered by its source once, and may be again.
+    """A model that was registered by its source, and may be loaded anew.
 
     Attributes:
         source: where it comes from.
         options: as of ``Engine.register``.
-        version: how often it was registered.
+        version: the number of times it was registered.
         is_loaded: whether it is registered now.
     """
 
@@ -45,24 +45,27 @@ class Entry:
 
 
 class Calls:
-    """The functions, for any thread.
+    """The functions that clients call. Safe from any thread.
 
     Args:
-        engine: that they are about.
-        announce: tells every client what a function says to it, as JSON has it: that there is another model of a name.
-        count_clients: how many there are.
+        engine: the engine that they control.
+        announce: sends every client the result of a function of its connection: news of a model.
+        count_clients: returns the number of clients.
     """
 
     def __init__(
-        self, engine: Engine, announce: Callable[[Callable[[Guest], object]], None], count_clients: Callable[[], int]
+        self,
+        engine: Engine,
+        announce: Callable[[Callable[[ClientConnection], object]], None],
+        count_clients: Callable[[], int],
     ) -> None:
         self._engine, self._announce, self._count_clients = engine, announce, count_clients
         self._register_lock, self._tell_lock = threading.Lock(), threading.Lock()
-        self._num_guests = 0
+        self._num_connections = 0
         engine._registrar.on_renewed = self._tell
         self._catalogue: dict[str, Entry] = {}
-        self._guests: WeakValueDictionary[int, Guest] = WeakValueDictionary()
-        """By their numbers in the ids of timelines."""
+        self._connections: WeakValueDictionary[int, ClientConnection] = WeakValueDictionary()
+        """Connections by their numbers in the ids of timelines."""
         self._by_name: dict[str, Callable[..., Answer]] = {
             "bind": self._bind,
             "check": self._check,
@@ -82,27 +85,27 @@ class Calls:
             "unregister": self._unregister,
         }
 
-    def run(self, guest: Guest, name: str, arguments: dict[str, Any], blob: bytes) -> Answer:
-        """Calls a function; raises what it raises, and KeyError if there is none of that name."""
-        return self._by_name[name](guest, blob, **arguments)
+    def run(self, connection: ClientConnection, name: str, arguments: dict[str, Any], blob: bytes) -> Answer:
+        """Call a function. Raise what it raises, and KeyError if there is none of that name."""
+        return self._by_name[name](connection, blob, **arguments)
 
-    def _explain(self, guest: Guest, _: bytes, id: int) -> Answer:
-        found = guest.request(id)
+    def _explain(self, connection: ClientConnection, _: bytes, id: int) -> Answer:
+        found = connection.request(id)
         if found is None:
             return HAS_ENDED, b""
         if isinstance(found, str):
             return found, b""
         return self._engine._explain(*found), b""
 
-    def _register(self, guest: Guest, _: bytes, source: str, **options: Any) -> Answer:
+    def _register(self, connection: ClientConnection, _: bytes, source: str, **options: Any) -> Answer:
         found = ModelSource(source)
         self.register(found, options)
         return None, b""
 
     def register(self, source: ModelSource, options: dict[str, Any], name: str | None = None) -> None:
-        """Registers a model, and keeps it in the catalogue. Raises DefinitionError, EngineClosedError.
+        """Register a model, and add it to the catalogue. Raise DefinitionError, EngineClosedError.
 
-        ``name``: that it must have.
+        ``name``: the name that it must have.
         """
         model = source.load()
         if name not in (None, model.name):
@@ -120,43 +123,43 @@ class Calls:
         self._tell(model.name)
 
     def _tell(self, name: str) -> None:
-        """Tells clients that there is another model of a name, or none; sessions may go on with those before it.
+        """Tell clients that there is another model of a name, or none; sessions may go on with earlier ones.
 
-        Those who unfold for it are told all that they need, so that a callback that submits has nothing to wait for.
+        Clients that unfold for it get its description too, so that a callback that submits need not wait for it.
         """
-        with self._tell_lock:  # who is told last is told what there is
+        with self._tell_lock:  # so that the last news is the current state
             used = {record.model for record in self._engine._manager.sessions if record.model.name == name}
             now = self._engine._models.get(name)
             versions = sorted({model.origin.version for model in (used if now is None else used | {now})})
             description: dict[str, Any] | None = None
-            if now is not None and now.origin.source is not None:  # else whoever registers it tells, too
+            if now is not None and now.origin.source is not None:  # else its registration tells later
                 description = described(now, self._engine._registry)
 
-            def news_for(guest: Guest) -> object:
+            def news_for(connection: ClientConnection) -> object:
                 its = None
-                if now is not None and description is not None and guest.wants(now):
-                    number = guest.number_of(now, ())
-                    if number is not None:  # else another has taken its place, and whoever put it there tells, too
+                if now is not None and description is not None and connection.wants(now):
+                    number = connection.number_of(now, ())
+                    if number is not None:  # else another has taken its place, whose registration tells, too
                         its = {"binding": number, "description": description}
                 return {"model": name, "versions": versions, "now": its}
 
             self._announce(news_for)
 
-    def _load(self, guest: Guest, _: bytes, model: str) -> Answer:
-        """Registers a model of the catalogue anew, from where it came: whoever has its requests goes on."""
+    def _load(self, connection: ClientConnection, _: bytes, model: str) -> Answer:
+        """Register a model of the catalogue anew, from where it came. Running requests go on with the former one."""
         entry = self._catalogue.get(model)
         if entry is None:
             raise UnknownModelError(f"model {model!r} was never registered; those were: {sorted(self._catalogue)}")
         self.register(entry.source, {**entry.options, "replace": True}, model)
         return None, b""
 
-    def _models(self, guest: Guest, _: bytes) -> Answer:
+    def _models(self, connection: ClientConnection, _: bytes) -> Answer:
         return [
             {"name": name, "source": entry.source.text, "version": entry.version, "is_loaded": entry.is_loaded}
             for name, entry in sorted(self._catalogue.items())
         ], b""
 
-    def _unregister(self, guest: Guest, _: bytes, model: str) -> Answer:
+    def _unregister(self, connection: ClientConnection, _: bytes, model: str) -> Answer:
         with self._register_lock:
             self._engine.unregister(model)
             if model in self._catalogue:
@@ -164,19 +167,22 @@ class Calls:
         self._tell(model)
         return None, b""
 
-    def _bind(self, guest: Guest, _: bytes, model: str, known: list[int]) -> Answer:
+    def _bind(self, connection: ClientConnection, _: bytes, model: str, known: list[int]) -> Answer:
         value = None
         while value is None:  # if the model is given up meanwhile, another has taken its place, or none
-            value = self._binding(guest, self._engine._submission.model(model), known)
-        guest.names.add(model)
+            value = self._binding(connection, self._engine._submission.model(model), known)
+        connection.names.add(model)
         return value, b""
 
-    def _binding(self, guest: Guest, model: Model, known: list[int]) -> dict[str, Any] | None:
-        """What a client must know to unfold for a model: its description, unless it has that. None: it is given up."""
+    def _binding(self, connection: ClientConnection, model: Model, known: list[int]) -> dict[str, Any] | None:
+        """Return a model's binding, with its description unless the client has that.
+
+        None: the model was released meanwhile.
+        """
         if model.origin.source is None:
-            with self._register_lock:  # whoever registered it is about to note where it comes from
+            with self._register_lock:  # its registration is about to set the source
                 pass
-        number = guest.number_of(model, known)
+        number = connection.number_of(model, known)
         if number is None:
             return None
         is_current = self._engine._models.get(model.name) is model
@@ -187,7 +193,7 @@ class Calls:
 
     def _open(
         self,
-        guest: Guest,
+        connection: ClientConnection,
         state: bytes,
         model: str,
         id: str | None,
@@ -196,38 +202,40 @@ class Calls:
         known: list[int],
     ) -> Answer:
         session = self._engine.session(model, id, state=state if has_state else None, must_be_open=must_be_open)
-        binding = self._binding(guest, session._record.model, known)
+        binding = self._binding(connection, session._record.model, known)
         if binding is None:  # the session, which kept its model, has ended meanwhile
             raise SessionError(str(session._record.error))
-        number = guest.add_session(session, is_own=id is None)
+        number = connection.add_session(session, is_own=id is None)
         return {"session": number, "id": session.id, **binding}, b""
 
-    def _export(self, guest: Guest, _: bytes, session: int) -> Answer:
-        return None, guest.session(session).export()
+    def _export(self, connection: ClientConnection, _: bytes, session: int) -> Answer:
+        return None, connection.session(session).export()
 
-    def _restore(self, guest: Guest, state: bytes, session: int) -> Answer:
-        guest.session(session).restore(state)
+    def _restore(self, connection: ClientConnection, state: bytes, session: int) -> Answer:
+        connection.session(session).restore(state)
         return None, b""
 
-    def _copy(self, guest: Guest, _: bytes, session: int, others: list[int]) -> Answer:
-        guest.session(session).copy_to([guest.session(other) for other in others])
+    def _copy(self, connection: ClientConnection, _: bytes, session: int, others: list[int]) -> Answer:
+        connection.session(session).copy_to([connection.session(other) for other in others])
         return None, b""
 
-    def _close(self, guest: Guest, _: bytes, session: int) -> Answer:
-        known = guest.sessions.get(session)
+    def _close(self, connection: ClientConnection, _: bytes, session: int) -> Answer:
+        known = connection.sessions.get(session)
         if known is not None:
             known[0].close()
-            guest.forget_session(session)
+            connection.forget_session(session)
         return None, b""
 
-    def _statistics(self, guest: Guest, _: bytes) -> Answer:
+    def _statistics(self, connection: ClientConnection, _: bytes) -> Answer:
         return {**self._engine.statistics(), "clients": self._count_clients()}, b""
 
-    def _has_workers(self, guest: Guest, _: bytes) -> Answer:
+    def _has_workers(self, connection: ClientConnection, _: bytes) -> Answer:
         return self._engine.has_workers() and self._engine._manager.has_workers_there, b""
 
-    def _timeline(self, guest: Guest, _: bytes, request: str | None, count: int) -> Answer:
-        """The last requests and their tasks, or one request with its, as ``view.chrome_trace`` has them."""
+    def _timeline(self, connection: ClientConnection, _: bytes, request: str | None, count: int) -> Answer:
+        """Return the last requests and their tasks, or one request with its tasks, in the format of
+        ``view.chrome_trace``.
+        """
         timeline = self._engine.timeline()
         if request is not None:
             number = self._number_of(request)
@@ -242,25 +250,25 @@ class Calls:
             shown, waits = timeline.last(count) if timeline.requests else timeline, {}
         return None, json.dumps(chrome_trace(shown.tasks, shown.requests, waits)).encode()
 
-    def _number(self, guest: Guest, _: bytes) -> Answer:
-        """The guest's number in the ids of timelines."""
+    def _number(self, connection: ClientConnection, _: bytes) -> Answer:
+        """Return the client's number in the ids of timelines."""
         with self._register_lock:
-            number = next((number for number, known in self._guests.items() if known is guest), None)
+            number = next((number for number, known in self._connections.items() if known is connection), None)
             if number is None:
-                number = self._num_guests = self._num_guests + 1
-                self._guests[number] = guest
+                number = self._num_connections = self._num_connections + 1
+                self._connections[number] = connection
         return number, b""
 
     def _number_of(self, request: str) -> int:
-        """A request's number in the engine, from the one that its client knows. Raises RequestError."""
-        guest, _, id = request.partition("-")
-        is_known = len(request) <= LONGEST_ID and guest.isdecimal() and id.isdecimal()
-        known = self._guests.get(int(guest)) if is_known else None
+        """Return a request's number in the engine, given its id at the client. Raise RequestError."""
+        connection, _, id = request.partition("-")
+        is_known = len(request) <= LONGEST_ID and connection.isdecimal() and id.isdecimal()
+        known = self._connections.get(int(connection)) if is_known else None
         number = known.numbers.get(int(id)) if known is not None else None
         if number is None:
             raise RequestError(f"request {request!r:.80} is not known (any more)")
         return number
 
-    def _check(self, guest: Guest, _: bytes) -> Answer:
+    def _check(self, connection: ClientConnection, _: bytes) -> Answer:
         self._engine.check()
         return None, b""

@@ -1,4 +1,4 @@
-"""A client of an engine in another process: what a user talks to there."""
+"""The client of an engine in another process, for users."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from cellrt.errors import EngineClosedError, RequestError
 from cellrt.graph.known import Alike, record_at
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process import address as addresses
-from cellrt.process.binding import Binding
 from cellrt.process.bindings import Bindings, check_name
 from cellrt.process.link import Link
+from cellrt.process.model_binding import Binding
 from cellrt.process.pending import RemoteFuture, Tell, when_accepted
 from cellrt.process.remote_session import RemoteSession, parts_of
 from cellrt.process.source import source_of
@@ -35,21 +35,23 @@ T = TypeVar("T")
 
 
 def connect(address: str, *, timeout: float = CONNECT_S, freeze: bool = False) -> Client:
-    """A client of the engine whose process listens there: see ``EngineProcess.address``.
+    """Return a client of the engine whose process listens at an address, as of ``EngineProcess.address``.
 
     ``freeze``: as of ``Engine``, for this process, whenever it has imported a model, until its last such client closes.
 
-    Raises DeviceError if none does within ``timeout`` seconds, DefinitionError if it is no address.
+    Raise DeviceError if none listens within ``timeout`` seconds, DefinitionError for an invalid address.
     """
     return Client(address, timeout=timeout, freeze=freeze)
 
 
 class Client(Serving):
-    """Has requests run by an engine in another process of this machine, with the methods and errors of ``Engine``.
+    """A client of an engine in another process of this machine, with the methods and errors of ``Engine``.
 
-    Requests are unfolded here, in the caller's thread; programs, tensors and results cross through shared memory. What
-    the engine alone can know comes from the future, unless ``submit`` is told to ``wait``: OverloadError, SessionError,
-    and RequestTooLargeError for what does not fit in its tables.
+    Requests are unfolded here, in the caller's thread; programs, tensors and results cross through shared memory.
+    Errors
+    that only the engine can find come from the future, unless ``submit`` is told to ``wait``: OverloadError,
+    SessionError,
+    and RequestTooLargeError for requests that do not fit in its tables.
 
     Safe from any thread, not for use across a fork. Futures' callbacks run in a thread of the client. When the engine's
     process is gone, everything ends with DeviceError; when this client is closed, dropped or killed, its requests are
@@ -75,7 +77,7 @@ class Client(Serving):
 
     @property
     def is_lost(self) -> bool:
-        """Whether the connection has ended: the engine's process is gone, or this client is closed."""
+        """True once the connection has ended: the engine's process is gone, or this client is closed."""
         return self._link.lost is not None
 
     def register(
@@ -89,14 +91,14 @@ class Client(Serving):
         max_batch: dict[str, int] | None = None,
         replace: bool = False,
     ) -> None:
-        """Registers a model, for all clients: as ``Engine.register``.
+        """Register a model for all clients, like ``Engine.register``.
 
         Args:
             model: where both processes find it: "module:attribute" or "file.py:attribute", of what ``cellrt.unfold``
                 makes or of a function that returns it; or a model that is an attribute of an imported module.
             priorities, warm_up, max_queue, max_queue_rows, max_batch, replace: as of ``Engine.register``.
 
-        Raises DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError. A
+        Raise DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError. A
         client imports it when it first submits: only then is it said if it cannot.
         """
         source = source_of(model)
@@ -110,58 +112,62 @@ class Client(Serving):
         )
 
     def unregister(self, model: str) -> None:
-        """Takes a model out, for all clients: as ``Engine.unregister``."""
+        """Remove a model for all clients, like ``Engine.unregister``."""
         self._link.call("unregister", model=check_name(model))
 
     def models(self) -> list[dict[str, Any]]:
-        """What was registered: ``name``, ``source``, ``version`` (how often), and whether it ``is_loaded`` now."""
+        """Return the registered models: ``name``, ``source``, ``version`` (how often), and whether it ``is_loaded``
+        now.
+        """
         entries: list[dict[str, Any]] = self._link.call("models").value
         return entries
 
     def load(self, model: str) -> None:
-        """Registers a model anew from where it came, to serve what is there now: as ``register`` with ``replace``.
+        """Register a model anew from where it came, to serve its present version: like ``register`` with ``replace``.
 
-        A file that has changed is imported again, and a function that makes the model is called again. What a module
-        made when it was imported stays as it is, whatever files it read then.
+        A file that has changed is imported again, and a function that makes the model is called again. The objects that
+        a
+        module made when it was imported stay as they are, whatever files it read then.
 
-        Raises UnknownModelError if none of that name was ever registered, and what ``register`` raises.
+        Raise UnknownModelError if none of that name was ever registered, and what ``register`` raises.
         """
         self._link.call("load", model=check_name(model))
 
     def binding(self, model: str) -> Binding:
-        """What is needed to unfold for a model; asks the engine's process, and imports it here, if it is new here.
+        """Return a model's binding; get it from the engine's process, and import the model here, if it is new here.
 
-        Raises UnknownModelError, DefinitionError.
+        Raise UnknownModelError, DefinitionError.
         """
         return (self._bindings.by_name.get(check_name(model)) or self._bind(model)).imported()
 
     def has_binding(self, model: str) -> bool:
-        """Whether ``binding`` and ``submit`` need neither wait for the engine's process nor import the model."""
+        """Return whether ``binding`` and ``submit`` need neither wait for the engine's process nor import the model."""
         binding = self._bindings.by_name.get(model)
         return binding is not None and binding.is_imported
 
     def number(self) -> int:
-        """The client's number, with which the ids of its requests begin; the engine's process is asked once."""
+        """Return the client's number, with which the ids of its requests begin; the engine's process is asked once."""
         if self._number is None:
             self._number = int(self._link.call("number").value)
         return self._number
 
     def trace_id(self, future: RequestFuture) -> str:
-        """What ``timeline_events`` knows a request by that this client or one of its sessions submitted."""
+        """Return the id in ``timeline_events`` of a request that this client or one of its sessions submitted."""
         return f"{self.number()}-{future.id}" if isinstance(future, RemoteFuture) else ""
 
     def timeline_events(self, *, request: str | None = None, count: int = 1000) -> bytes:
-        """The last ``count`` requests and their tasks as a Chrome trace, JSON; or one request and its tasks.
+        """Return the last ``count`` requests and their tasks as a Chrome trace, JSON; or one request and its tasks.
 
-        ``request``: as ``trace_id`` gives it. Raises DefinitionError unless the engine has ``trace``, RequestError if
-        it knows no such request (any more).
+        ``request``: as ``trace_id`` returns it. Raise DefinitionError unless the engine has ``trace``, RequestError if
+        it
+        knows no such request (any more).
         """
         return self._link.call("timeline", request=request, count=count).blob
 
     def session(
         self, model: str, id: str | None = None, *, state: bytes | None = None, must_be_open: bool = False
     ) -> RemoteSession:
-        """The open session of a model with that id, or a new one: as ``Engine.session``.
+        """Return the open session of a model with that id, or a new one, like ``Engine.session``.
 
         One without an id belongs to this client and ends with it; others are open to every client that knows the id.
         ``must_be_open``: raise SessionError instead of opening a new one.
@@ -169,26 +175,26 @@ class Client(Serving):
         return self._open(check_name(model), id, state, must_be_open)
 
     def statistics(self) -> dict[str, Any]:
-        """Counts so far, of all clients: as ``Engine.statistics``, and under ``clients`` how many there are."""
+        """Return counts so far, of all clients, like ``Engine.statistics``; ``clients`` is the number of clients."""
         counts: dict[str, Any] = self._link.call("statistics").value
         return counts | {"workers": {int(location): its for location, its in counts["workers"].items()}}
 
     @property
     def has_timeline(self) -> bool:
-        """Whether the engine was made with ``trace``."""
+        """True if the engine was made with ``trace``."""
         return self._has_timeline
 
     def has_workers(self) -> bool:
-        """Whether the engine has a worker that can run tasks; of ``cpu:process``, one whose process has come.
+        """Return whether the engine has a worker that can run tasks; of ``cpu:process``, one whose process has started.
 
-        False in a forked process.
+        The result is False in a forked process.
         """
         return not self._link.is_parents and bool(self._link.call("has_workers").value)
 
     def explain(self, future: RequestFuture) -> str:
-        """Return in words what a request waits for: as ``Engine.explain``.
+        """Return in words what a request waits for, like ``Engine.explain``.
 
-        Raises RequestError for a future that is not of this client, EngineClosedError.
+        Raise RequestError for a future that is not of this client, EngineClosedError.
         """
         if future.done():
             return HAS_ENDED
@@ -198,13 +204,13 @@ class Client(Serving):
         return told
 
     def check(self) -> None:
-        """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
+        """Check every invariant of the scheduler's state; raise InternalError naming the broken ones."""
         self._link.call("check")
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until every request of this client has ended; False after ``timeout`` seconds.
+        """Wait until every request of this client has ended; return False after ``timeout`` seconds.
 
-        Waits for nothing in a forked process. Raises RequestError in a future's callback.
+        In a forked process it waits for nothing. Raise RequestError in a future's callback.
         """
         if self._link.is_parents:
             return self._link.drain(0)
@@ -213,9 +219,10 @@ class Client(Serving):
         return self._link.drain(None if timeout is None else check_timeout(timeout))
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Leaves: requests that are not done end with EngineClosedError. The engine goes on. May be called twice.
+        """Close the connection: requests that are not done end with EngineClosedError. The engine goes on.
 
-        Waits at most ``timeout`` seconds for a callback that runs. In a forked process nothing ends.
+        May be called twice. It waits at most ``timeout`` seconds for a callback that runs. In a forked process nothing
+        ends.
         """
         if self._link.is_parents:
             return
@@ -225,11 +232,11 @@ class Client(Serving):
         HEAP.release(id(self))
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
-        """Has a request ended early, if it has not ended; for futures."""
+        """Cancel a request, if it has not ended; for futures."""
         self._link.cancel(future)
 
     def refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback; for futures."""
+        """Raise RequestError in a future's callback; for futures."""
         self._link.refuse_in_callback()
 
     @interruptible
@@ -284,7 +291,7 @@ class Client(Serving):
         wait: bool,
         channel: Channel | None,
     ) -> Sequence[RequestFuture]:
-        """Submits requests for a binding that is in use, each of a session, or of none."""
+        """Submit requests for a binding that is in use, each of a session, or of none."""
         accepted = Awaited() if wait else None
         futures = self._hand_in(binding, requests, due, priority, channel, sessions, accepted)
         if accepted is not None and requests:
@@ -315,7 +322,7 @@ class Client(Serving):
         sessions: Sequence[int],
         accepted: Awaited | None,
     ) -> Sequence[RequestFuture]:
-        """Unfolds requests and hands them in; does not wait for places."""
+        """Unfold requests and send them, without waiting for room in the queue."""
         priority = self._check(priority)
         if not requests:
             return []
@@ -331,19 +338,21 @@ class Client(Serving):
         priority: int,
         tell: Tell | None = None,
     ) -> Sequence[RemoteFuture]:
-        """Hands in a request of each of several sessions; the engine refuses each by itself. Raises if one cannot be
-        unfolded, and then hands in none. ``tell``: as of ``Kindred``."""
+        """Submit a request of each of several sessions; the engine refuses each by itself.
+
+        Raise if one cannot be unfolded, and then submit none. ``tell``: as of ``SentRequests``.
+        """
         priority = self._check(priority)
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
         return self._link.submit(self, asked, due, priority, None, sessions, None, is_each=True, tell=tell)
 
     def _check(self, priority: int) -> int:
-        """The priority. Raises what ended the connection, and RequestError for what is no priority."""
+        """Return the priority. Raise the error that ended the connection, and RequestError for an invalid priority."""
         self._link.refuse_if_lost()
         return check_priority(priority)
 
     def _await_places(self, accepted: Awaited, futures: Sequence[RequestFuture]) -> None:
-        """Waits until requests have places; if they do not get them, raises why."""
+        """Wait until requests have room in the queue; if they do not get it, raise why."""
         try:
             self._link.refuse_in_callback()
             accepted.wait()
@@ -355,7 +364,7 @@ class Client(Serving):
             raise accepted.error
 
     def _bound(self, model: str, use: Callable[[Binding], T]) -> T:
-        """Calls a function with a model's binding, which is not given up meanwhile."""
+        """Call a function with a model's binding, which is not released meanwhile."""
         user = object()
         while True:
             binding = self._bindings.by_name.get(model) or self._bind(model)
@@ -368,13 +377,13 @@ class Client(Serving):
             self._bindings.forget(binding)
 
     def _bind(self, model: str) -> Binding:
-        """Asks for what is needed to unfold for a model. Raises UnknownModelError."""
+        """Request the binding of a model. Raise UnknownModelError."""
         self._link.refuse_in_callback()  # before the lock: its holder waits for an answer that this thread hears
         bindings, tried = self._bindings, list[Binding]()
         with self._bind_lock:
             while (found := bindings.by_name.get(model)) is None:
                 num_changes, known = bindings.num_changes, bindings.all()
-                binding = bindings.told(self._link.call("bind", model=model, known=list(known)).value)
+                binding = bindings.binding_of(self._link.call("bind", model=model, known=list(known)).value)
                 bindings.is_named(model, binding, num_changes)
                 tried.append(binding)
         for binding in tried:
@@ -383,7 +392,7 @@ class Client(Serving):
         return found
 
     def _open(self, model: str, id: str | None, state: bytes | None, must_be_open: bool) -> RemoteSession:
-        """Opens a session, which uses the binding of its model."""
+        """Open a session, which uses the binding of its model."""
         if id is not None and not isinstance(id, str):
             raise RequestError(f"session of model {model!r}: expected a str as id, got {id!r}")
         bindings = self._bindings
@@ -399,14 +408,14 @@ class Client(Serving):
                 must_be_open=bool(must_be_open),
                 known=list(known),
             ).value
-            binding, user = bindings.told(value), object()
+            binding, user = bindings.binding_of(value), object()
             try:
                 binding.imported()  # now: later its file may be another
                 is_named = value["is_current"] and bindings.is_named(model, binding, num_changes)
                 if self._link.begin(binding, user):
                     its = value["session"], value["id"], binding
                     return RemoteSession(self._submit_for, self._hand_in, self._link, *its)
-            except BaseException:  # nobody has this session
+            except BaseException:  # the caller does not get this session
                 if id is None:
                     self._link.tell("close", session=value["session"])
                 raise
@@ -417,6 +426,6 @@ class Client(Serving):
             id = value["id"]  # a binding that was given up meanwhile: it is described anew
 
     def _undo_open(self, answer: Awaited) -> None:
-        """Closes a session whose opener was interrupted before it heard of it."""
+        """Close a session whose opening call was interrupted before it had the answer."""
         if answer.error is None:
             self._link.tell("close", session=answer.value["session"])

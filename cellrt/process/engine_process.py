@@ -14,15 +14,15 @@ from cellrt.process.starting import Started
 
 
 class EngineProcess(Client):
-    """Starts a process with an engine in it, and is its first client; others ``connect`` to its ``address``.
+    """An engine in a process of its own, and its first client; others ``connect`` to its ``address``.
 
     The engine ends with this object: when it is closed or dropped, and when its process ends, in whatever way.
 
     Args:
         workers: as of ``Engine``.
-        address: where clients connect: "@name", or the path of a socket; default a name that nobody has.
-        options: as of ``Engine``. Its process freezes what lives there unless ``freeze`` is False, and this one only
-            if it is True (see ``connect``).
+        address: where clients connect: "@name", or the path of a socket; default an unused name.
+        options: as of ``Engine``. Its process freezes its heap unless ``freeze`` is False, and this one only if it is
+            True (as of ``connect``).
 
     Raises DefinitionError if the engine cannot be made of these, or the address is taken.
     """
@@ -43,11 +43,11 @@ class EngineProcess(Client):
 
     @property
     def pid(self) -> int:
-        """Of the engine's process."""
+        """The id of the engine's process."""
         return self._started.process.pid
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the engine, for all clients; what is not done ends with EngineClosedError. May be called twice.
+        """End the engine, for all clients; requests that are not done end with EngineClosedError. May be called twice.
 
         A process that has not ended after ``timeout`` seconds is killed. In a forked process nothing ends.
         """

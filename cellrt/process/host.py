@@ -1,6 +1,6 @@
-"""What runs in the engine's process: the engine, and the doorkeeper, who takes in what clients send.
+"""The engine's process: the engine, and the thread that accepts connections and receives clients' messages.
 
-The process is started by an ``EngineProcess`` and ends with it: by its word, or when the socket between them ends.
+The process is started by an ``EngineProcess`` and ends with it: when told to, or when the socket between them closes.
 """
 
 from __future__ import annotations
@@ -24,34 +24,35 @@ from typing import Any
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellrtError, EngineClosedError
 from cellrt.process import address as addresses
-from cellrt.process import memory
-from cellrt.process.binding import RowFormat
-from cellrt.process.blame import told
+from cellrt.process import shared_memory
 from cellrt.process.calls import Calls
-from cellrt.process.guest import Guest, answer
-from cellrt.process.patience import Patient, WaitingRoom
+from cellrt.process.client_connection import ClientConnection, answer
+from cellrt.process.model_binding import RowFormat
 from cellrt.process.recorded import LENGTH
 from cellrt.process.source import ModelSource
+from cellrt.process.submission_queue import QueuedSubmission, SubmissionQueue
 from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, Message, Wire
+from cellrt.process.wire_errors import encode_error
 from cellrt.worker.python_process import end_with, importing
 
 log = logging.getLogger("cellrt")
 CLOSE_S = 5.0
 LOOK_EVERY_S = 0.5
-"""How often one looks whether there are workers, where that matters."""
+"""The seconds between two checks whether there are workers, where that matters."""
 LEFT_S = 30.0
-"""How long the process may take to end after whoever started it."""
+"""The seconds that the process may take to end after the process that started it."""
 LAST_WORDS_S = 0.5
-"""How long each client that reads nothing is waited for at the end."""
+"""The seconds to wait, at the end, for each client that reads nothing."""
 
 
-class Doorkeeper:
-    """Takes in what clients send, and sends what no turn does. One thread, the process's main one.
+class EngineServer:
+    """The server of an engine's clients: it receives their messages, and sends what no turn does. It runs in the main
+    thread.
 
     Args:
         engine: of this process.
-        listener: where clients connect.
-        lifeline: ends with who started the process.
+        listener: the socket that clients connect to.
+        lifeline: a socket that closes with the process that started this one.
     """
 
     def __init__(self, engine: Engine, listener: socket.socket, lifeline: socket.socket) -> None:
@@ -60,142 +61,144 @@ class Doorkeeper:
         self._epoll = select.epoll()
         self._bell = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._spare = os.dup(self._bell)
-        """A descriptor for whoever comes when there is no other."""
-        self._guests: dict[int, Guest] = {}
-        """By their sockets' descriptors."""
-        self._with_news: deque[Guest] = deque()
-        self._with_turns_news: deque[Guest] = deque()
-        """Those that the turn which runs tells something."""
-        self._stuck: deque[Guest] = deque()
-        self._behind: set[Guest] = set()
-        """Those that are watched for reading again."""
-        self._room = WaitingRoom(engine._manager.places, engine._manager.turns.wake)
-        self.calls = Calls(engine, self._announce, lambda: len(self._guests))
+        """A descriptor to close for a client that comes when there is no other."""
+        self._connections: dict[int, ClientConnection] = {}
+        """Clients by their sockets' descriptors."""
+        self._with_news: deque[ClientConnection] = deque()
+        self._with_turns_news: deque[ClientConnection] = deque()
+        """Clients that have news from the running turn."""
+        self._stuck: deque[ClientConnection] = deque()
+        self._behind: set[ClientConnection] = set()
+        """Clients that are watched until they read again."""
+        self._waiting = SubmissionQueue(engine._manager.places, engine._manager.turns.wake)
+        self.calls = Calls(engine, self._announce, lambda: len(self._connections))
         self._formats: list[RowFormat] = []
         self.is_closing = False
         self.ends_without_workers = False
-        """Whether the process ends with the engine's last worker, since somebody starts another."""
+        """True if the process ends with the engine's last worker, since another process starts a new one."""
         for fd in (listener.fileno(), lifeline.fileno(), self._bell):
             self._epoll.register(fd, select.EPOLLIN)
         engine._manager.after_turn = self._after_turn
 
     def run(self) -> None:
-        """Serves until it is told to end, or whoever started the process is gone."""
+        """Serve until told to end, or until the process that started this one is gone."""
         while not self.is_closing:
-            wait_s = self._room.until_end_s()
+            wait_s = self._waiting.until_end_s()
             if self.ends_without_workers:
                 wait_s = LOOK_EVERY_S if wait_s is None else min(wait_s, LOOK_EVERY_S)
                 self.is_closing = not self.engine.has_workers()
             for fd, _ in self._epoll.poll(wait_s):
                 if fd == self._listener.fileno():
-                    self._welcome()
+                    self._accept()
                 elif fd == self._lifeline.fileno():
                     self.is_closing = True
                 elif fd == self._bell:
                     os.eventfd_read(self._bell)
-                elif fd in self._guests:
-                    self._attend(self._guests[fd])
-            self._room.look()
+                elif fd in self._connections:
+                    self._serve_client(self._connections[fd])
+            self._waiting.look()
             self._send_news()
             self._watch_stuck()
 
     def end(self) -> None:
-        """Ends the engine and tells every client; then they are gone."""
+        """End the engine, tell every client, and close the connections."""
         self._listener.close()
         self.engine.close(CLOSE_S)
-        self._room.refuse_all(EngineClosedError("the engine closed while a request waited for a place in its queue"))
-        closing = json.dumps(told(EngineClosedError("the engine is closed"))).encode()
-        for guest in list(self._guests.values()):
-            guest.tell(Message(Kind.CLOSING, (closing,)))
+        self._waiting.refuse_all(EngineClosedError("the engine closed while a request waited for a place in its queue"))
+        closing = json.dumps(encode_error(EngineClosedError("the engine is closed"))).encode()
+        for connection in list(self._connections.values()):
+            connection.tell(Message(Kind.CLOSING, (closing,)))
         self._send_news()
-        for guest in list(self._guests.values()):
+        for connection in list(self._connections.values()):
             with suppress(BrokenWireError):
-                guest.wire.flush_within(LAST_WORDS_S)
-            guest.send_news()
-            guest.leave()
+                connection.wire.flush_within(LAST_WORDS_S)
+            connection.send_news()
+            connection.leave()
         os.close(self._bell)
         self._epoll.close()
 
     def ring(self) -> None:
-        """Has the doorkeeper look around; from any thread, and from a signal's handler."""
+        """Wake the main thread; from any thread, and from a signal's handler."""
         with suppress(BlockingIOError):
             os.eventfd_write(self._bell, 1)
 
     def formats(self) -> Sequence[RowFormat]:
-        """Of all kinds of rows."""
+        """Return the formats of all kinds of rows."""
         kinds = self.engine._registry.kinds
         while len(self._formats) < len(kinds):
             self._formats.append(RowFormat(kinds[len(self._formats)]))
         return self._formats
 
-    def note_news(self, guest: Guest) -> None:
-        """Has what the guest is to be told sent when the turn ends, or the doorkeeper's round; from any thread."""
-        self._with_news.append(guest)
+    def note_news(self, connection: ClientConnection) -> None:
+        """Have a client's news sent at the end of the turn, or of the main thread's round; from any thread."""
+        self._with_news.append(connection)
 
-    def note_turns_news(self, guest: Guest) -> None:
-        """Has what the guest is to be told sent when the turn is over; by its holder."""
-        self._with_turns_news.append(guest)
+    def note_turns_news(self, connection: ClientConnection) -> None:
+        """Have a client's news sent at the end of the turn; by the thread that runs it."""
+        self._with_turns_news.append(connection)
 
-    def note_stuck(self, guest: Guest) -> None:
-        """Has it sent when the guest reads again; from any thread."""
-        self._stuck.append(guest)
+    def note_stuck(self, connection: ClientConnection) -> None:
+        """Have a client's news sent when it reads again; from any thread."""
+        self._stuck.append(connection)
         self.ring()
 
-    def submit_patiently(self, patient: Patient) -> None:
-        """Submits what came, when there are places for it."""
-        self._room.submit(patient)
+    def submit_or_wait(self, queued: QueuedSubmission) -> None:
+        """Submit requests when there is room for them."""
+        self._waiting.submit(queued)
 
-    def call(self, guest: Guest, number: int, name: str, arguments: dict[str, Any], blob: bytes) -> None:
-        """Calls one of the functions that clients may call, and tells the guest what came of it."""
+    def call(
+        self, connection: ClientConnection, number: int, name: str, arguments: dict[str, Any], blob: bytes
+    ) -> None:
+        """Call one of the functions that clients may call, and send the client the answer."""
 
         def run() -> None:
             value: Any = None
             data, error = b"", None
             try:
-                value, data = self.calls.run(guest, name, arguments, blob)
+                value, data = self.calls.run(connection, name, arguments, blob)
             except BaseException as raised:
-                error = told(raised)
-            guest.tell(answer(number, value, data, error))
+                error = encode_error(raised)
+            connection.tell(answer(number, value, data, error))
             self.ring()
 
         threading.Thread(target=run, name=f"cellrt-{name}", daemon=True).start()
 
     def _after_turn(self) -> None:
-        """At the end of each turn: what ended in it is sent; whoever waits for places may have them now."""
+        """Send the news of a turn at its end, and wake the main thread for submissions that wait for room."""
         _send(self._with_turns_news)
         _send(self._with_news)
-        if len(self._room):
+        if len(self._waiting):
             self.ring()
 
     def _send_news(self) -> None:
-        """Sends what no turn has left to its end."""
+        """Send news that was not added in a turn."""
         _send(self._with_news)
 
-    def _announce(self, news_for: Callable[[Guest], object]) -> None:
-        for guest in list(self._guests.values()):
-            guest.tell(Message(Kind.REBIND, (json.dumps(news_for(guest)).encode(),)))
+    def _announce(self, news_for: Callable[[ClientConnection], object]) -> None:
+        for connection in list(self._connections.values()):
+            connection.tell(Message(Kind.REBIND, (json.dumps(news_for(connection)).encode(),)))
         self.ring()
 
-    def _welcome(self) -> None:
-        """Takes a client in, if it is of this user."""
+    def _accept(self) -> None:
+        """Accept a client, if it belongs to this user."""
         try:
             sock, _ = self._listener.accept()
         except BlockingIOError:  # it is gone again
             return
         except OSError as error:
-            self._turn_away(error)
+            self._refuse_one(error)
             return
         fds: list[int] = []
         try:
             if not addresses.is_ours(sock):
                 sock.close()
                 return
-            fds += [memory.make(REGION_BYTES), memory.make(REGION_BYTES)]
+            fds += [shared_memory.make(REGION_BYTES), shared_memory.make(REGION_BYTES)]
             head = {"version": PROTOCOL, "has_timeline": self.engine.has_timeline}
             socket.send_fds(sock, [json.dumps(head).encode()], fds)
             incoming, outgoing = fds
             fds = []
-            guest = Guest(self, Wire(sock, outgoing, incoming))
+            connection = ClientConnection(self, Wire(sock, outgoing, incoming))
         except BrokenPipeError:  # it did not wait until the models were registered
             sock.close()
             return
@@ -206,11 +209,13 @@ class Doorkeeper:
         finally:
             for fd in fds:
                 os.close(fd)
-        self._guests[sock.fileno()] = guest
+        self._connections[sock.fileno()] = connection
         self._epoll.register(sock.fileno(), select.EPOLLIN)
 
-    def _turn_away(self, error: OSError) -> None:
-        """Closes the connection of a client for which there is no descriptor: else it would be there again at once."""
+    def _refuse_one(self, error: OSError) -> None:
+        """Close the connection of a client for which there is no descriptor: else epoll would
+        report it again at once.
+        """
         log.warning("a client could not be taken in: %s", error)
         spare, self._spare = self._spare, -1
         with suppress(OSError):
@@ -220,71 +225,73 @@ class Doorkeeper:
         with suppress(OSError):  # another thread may have been quicker
             self._spare = os.dup(self._bell)
 
-    def _attend(self, guest: Guest) -> None:
-        """Takes in some messages of a client, and sends on what it had not read."""
+    def _serve_client(self, connection: ClientConnection) -> None:
+        """Receive some messages of a client, and send news that it had not read."""
         try:
-            if guest in self._behind and guest.send_news():
-                self._behind.discard(guest)
-                self._epoll.modify(guest.wire.fileno(), select.EPOLLIN)
-            if guest.listens():
-                guest.take()
+            if connection in self._behind and connection.send_news():
+                self._behind.discard(connection)
+                self._epoll.modify(connection.wire.fileno(), select.EPOLLIN)
+            if connection.listens():
+                connection.take()
         except BrokenWireError:
-            self._see_off(guest)
+            self._disconnect(connection)
         except Exception:
             log.exception("a client does not keep to the protocol, and is seen off")
-            self._see_off(guest)
+            self._disconnect(connection)
 
-    def _see_off(self, guest: Guest) -> None:
-        self._behind.discard(guest)
-        del self._guests[guest.wire.fileno()]
-        self._epoll.unregister(guest.wire.fileno())
-        guest.leave()
+    def _disconnect(self, connection: ClientConnection) -> None:
+        self._behind.discard(connection)
+        del self._connections[connection.wire.fileno()]
+        self._epoll.unregister(connection.wire.fileno())
+        connection.leave()
 
     def _watch_stuck(self) -> None:
         while self._stuck:
-            guest = self._stuck.popleft()
-            if not guest.is_gone:
-                self._behind.add(guest)
-                listened = select.EPOLLIN if guest.listens() else 0
-                self._epoll.modify(guest.wire.fileno(), listened | select.EPOLLOUT)
+            connection = self._stuck.popleft()
+            if not connection.is_gone:
+                self._behind.add(connection)
+                listened = select.EPOLLIN if connection.listens() else 0
+                self._epoll.modify(connection.wire.fileno(), listened | select.EPOLLOUT)
 
 
-def _send(with_news: deque[Guest]) -> None:
+def _send(with_news: deque[ClientConnection]) -> None:
     while with_news:
         with suppress(IndexError):  # another thread has taken the last
             with_news.popleft().send_news()
 
 
 def main() -> None:
-    """The process: ``starting.COMMAND``, with a descriptor."""
+    """Run the engine's process, which ``starting.COMMAND`` starts with a descriptor."""
     lifeline = socket.socket(fileno=int(sys.argv[1]))
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent process handles it
     is_there = threading.Event()
     end_with(lifeline, lambda: LEFT_S if is_there.is_set() else 0.0)
     try:
         with importing():
             address, options, models, ends_without_workers = pickle.loads(_read_all(lifeline))
         listener = addresses.listen(address)
-        doorkeeper = Doorkeeper(Engine(**{"freeze": True, **options}), listener, lifeline)
-        doorkeeper.ends_without_workers = ends_without_workers
+        server = EngineServer(Engine(**{"freeze": True, **options}), listener, lifeline)
+        server.ends_without_workers = ends_without_workers
         for source, how in models:
-            doorkeeper.calls.register(ModelSource(source), how)
+            server.calls.register(ModelSource(source), how)
         gc.enable()
     except BaseException as error:
-        _answer(lifeline, told(error) if isinstance(error, CellrtError) else ("DefinitionError", _short(error), ""))
+        _answer(
+            lifeline, encode_error(error) if isinstance(error, CellrtError) else ("DefinitionError", _short(error), "")
+        )
         os._exit(1)  # an engine may be there, with its threads
 
     def stop(*_: object) -> None:
-        doorkeeper.is_closing = True
-        doorkeeper.ring()
+        server.is_closing = True
+        server.ring()
 
     signal.signal(signal.SIGTERM, stop)
     is_there.set()
     _answer(lifeline, None)
     try:
-        doorkeeper.run()
+        server.run()
     finally:
-        doorkeeper.end()
+        server.end()
     sys.stdout.flush()
     sys.stderr.flush()
     os._exit(0)  # everything has ended in good order: the rest of Python's own end takes a second with torch
@@ -297,7 +304,7 @@ def _short(error: BaseException) -> str:
 
 
 def _read_all(lifeline: socket.socket) -> bytes:
-    """What the starter sent, up to its length."""
+    """Return the bytes that the starting process sent, up to their length."""
     with lifeline.makefile("rb") as file:
         (size,) = LENGTH.unpack(file.read(LENGTH.size))
         return file.read(size)

@@ -1,14 +1,14 @@
-"""A client's connection to an engine elsewhere: what was sent and is not answered, and the thread that hears answers.
+"""A client's connection to an engine elsewhere: its unanswered calls and requests, and the thread that reads answers.
 
-Crossings between threads: whoever sends holds ``_lock``, but not while the engine's process reads nothing. The one
-reader thread alone takes answers in, and never waits for that process to read, so that an answer always gets through;
-what a callback submits is sent when there is room. What must be sent from where the lock cannot be waited for (a future
-that is dropped, the reader) is left as news, and the holder of the lock sends it after giving the lock back. What finds
-no room then, and nobody waits for, the reader sends when there is some.
+Threads: a thread that sends holds ``_lock``, but not while the engine's process reads nothing. Only the one reader
+thread receives answers. It never waits for the engine's process to read, so that an answer always gets through;
+requests that a callback submits are sent when there is room. News from places that cannot wait for the lock (a future
+that is dropped, the reader) is left in queues, and the holder of the lock sends it after releasing the lock. News that
+finds no room then is sent by the reader when there is some.
 
 An exception out of a signal's handler may come between any two steps of a caller. So the lock is taken by ``with`` on
-the lock itself, where nothing comes between taking it and the block that gives it back, and what a holder began and did
-not end is made good by the next one.
+the lock itself, where nothing comes between taking it and the block that releases it. The next holder completes or
+undoes what an interrupted one began.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from cellrt.engine.mailbox import WakingAtTheEnd
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
-from cellrt.process.binding import Binding
-from cellrt.process.blame import heard
+from cellrt.process.model_binding import Binding
 from cellrt.process.numbering import Numbering
-from cellrt.process.pending import Kindred, Pending, RemoteFuture, Tell, Unanswered, copied
+from cellrt.process.pending import Pending, RemoteFuture, SentRequests, Tell, Unanswered, copied
 from cellrt.process.recorded import LENGTH, template_of
 from cellrt.process.submissions import Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
+from cellrt.process.wire_errors import decode_error
 from cellrt.worker.service_thread import ServiceThread
 
 STALL_S = 30.0
-"""How long the engine's process may read nothing before it counts as gone."""
+"""The seconds without reading after which the engine's process counts as gone."""
 LAST_WORDS_S = 1.0
-"""How long who cannot send waits for the reader to hear why."""
+"""The seconds that a thread that cannot send waits for the reader to receive the reason."""
 
 
 class Link:
-    """See the module. Takes over the wire. Raises DeviceError if there is no descriptor to wait with."""
+    """A client's connection. It owns the wire. Raises DeviceError if there is no descriptor for epoll."""
 
     def __init__(self, wire: Wire) -> None:
         self._wire = wire
@@ -57,18 +57,18 @@ class Link:
         self._next = 1
         """The next number of a call or request."""
         self._begun = range(0)
-        """Requests that the holder of the lock submits; without one, those of a holder that was interrupted."""
+        """The requests that the holder of the lock submits; without a holder, those of one that was interrupted."""
         self._numbering = Numbering()
         self._cancelled: deque[int] = deque()
         self._outdated: set[Binding] = set()
-        """Bindings to give up when nobody uses them."""
+        """Bindings to release when they have no users."""
         self._closing: CellrtError | None = None
         self._lost: CellrtError | None = None
         self.is_parents = False
-        """Whether this is a process that was forked off the connection's."""
+        """True in a process that was forked from the connection's."""
         self._heard_end = Bell()
         self.on_rebind: Callable[[dict[str, Any]], Binding | None] = lambda news: None
-        """Takes in that the engine has another model of a name, or none; returns the binding whose time is over."""
+        """A function that gets news of a model, registered or removed, and returns the binding that is outdated."""
         self._poll = _poll_of(wire)
         self._reader = ServiceThread(self._read, "cellrt-client", self.leave)
         _OPEN.add(self)
@@ -76,13 +76,13 @@ class Link:
 
     @property
     def lost(self) -> CellrtError | None:
-        """Why nothing can be sent any more; None as long as it can."""
+        """The error for which nothing can be sent any more; None as long as the connection works."""
         return self._lost
 
     def refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback: nobody else would hear what one waits for there.
+        """Raise RequestError in a future's callback, where waiting would block the thread that reads answers.
 
-        In a forked process, where nobody hears anything, EngineClosedError.
+        In a forked process, which reads no answers, raise EngineClosedError.
         """
         if self.is_parents:
             self.refuse_if_lost()
@@ -90,12 +90,12 @@ class Link:
             raise RequestError("a future's callback cannot wait for its engine: call this from another thread")
 
     def refuse_if_lost(self) -> None:
-        """Raises what ended the connection, if it has ended."""
+        """Raise the error that ended the connection, if it has ended."""
         if self._lost is not None:
             raise type(self._lost)(str(self._lost))
 
     def cancel(self, future: RequestFuture) -> None:
-        """Has a request ended early that its client gave up; from anywhere, waits for nothing."""
+        """Cancel a request that its client has dropped; from any thread, without waiting."""
         if isinstance(future, RemoteFuture):
             self._give_up([future.id])
 
@@ -104,15 +104,15 @@ class Link:
         self.send_news()
 
     def cut_back(self, session: int, rows: int) -> None:
-        """Leaves a session so many rows, after the requests submitted so far; waits for nothing."""
+        """Cut a session back to so many rows, after the requests submitted so far, without waiting."""
         self._send(lambda: self._wire.send([Message(Kind.CUT_BACK, (LENGTH.pack(session), LENGTH.pack(rows)))]))
 
     def call(
         self, name: str, blob: bytes = b"", undo: Callable[[Awaited], object] | None = None, **arguments: Any
     ) -> Awaited:
-        """Calls a function of the engine's process (``calls.py``); returns what it does, or raises.
+        """Call a function of the engine's process (``calls.py``); return its result, or raise its error.
 
-        ``undo``: called with what it returned, by the reader, if the caller was interrupted while it waited.
+        ``undo``: called by the reader with the answer, if the caller was interrupted while it waited.
         """
         self.refuse_in_callback()
         answer = Awaited()
@@ -142,7 +142,7 @@ class Link:
         return answer
 
     def tell(self, name: str, **arguments: Any) -> None:
-        """Calls a function whose answer nobody waits for; from any thread, does nothing if the connection has ended."""
+        """Call a function without waiting for its answer; from any thread. Do nothing if the connection has ended."""
         text = json.dumps({"call": 0, "name": name, "arguments": arguments}).encode()
         with suppress(CellrtError):
             self._send(lambda: self._wire.send([Message(Kind.CALL, (LENGTH.pack(len(text)), text))]))
@@ -160,12 +160,19 @@ class Link:
         is_each: bool = False,
         tell: Tell | None = None,
     ) -> list[RemoteFuture]:
-        """Hands in requests, all or none, by their graphs, with the number of each one's session, or none; returns at
-        once.
+        """Submit requests, all or none, by their graphs, without waiting; return their futures.
 
-        ``is_each``: the engine refuses those that it cannot take, and takes the others. ``tell``: hears of their ends.
+        Args:
+            owner: of the futures.
+            asked: groups of requests of one graph, with their bindings.
+            due, priority: of all requests.
+            channel: gets the steps of a stream.
+            sessions: the number of each request's session, or nothing.
+            accepted: allows them to wait for room in the queue, and is set when they have it.
+            is_each: whether the engine refuses requests one by one.
+            tell: is called with requests that have ended.
 
-        ``accepted``: they may wait for places, and it hears when they have them. Raises what ended the connection.
+        Raise the error that ended the connection.
         """
         groups = [alike for _, alike in asked]
         templates = [template_of(binding.number, alike) for binding, alike in asked]
@@ -181,10 +188,10 @@ class Link:
             head = Submission(first, count, session_numbers, time.perf_counter_ns(), *how)
             pending: dict[int, Pending] = {}
             for template, (binding, alike) in zip(templates, asked):
-                kindred = Kindred(template, binding.formats, channel, tell)
+                group = SentRequests(template, binding.formats, channel, tell)
                 for place in alike.places:
                     future = futures[place] = RemoteFuture(owner, id)
-                    pending[id] = future, kindred
+                    pending[id] = future, group
                     id += 1
             messages, numbers = self._numbering.number(templates)
             messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
@@ -196,16 +203,16 @@ class Link:
 
         try:
             self._send(write)
-        except BaseException:  # it may have been sent: whatever comes of it finds nobody
+        except BaseException:  # it may have been sent: its answer is ignored
             self._unanswered.awaited.pop(first, None)
             self._give_up([future.id for future in futures.values()])
             raise
         return [futures[place] for place in range(count)]
 
     def begin(self, binding: Binding, user: object) -> bool:
-        """Adds one who unfolds for a binding; False if that was given up. Raises what ended the connection.
+        """Add a user to a binding; return False if the binding was released. Raise the error that ended the connection.
 
-        Whoever does so takes itself out of the binding's users and sends the news.
+        The caller removes the user from the binding's users afterwards, and calls ``send_news``.
         """
         self.refuse_if_lost()
         with self._lock:
@@ -214,29 +221,29 @@ class Link:
         return not binding.is_released
 
     def give_up(self, binding: Binding) -> None:
-        """Has a binding given up after its last user, because the engine has another model or none."""
+        """Release a binding after its last user, because the engine has another model or none."""
         binding.is_outdated = True
         if not binding.is_released:
             self._outdated.add(binding)
         self.send_news()
 
     def drain(self, timeout: float | None) -> bool:
-        """Waits until all requests have ended; False after so many seconds."""
+        """Wait until all requests have ended; return False after so many seconds."""
         if not self.is_parents:
             self.send_news()  # and makes good what was interrupted
         return self._unanswered.drain(timeout)
 
     def leave(self) -> None:
-        """Has the connection end soon; from anywhere, waits for nothing."""
+        """End the connection soon; from any thread, without waiting."""
         self._closing = self._closing or EngineClosedError("the client was dropped")
         self._wire.end()
 
     def expect_end(self, reason: CellrtError) -> None:
-        """Has what has not ended when the connection ends end with this error."""
+        """Set the error with which requests end that have not ended when the connection ends."""
         self._closing = self._closing or reason
 
     def close(self, reason: CellrtError, timeout: float) -> None:
-        """Ends the connection; what has not ended ends with this error. Waits so long for a callback that runs."""
+        """End the connection; unfinished requests end with this error. Wait so long for a callback that runs."""
         self.expect_end(reason)
         self._lost = self._lost or reason
         self._wire.end()
@@ -244,15 +251,15 @@ class Link:
             self._reader.join(timeout)
 
     def forget_fork(self) -> None:
-        """In a forked process: leaves the connection to the parent."""
+        """Leave the connection to the parent, in a forked process."""
         self._lost = EngineClosedError("this connection is the parent's: connect anew in the forked process")
         self.is_parents = True
         self._wire.leave()
         self._poll.close()
 
     def _send(self, write: Callable[[], None]) -> None:
-        """Calls a function with the lock, which sends; then waits without it until the engine's process reads."""
-        self.refuse_if_lost()  # before the lock: in a forked process nobody may give it back
+        """Call a function that sends, with the lock; then wait without it until the engine's process reads."""
+        self.refuse_if_lost()  # before the lock, which may stay locked in a forked process
         try:
             with self._lock:
                 self.refuse_if_lost()
@@ -265,27 +272,28 @@ class Link:
                 self._heard_end.wait_for(lambda: self._lost is not None, LAST_WORDS_S)  # it may have said why
             self.refuse_if_lost()
             self._closing = self._closing or DeviceError(f"the engine's process is gone: {error}")
-            self._wire.end()  # what was not read is not sent later
+            self._wire.end()  # unread messages are not sent later
             raise copied(self._closing) from None
         finally:
             self.send_news()
 
     def send_news(self) -> None:
-        """Sends what was left as news, unless somebody has the lock: who does so after giving it back.
+        """Send the queued news, unless another thread has the lock, which does so after releasing it.
 
-        From anywhere: who has the lock waits for nobody, and this thread has it not if nobody has. What finds no room
-        the reader sends.
+        It may be called from any place: a holder of the lock waits for no thread, and the lock is only taken if it is
+        free.
+        News that finds no room is sent by the reader.
         """
         while self._has_news() and not self._lock.locked():
             with self._lock:
                 self._make_good()
                 if not self._tell_news():
                     break
-        if self._wire.is_behind and not self._lock.locked():  # who sends at this moment looks behind that
+        if self._wire.is_behind and not self._lock.locked():  # a sender looks itself after it sent
             self._watch(select.EPOLLIN | select.EPOLLOUT)
 
     def _watch(self, what: int) -> None:
-        """What the reader waits for, from now on, though it waits already; from any thread."""
+        """Set the events that the reader waits for, also while it waits; from any thread."""
         with suppress(OSError, ValueError):  # the connection is closed
             self._poll.modify(self._wire.fileno(), what)
 
@@ -294,18 +302,18 @@ class Link:
         return bool(self._cancelled or self._begun or is_unused)
 
     def _make_good(self) -> None:
-        """Gives up what an interrupted holder of the lock had begun to submit; under the lock."""
+        """Cancel the requests that an interrupted holder of the lock had begun to submit. Call it under the lock."""
         if self._begun:
             self._cancelled.extend(self._unanswered.forget(self._begun))
             self._begun = range(0)
 
     def _tell_news(self) -> bool:
-        """Sends news, which are forgotten then; False if there is no memory for them now. Under the lock."""
+        """Send the queued news and clear it; return False if there is no memory for it now. Call it under the lock."""
         cancelled = array("Q", list(self._cancelled))
         released = [binding for binding in list(self._outdated) if not binding.users]
         messages = [Message(Kind.CANCEL, (cancelled.tobytes(),))] if cancelled else []
         for binding in released:
-            binding.is_released = True  # who comes now asks for another
+            binding.is_released = True  # new users ask for another
             messages.append(Message(Kind.RELEASE, (LENGTH.pack(binding.number),)))
         try:
             if self._lost is None:
@@ -320,14 +328,14 @@ class Link:
         return True
 
     def _take_number(self, awaited: Awaited | None, count: int = 1) -> int:
-        """The first of so many numbers, under which somebody may wait."""
+        """Return the first of so many new numbers, and register a waiting call under it."""
         number, self._next = self._next, self._next + count
         if awaited is not None:
             self._unanswered.awaited[number] = awaited
         return number
 
     def _read(self) -> None:
-        """The reader thread: hears answers until the connection ends, then ends what is left."""
+        """Receive answers until the connection ends, then end what is unanswered. This is the reader thread."""
         error: CellrtError
         try:
             while True:
@@ -350,7 +358,7 @@ class Link:
         self._end(error)
 
     def _end(self, error: CellrtError) -> None:
-        """Ends everything that waits for an answer. Who submits now is refused, or seen here."""
+        """End everything that waits for an answer. A request that is submitted now is refused, or ended here."""
         self._lost = self._lost or error
         self._heard_end.ring()  # before the lock: its holder may wait for this
         with self._lock:
@@ -359,19 +367,19 @@ class Link:
         self._unanswered.end(error)
 
     def _take(self, kind: int, body: memoryview) -> None:
-        """Takes in one message."""
+        """Handle one message."""
         if kind == Kind.REBIND:
             binding = self.on_rebind(json.loads(bytes(body)))
             if binding is not None:
                 self.give_up(binding)
         elif kind == Kind.CLOSING:
-            self._closing = self._closing or heard(json.loads(bytes(body)))
+            self._closing = self._closing or decode_error(json.loads(bytes(body)))
         else:
             self._unanswered.take(kind, body)
 
 
 def _poll_of(wire: Wire) -> select.epoll:
-    """What waits for a wire to be read; what it waits for may be changed while it does."""
+    """Return an epoll for reading a wire; its events may be changed while a thread waits for them."""
     try:
         poll = select.epoll()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""Models by what an operator calls them: by import path, by file, or by the name of one that comes with cellrt."""
+"""The names of models for operators: an import path, a file, or the name of a model that comes with cellrt."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ NAMES = {"g2p": "cellrt.demo.g2p:make_g2p"}
 
 
 def sources_of(given: Sequence[str]) -> tuple[str, ...]:
-    """The import paths of models. Raises DefinitionError if one is not there."""
+    """Return the import paths of models. Raise DefinitionError if one is not there."""
     return tuple(source_of(text) for text in given)
 
 
 def source_of(text: str) -> str:
-    """The import path of a model: see ``cellrt.process.source``.
+    """Return the import path of a model, as ``cellrt.process.source`` takes it.
 
     From now on its module is found here, and in all processes that are started: a file's beside it, another in the
-    current folder too. A checkpoint, a folder or GGUF file, may have a name behind it. Raises DefinitionError if it is
+    current folder too. A checkpoint, a folder or GGUF file, may have a name after it. Raise DefinitionError if it is
     not there.
     """
     if text in NAMES:
@@ -62,7 +62,7 @@ def source_of(text: str) -> str:
 
 
 def only_model(path: str) -> str:
-    """The name of the one model in a file. Raises DefinitionError if there are none or several."""
+    """Return the name of the one model in a file. Raise DefinitionError if there are none or several."""
     from cellrt.graph.unfolder import Unfolder
     from cellrt.process.source import module_of_file
 

@@ -1,4 +1,4 @@
-"""Which templates the engine's process was told of, and by which numbers messages name them."""
+"""The numbers by which messages name templates that the engine's process has."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from cellrt.process.wire import Kind, Message
 
 
 class Numbering:
-    """The templates that the engine's process was told of, by number. It and this forget them together."""
+    """The templates that the engine's process has, by number. Both sides forget them together."""
 
     MAX_TEMPLATES, MAX_BYTES = 4096, 1 << 24
 
@@ -17,19 +17,19 @@ class Numbering:
         self._numbers: dict[Template, int] = {}
         self._num_bytes = 0
         self._is_in_doubt = False
-        """Whether the last messages may not have been sent: the next ones begin anew."""
+        """True if the last messages may not have been sent: then the next ones begin anew."""
 
     def note_sent(self) -> None:
-        """Takes in that the last messages were sent."""
+        """Record that the last messages were sent."""
         self._is_in_doubt = False
 
     def number(self, templates: Sequence[Template]) -> tuple[list[Message], list[int]]:
-        """The numbers of templates, and the messages that tell the engine's process of new ones.
+        """Return the messages that send new templates, and the numbers of all templates.
 
-        When these are sent, ``note_sent`` must be called.
+        After these messages are sent, ``note_sent`` must be called.
         """
         begins_anew = self._is_in_doubt or len(self._numbers) > self.MAX_TEMPLATES or self._num_bytes > self.MAX_BYTES
-        self._is_in_doubt = True  # before anything changes: whoever is interrupted here has told nobody
+        self._is_in_doubt = True  # before anything changes: an interrupted call has sent nothing
         messages: list[Message] = []
         if begins_anew:
             self._numbers, self._num_bytes = {}, 0

@@ -1,4 +1,6 @@
-"""What crosses of results: steps and results of many requests in one message, their tensors one behind the other."""
+"""The messages of results: steps and results of many requests in one message, with their
+tensors one after the other.
+"""
 
 from __future__ import annotations
 
@@ -11,22 +13,22 @@ import torch
 
 from cellrt.definition.bits import as_bits, tensor_of
 from cellrt.engine.future import Result
-from cellrt.process.binding import RowFormat
-from cellrt.process.memory import Part, padded
+from cellrt.process.model_binding import RowFormat
 from cellrt.process.recorded import Template, add_bytes
+from cellrt.process.shared_memory import Part, padded
 
 HEAD = struct.Struct("<QQ")
-"""Numbers of entries and of tensors."""
+"""The head of a message: numbers of entries and of tensors."""
 ENTRY = struct.Struct("<QQii")
-"""Request, bytes of its tensors, whether it is its end, number of tensors."""
+"""An entry: request, bytes of its tensors, whether it is its end, number of tensors."""
 TENSOR = struct.Struct("<ii")
-"""Which of the template's results, and rows; -1: one row without a row dimension."""
+"""A tensor: its index among the template's results, and its rows; -1: one row without a row dimension."""
 
 
 class Outcome(NamedTuple):
-    """A request's results, or what a stream gets of them before its end.
+    """A request's results, or those of a stream's steps before its end.
 
-    ``parts``: which of the template's results each is, its rows (-1: one without a row dimension) and its bytes.
+    ``parts``: the index of each among the template's results, its rows (-1: one without a row dimension) and its bytes.
     """
 
     id: int
@@ -35,7 +37,7 @@ class Outcome(NamedTuple):
 
 
 def parts_of(template: Template, results: Result, is_end: bool) -> list[tuple[int, int, memoryview]]:
-    """What an outcome has of these results."""
+    """Return the parts of an outcome for these results."""
     parts: list[tuple[int, int, memoryview]] = []
     for index, layout in enumerate(template.results):
         value = results.get(layout.name)
@@ -46,7 +48,7 @@ def parts_of(template: Template, results: Result, is_end: bool) -> list[tuple[in
 
 
 def outcome_parts(outcomes: Sequence[Outcome]) -> list[Part]:
-    """Outcomes as a message has them."""
+    """Return outcomes as the parts of a message."""
     entries, tensors = bytearray(), bytearray()
     data: list[Part] = []
     for id, is_end, parts in outcomes:
@@ -59,42 +61,42 @@ def outcome_parts(outcomes: Sequence[Outcome]) -> list[Part]:
 
 
 class Arrived:
-    """The results of requests that came in one message, each by its number; tensors are made when somebody asks."""
+    """The results of requests that came in one message, each by a number; tensors are made when they are asked for."""
 
     def __init__(self) -> None:
         self._each: dict[int, Packed] = {}
         self._count = 0
 
     def add(self, outcome: Packed) -> int:
-        """Adds those of a request; returns their number."""
+        """Add the results of a request; return their number."""
         number, self._count = self._count, self._count + 1
         self._each[number] = outcome
         return number
 
     def of(self, number: int) -> Result:
-        """A request's results; asked for once, as nobody keeps them for others."""
+        """Return a request's results. Call it once, as they are not kept."""
         return unpacked(self._each.pop(number))
 
     def packed(self, number: int) -> Packed:
-        """A request's results as they came; in the place of ``of``."""
+        """Return a request's results in bytes, instead of ``of``."""
         return self._each.pop(number)
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
-        """Some requests' results."""
+        """Return the results of some requests."""
         return [self.of(number) for number in numbers]
 
 
 Packed = tuple[bytearray, Sequence[tuple[int, int]], Template, Sequence[RowFormat]]
-"""Results as they came: their memory, which of the template's results each is with its rows, and what they mean."""
+"""Results in bytes: their memory, the index of each in the template with its rows, the template and the formats."""
 
 
 def read_outcomes(
     body: memoryview, wanted: Container[int]
 ) -> Iterator[tuple[int, bool, bytearray, Sequence[tuple[int, int]]]]:
-    """Of each outcome of a message: id, whether it is the end, its results in memory of their own, and which they are
-    with their rows.
+    """Yield each outcome of a message: id, whether it is the end, its results in own memory, and their indices and
+    rows.
 
-    ``wanted``: the ids of requests; outcomes of those that nobody waits for any more are left out.
+    ``wanted``: the ids of requests; outcomes of other requests are left out.
     """
     num_entries, num_tensors = HEAD.unpack_from(body)
     first = HEAD.size + num_entries * ENTRY.size
@@ -109,7 +111,7 @@ def read_outcomes(
 
 
 class Output(NamedTuple):
-    """One of the results in what came of a request: its name, dtype and shape, and which bytes there are its."""
+    """A result in the bytes of a request: its name, dtype and shape, and where its bytes begin and end."""
 
     name: str
     dtype: torch.dtype
@@ -119,7 +121,7 @@ class Output(NamedTuple):
 
 
 def outputs_of(outcome: Packed) -> list[Output]:
-    """Where each of the results lies in the memory in which they came."""
+    """Return where each of the results lies in the memory in which they came."""
     _, places, template, formats = outcome
     at, found = 0, list[Output]()
     for index, rows in places:
@@ -133,7 +135,7 @@ def outputs_of(outcome: Packed) -> list[Output]:
 
 
 def unpacked(outcome: Packed) -> Result:
-    """Tensors by name, each in memory of its own."""
+    """Return tensors by name, each in memory of its own."""
     memory, places, template, formats = outcome
     at, results, is_alone = 0, Result(), len(places) == 1
     for index, rows in places:
@@ -146,7 +148,7 @@ def unpacked(outcome: Packed) -> Result:
 
 
 def _tensor(memory: bytearray, format: RowFormat, rows: int) -> torch.Tensor:
-    """Rows of a kind, ``[rows, *shape]``, or for -1 ``[*shape]``."""
+    """Return rows of a kind, ``[rows, *shape]``, or for -1 ``[*shape]``."""
     spec = format.spec
     shape = spec.shape if rows < 0 else (rows, *spec.shape)
     return tensor_of(memory, spec.dtype, shape)

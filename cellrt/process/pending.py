@@ -1,4 +1,4 @@
-"""What a client has asked that is not answered: requests that run in another process, and calls."""
+"""The unanswered calls and requests of a client."""
 
 from __future__ import annotations
 
@@ -13,30 +13,30 @@ from cellrt.engine.awaited import Awaited, Bell
 from cellrt.engine.future import Owner, RequestFuture, finish_together
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError
-from cellrt.process.binding import RowFormat
-from cellrt.process.blame import heard
+from cellrt.process.model_binding import RowFormat
 from cellrt.process.outcomes import Arrived, read_outcomes
 from cellrt.process.recorded import LENGTH, Template
 from cellrt.process.wire import Kind
+from cellrt.process.wire_errors import decode_error
 
 
 class RemoteFuture(RequestFuture):
-    """A future whose request runs in another process; ``id`` is its number on the connection."""
+    """A future of a request that runs in another process; ``id`` is its number on the connection."""
 
     place = number = 0
     when_ended: Callable[[RequestFuture], object] | None = None
-    """Called by who takes in that it has ended together with others (``Kindred.tell``); for whoever submitted it."""
+    """A callback of the code that submitted the request; ``SentRequests.tell`` calls it."""
 
     def __init__(self, owner: Owner, id: int) -> None:  # not by its base: one is made for each piece of a stream
         self._owner, self.id = owner, id
 
 
 Tell = Callable[[list[RemoteFuture]], object]
-"""Told, by the thread that hears answers, of requests that have ended together, instead of each one's callbacks."""
+"""A function that the reader thread calls with requests that have ended together, instead of each one's callbacks."""
 
 
-class Kindred(NamedTuple):
-    """What requests of one submission and one graph have in common; ``tell``: who hears of their ends, if anybody."""
+class SentRequests(NamedTuple):
+    """The common parts of requests of one submission and one graph. ``tell``: is called with those that have ended."""
 
     template: Template
     formats: Sequence[RowFormat]
@@ -44,16 +44,16 @@ class Kindred(NamedTuple):
     tell: Tell | None
 
 
-Pending = tuple[RemoteFuture, Kindred]
+Pending = tuple[RemoteFuture, SentRequests]
 """A request that has not ended."""
 
 
 class Unanswered:
-    """See the module. The one thread that hears answers takes them in; others add, forget and wait.
+    """The unanswered calls and requests. The one reader thread handles answers; other threads add, forget and wait.
 
     Attributes:
         pending: requests by number.
-        awaited: calls by number, and requests that wait for places by the number of their first.
+        awaited: calls by number, and requests that wait for room in the queue by the number of their first.
     """
 
     def __init__(self) -> None:
@@ -62,32 +62,32 @@ class Unanswered:
         self._fewer = Bell()
 
     def forget(self, ids: Iterable[int]) -> list[int]:
-        """Takes out requests, whatever comes of them; returns those of them that were there."""
+        """Remove requests, whose answers are ignored from now on; return those that were pending."""
         gone = [id for id in ids if self.pending.pop(id, None) is not None]
         self._note_gone()
         return gone
 
     def drain(self, timeout: float | None) -> bool:
-        """Waits until all requests have ended; False after so many seconds."""
+        """Wait until all requests have ended; return False after so many seconds."""
         return self._fewer.wait_for(lambda: not self.pending, timeout)
 
     def end(self, error: CellrtError) -> None:
-        """Ends all that waits for an answer; nobody adds any more."""
+        """End everything that waits for an answer. Nothing is added after this."""
         pending, self.pending = list(self.pending.values()), {}
         awaited, self.awaited = list(self.awaited.values()), {}
         for one in awaited:
             one.say(error=copied(error))
-        for future, kindred in pending:
-            _fail(future, kindred, copied(error))
+        for future, group in pending:
+            _fail(future, group, copied(error))
         self._note_gone()
 
     def take(self, kind: int, body: memoryview) -> None:
-        """Takes in a message of results, errors or answers."""
+        """Handle a message of results, errors or answers."""
         if kind == Kind.OUTCOMES:
             self._take_outcomes(body)
         elif kind == Kind.ERRORS:
             for id, told in json.loads(bytes(body)):
-                self._take_error(id, heard(told))
+                self._take_error(id, decode_error(told))
             self._note_gone()
         elif kind == Kind.ACCEPTED:
             self._say(*struct.unpack("<Q", body))
@@ -95,7 +95,7 @@ class Unanswered:
             self._take_answer(body)
 
     def _take_outcomes(self, body: memoryview) -> None:
-        """Hands streams their steps, then ends all that has ended."""
+        """Put steps into the channels of streams, then end the requests that have ended."""
         ended: list[RemoteFuture] = []
         arrived, steps = Arrived(), Arrived()
         stepped: dict[Channel, None] = {}
@@ -103,7 +103,7 @@ class Unanswered:
         pending = self.pending
         for id, is_end, memory, places in read_outcomes(body, pending):
             known = pending.pop(id, None) if is_end else pending.get(id)
-            if known is None:  # nobody waits for it any more
+            if known is None:  # it was cancelled
                 continue
             future, (template, formats, channel, tell) = known
             outcome = memory, places, template, formats
@@ -135,24 +135,25 @@ class Unanswered:
         (size,) = LENGTH.unpack_from(body)
         head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
         if (awaited := self.awaited.pop(head["call"], None)) is not None:
-            error = heard(head["error"]) if head["error"] is not None else None
+            error = decode_error(head["error"]) if head["error"] is not None else None
             awaited.say(head["value"], bytes(body[LENGTH.size + size :]), error)
 
     def _note_gone(self) -> None:
-        """Takes in that requests have ended."""
+        """Notify waiting threads if all requests have ended."""
         if not self.pending:
             self._fewer.ring()
 
 
 async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -> Sequence[RequestFuture]:
-    """The futures of requests that a function hands in, when they have places; others of the loop go on meanwhile.
+    """Return the futures of requests that a function submits, once they have room in the queue; the loop is not
+    blocked.
 
-    Who is cancelled meanwhile cancels them. Raises why they get none.
+    Cancelling the task cancels the requests. Raise the error for which they get no room.
     """
     loop, said = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed, and with it the waiting task
             loop.call_soon_threadsafe(said.set)
 
     accepted = Awaited(wake)
@@ -169,14 +170,14 @@ async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -
     return futures
 
 
-def _fail(future: RemoteFuture, kindred: Kindred, error: CellrtError) -> None:
+def _fail(future: RemoteFuture, group: SentRequests, error: CellrtError) -> None:
     future.finish(error)
-    if kindred.tell is not None:
-        kindred.tell([future])
+    if group.tell is not None:
+        group.tell([future])
 
 
 def copied(error: CellrtError) -> CellrtError:
-    """An error for each who gets it: whoever raises one adds to it."""
+    """Return a copy of an error for each thread that raises it, as raising adds to an error."""
     made = type(error)(str(error))
     made.__cause__ = error.__cause__
     return made

@@ -1,7 +1,8 @@
-"""What a loop asks of many sessions between two of its rounds goes to the engine's process as one packet.
+"""Batches of requests of many sessions: those that a loop submits in one round go to the engine's process as one
+packet.
 
-A packet a request wakes that process as often, and a task there has only the rows of those that have come: under load
-that is most of what a piece of a stream costs.
+A packet for each request would wake that process as often, and a task there would have only the rows of requests that
+have come: under load that is most of the cost of a stream's piece.
 """
 
 from __future__ import annotations
@@ -25,20 +26,21 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("cellrt")
 Begun = Callable[[RequestFuture | CellrtError], object]
-"""Told of a request that was handed in, or why it could not be."""
+"""A callback that gets the future of a submitted request, or the error for which it was refused."""
 Ended = Callable[[RequestFuture], object]
-"""Told of its end, behind that; by the loop."""
+"""A callback that the loop calls with an ended request, after ``Begun``."""
 Piece = tuple[RemoteSession, Any, Begun, Ended | None]
-"""A request of a session that is about to be handed in, and who is told."""
+"""A request of a session that is about to be submitted, and its callbacks."""
 How = tuple[object, Due, int]
-"""What requests have in common that go together: binding, deadlines and priority."""
+"""The common options of requests that go together: binding, deadlines and priority."""
 
 
 class Pieces:
-    """See the module. For the sessions of one client and for one loop, in its thread.
+    """The requests of one round of a loop. Belongs to one client and to one loop, in its thread.
 
-    Each request is as if it came alone: one that is refused refuses no other. Answers that come together are one call
-    of the loop.
+    Each request is treated as if it came alone: one that is refused refuses no other. Answers that come together are
+    one
+    call of the loop.
     """
 
     def __init__(self, client: Client) -> None:
@@ -46,14 +48,14 @@ class Pieces:
         self._loop = asyncio.get_running_loop()
         self._mailbox = mailbox_of(self._loop)
         self._waves: list[dict[How, list[Piece]]] = []
-        """Each has at most one request of a session: that of the first wave goes first."""
+        """Waves of requests. Each has at most one request of a session; the first wave is submitted first."""
         self._num_of: dict[int, int] = {}
-        """Requests of each session that wait, by its number."""
+        """The number of waiting requests of each session, by its number."""
 
     def submit(
         self, session: RemoteSession, request: Any, due: Due, priority: int, begun: Begun, ended: Ended | None = None
     ) -> None:
-        """Has a request handed in at the end of the round, after those of its session before it."""
+        """Submit a request at the end of the round, after earlier ones of its session."""
         number = session._number
         wave = self._num_of.get(number, 0)
         self._num_of[number] = wave + 1
@@ -72,7 +74,7 @@ class Pieces:
                 self._hand_in_some(pieces, due, priority)
 
     def _hand_in_some(self, pieces: Sequence[Piece], due: Due, priority: int) -> None:
-        """Hands requests in; if that cannot be, each by itself."""
+        """Submit requests together; if that fails, submit each by itself."""
         binding = pieces[0][0]._binding
         numbers = [session._number for session, *_ in pieces]
         requests = [request for _, request, *_ in pieces]
@@ -85,7 +87,7 @@ class Pieces:
                     self._hand_in_some([piece], due, priority)
                 return
             told = [error]
-        except Exception as bug:  # nobody else would tell those who wait; they may have been handed in: never again
+        except Exception as bug:  # else their callbacks would never be called; not again: they may be submitted
             log.exception("requests of sessions could not be handed in")
             told = [InternalError(f"{type(bug).__name__}: {bug}") for _ in pieces]
         for (_, _, begun, ended), its in zip(pieces, told):
@@ -94,8 +96,8 @@ class Pieces:
             begun(its)
 
     def _leave_ended(self, futures: list[RemoteFuture]) -> None:
-        """In a thread of the client's: leaves the ends of requests to the loop, which has heard of their begin then."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        """Pass the ends of requests from a thread of the client's to the loop, which then knows of their begin."""
+        with suppress(RuntimeError):  # the loop is closed, and with it the callbacks
             self._mailbox.put(partial(_tell_ended, futures))
 
 

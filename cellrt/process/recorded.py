@@ -1,7 +1,7 @@
-"""What crosses of recorded requests: what those of equal programs have in common, once, and the tensors of each.
+"""The messages of recorded requests: the common parts of requests of equal programs, once, and the tensors of each.
 
-Requests of one graph cross together: the number of their template, how many they are, and each of their tensors for all
-of them; the template says where each begins.
+Requests of one graph cross together: the number of their template, their number, and each of their tensors for all of
+them; the template says where each begins.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 
 from cellrt.graph.known import Alike
 from cellrt.graph.results import Recorded, ResultLayout, StateLayout
-from cellrt.process.binding import RowFormat
-from cellrt.process.memory import Part, padded
+from cellrt.process.model_binding import RowFormat
+from cellrt.process.shared_memory import Part, padded
 
 LENGTH = struct.Struct("<Q")
 PADDING = bytes(8)
@@ -26,16 +26,16 @@ SMALL_BYTES = 1 << 14
 MAX_HEADS = 128
 
 Externals = tuple[tuple[int, int], ...]
-"""Kind and rows of each of a request's tensors."""
+"""The kind and rows of each of a request's tensors."""
 
 
 class Template(NamedTuple):
-    """What requests of equal programs have in common; a key.
+    """The common parts of requests of equal programs; a dict key.
 
     Attributes:
         binding: number of the model's.
         program, results, states: as of ``Recorded``.
-        externals: kind and rows of each of the request's tensors; the program says the same.
+        externals: kind and rows of each of the request's tensors, which the program has too.
     """
 
     binding: int
@@ -46,25 +46,25 @@ class Template(NamedTuple):
 
     @property
     def num_bytes(self) -> int:
-        """About what it takes to keep."""
+        """The approximate bytes that keeping it takes."""
         return len(self.program) + 512
 
 
 def template_of(binding: int, alike: Alike) -> Template:
-    """The template of recorded requests."""
+    """Return the template of recorded requests."""
     recorded, count = alike.recorded, len(alike.places)
     externals = tuple([(kind, len(rows) // count) for kind, rows in recorded.externals])
     return Template(binding, recorded.program, recorded.results, recorded.states, externals)
 
 
 def template_parts(template: Template) -> list[Part]:
-    """A template as a message has it."""
+    """Return a template as the parts of a message."""
     text = _head_of(template.binding, template.externals, template.results, template.states)
     return [LENGTH.pack(len(text)), text, template.program]
 
 
 def read_template(body: memoryview) -> Template:
-    """The template of a message; a copy."""
+    """Return a copy of the template in a message."""
     (size,) = LENGTH.unpack_from(body)
     binding, externals, results, states = _read_head(bytes(body[LENGTH.size : LENGTH.size + size]))
     return Template(binding, bytes(body[LENGTH.size + size :]), results, states, externals)
@@ -77,7 +77,7 @@ def _head_of(
     results: tuple[ResultLayout, ...],
     states: tuple[StateLayout, ...],
 ) -> bytes:
-    """What of a template is not its program. Most trees have programs of their own, and the same of this."""
+    """Return a template without its program, as JSON. Most trees have programs of their own, and this in common."""
     head = {
         "binding": binding,
         "externals": externals,
@@ -103,7 +103,7 @@ def _plain(positions: Sequence[int]) -> Any:
 
 
 def tensor_parts(groups: Sequence[Alike]) -> list[Part]:
-    """The tensors of requests, each of them for all requests of a graph, where a word begins."""
+    """Return the tensors of requests, each for all requests of a graph, aligned to words."""
     parts: list[Part] = []
     for recorded, _ in groups:
         for _, rows in recorded.externals:
@@ -115,7 +115,7 @@ def tensor_parts(groups: Sequence[Alike]) -> list[Part]:
 
 
 def add_bytes(parts: list[Part], memory: memoryview) -> int:
-    """Adds bytes, up to where the next word begins; returns how many that is."""
+    """Add bytes, padded to a whole number of words; return their number."""
     size = len(memory)
     # A copy takes a fraction of a view's time.
     return _add(parts, bytes(memory) if size <= SMALL_BYTES else memory, size)
@@ -130,9 +130,9 @@ def _add(parts: list[Part], part: Part, size: int) -> int:
 
 
 def read_requests(groups: Sequence[tuple[Template, int]], formats: Sequence[RowFormat], tensors: bytes) -> list[Alike]:
-    """Requests of these templates, so many of each; their tensors share the memory of ``tensors``.
+    """Return requests of these templates, so many of each; their tensors share the memory of ``tensors``.
 
-    Raises ValueError if that holds less or more than they need.
+    Raise ValueError if that holds less or more than they need.
     """
     at, place, found = 0, 0, []
     for template, num_requests in groups:

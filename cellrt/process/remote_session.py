@@ -1,4 +1,4 @@
-"""A session of an engine in another process."""
+"""Sessions of an engine in another process."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.session import checked_rows, own_sessions, state_bytes
 from cellrt.engine.stream import Channel, Stream
 from cellrt.errors import DeviceError, EngineClosedError
-from cellrt.process.binding import Binding
 from cellrt.process.link import Link
+from cellrt.process.model_binding import Binding
 from cellrt.process.pending import when_accepted
 
 Submit = Callable[[Binding, Sequence[Any], Sequence[int], Due, int, bool, Channel | None], Sequence[RequestFuture]]
@@ -25,9 +25,11 @@ HandIn = Callable[
 
 
 class RemoteSession:
-    """A client's session, as ``Client.session`` gives it: the methods and errors of ``Session``. Safe from any thread.
+    """A client's session, which ``Client.session`` returns, with the methods and errors of ``Session``.
 
-    Its requests run in the order of their submission; those that wait for places, in the order of their places.
+    Safe from any thread. Its requests run in the order of their submission; those that wait for room in the queue, in
+    the
+    order in which they get it.
     """
 
     def __init__(self, submit: Submit, hand_in: HandIn, link: Link, number: int, id: str, binding: Binding) -> None:
@@ -48,7 +50,7 @@ class RemoteSession:
 
     @property
     def model(self) -> str:
-        """Name of its model."""
+        """The name of its model."""
         return self._binding.name
 
     @property
@@ -65,7 +67,7 @@ class RemoteSession:
         priority: int = 1,
         wait: bool = False,
     ) -> RequestFuture:
-        """As ``Client.submit``; a session that has ended gives SessionError."""
+        """Submit a request, like ``Client.submit``. If the session has ended, the future raises SessionError."""
         when = due(deadline, schedule_by)
         return self._submit(self._binding, [request], [self._number], when, priority, wait, None)[0]
 
@@ -78,7 +80,7 @@ class RemoteSession:
         priority: int = 1,
         wait: bool = False,
     ) -> Coroutine[Any, Any, Result]:
-        """As ``Client.infer``."""
+        """Return the result of a request, like ``Client.infer``."""
         own = deep_copy(request) if wait else plain_copy(request)
         how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
         if own is NOT_PLAIN:
@@ -103,45 +105,48 @@ class RemoteSession:
         wait: bool = False,
         max_unread: int | None = None,
     ) -> Stream:
-        """As ``Client.stream``."""
+        """Return a request's steps as they are made, like ``Client.stream``."""
         channel = Channel(max_unread)
         when = due(deadline, schedule_by)
         futures = self._submit(self._binding, [request], [self._number], when, priority, wait, channel)
         return Stream(futures[0], channel)
 
     def reset(self) -> None:
-        """As ``Session.reset``: waits for nothing. A session that has ended says so with its next request."""
+        """Reset the state, like ``Session.reset``, without waiting.
+
+        If the session has ended, its next request fails.
+        """
         self._link.cut_back(self._number, 0)
 
     def cut_back(self, rows: int) -> None:
-        """As ``Session.cut_back``."""
+        """Cut a growing state back to its first rows, like ``Session.cut_back``."""
         self._link.cut_back(self._number, checked_rows(rows))
 
     def export(self) -> bytes:
-        """As ``Session.export``."""
+        """Return the state, like ``Session.export``."""
         return self._link.call("export", session=self._number).blob
 
     def restore(self, state: bytes) -> None:
-        """As ``Session.restore``."""
+        """Replace the state, like ``Session.restore``."""
         self._link.call("restore", state_bytes(state), session=self._number)
 
     def copy_to(self, sessions: Sequence[RemoteSession]) -> None:
-        """As ``Session.copy_to``."""
+        """Copy the state to other sessions, like ``Session.copy_to``."""
         others = [number for _, number in parts_of(sessions, self._link, self.model)]
         self._link.call("copy", session=self._number, others=others)
 
     def close(self) -> None:
-        """As ``Session.close``."""
+        """Close the session, like ``Session.close``."""
         if not self._link.is_parents:
             self._link.call("close", session=self._number)
 
     def leave(self) -> None:
-        """As ``Session.leave``."""
+        """Close the session without waiting, like ``Session.leave``."""
         if not self._link.is_parents:
             self._link.tell("close", session=self._number)
 
 
 def parts_of(sessions: Sequence[object], link: Link, model: str) -> list[tuple[Binding, int]]:
-    """Sessions' bindings and numbers. Raises RequestError unless all are of this connection and model."""
+    """Return sessions' bindings and numbers. Raise RequestError unless all are of this connection and model."""
     own = own_sessions(sessions, RemoteSession, model, "client", lambda session: session._link is link)
     return [(session._binding, session._number) for session in own]

@@ -1,8 +1,8 @@
-"""Sends and receives packets with the interpreter's lock held.
+"""Sending and receiving of packets with the interpreter's lock (GIL) held.
 
-Python lets go of the lock around each call of the system. Where another thread of the process is busy in Python, the
-caller then waits up to a switch interval (5 ms) until it has the lock again, for a call that takes a few microseconds
-and cannot block. ``ctypes.PyDLL`` calls without that.
+Python releases the lock around each system call. Where another thread of the process is busy in Python, the caller then
+waits up to a switch interval (5 ms) until it has the lock again, for a call that takes a few microseconds and cannot
+block. ``ctypes.PyDLL`` calls without releasing it.
 """
 
 from __future__ import annotations
@@ -16,13 +16,13 @@ _libc = ctypes.PyDLL(None, use_errno=True)
 
 
 class _Vector(ctypes.Structure):
-    """``struct iovec``."""
+    """The C type ``struct iovec``."""
 
     _fields_ = (("base", ctypes.c_void_p), ("size", ctypes.c_size_t))
 
 
 class _Header(ctypes.Structure):
-    """``struct msghdr``."""
+    """The C type ``struct msghdr``."""
 
     _fields_ = (
         ("name", ctypes.c_void_p),
@@ -36,7 +36,7 @@ class _Header(ctypes.Structure):
 
 
 class _Control(ctypes.Structure):
-    """``struct cmsghdr``; its data lie behind it."""
+    """The C type ``struct cmsghdr``; its data lie behind it."""
 
     _fields_ = (("size", ctypes.c_size_t), ("level", ctypes.c_int), ("type", ctypes.c_int))
 
@@ -52,13 +52,13 @@ _FD_BYTES = ctypes.sizeof(ctypes.c_int)
 
 
 def send(fd: int, packet: bytes) -> None:
-    """Sends a packet to a socket. Raises OSError: BlockingIOError if the other end does not read."""
+    """Send a packet to a socket. Raise OSError: BlockingIOError if the other end does not read."""
     while _send(fd, packet, len(packet), _SEND_FLAGS) < 0:
         _raise_unless_interrupted()
 
 
 class Receiver:
-    """Receives packets of at most so many bytes and descriptors; for one thread at a time."""
+    """A receiver of packets of at most so many bytes and descriptors; for one thread at a time."""
 
     def __init__(self, num_bytes: int, num_fds: int) -> None:
         self._packet = bytearray(num_bytes)
@@ -67,10 +67,9 @@ class Receiver:
         self._header = _Header(vectors=ctypes.pointer(self._vector), num_vectors=1, control=_address_of(self._control))
 
     def receive(self, fd: int) -> tuple[bytes, list[int]] | None:
-        """The next packet of a socket, empty at the end of the connection, and the descriptors that came with it; None
-        if there is none now.
+        """Return the next packet of a socket and the descriptors that came with it; None if there is none now.
 
-        Raises OSError.
+        The packet is empty at the end of the connection. Raise OSError.
         """
         header = self._header
         header.control_size = len(self._control)
@@ -82,7 +81,7 @@ class Receiver:
         return bytes(memoryview(self._packet)[:size]), fds
 
     def _fds(self, control_size: int) -> list[int]:
-        """The descriptors in so many bytes of control messages."""
+        """Return the descriptors in so many bytes of control messages."""
         fds, at = list[int](), 0
         while at + ctypes.sizeof(_Control) <= control_size:
             message = _Control.from_buffer_copy(self._control, at)
@@ -94,12 +93,12 @@ class Receiver:
 
 
 def _address_of(memory: bytearray) -> int:
-    """Where it lies; it must not be resized."""
+    """Return the address of memory, which must not be resized."""
     return ctypes.addressof(ctypes.c_char.from_buffer(memory))
 
 
 def _raise_unless_interrupted() -> None:
-    """Raises the OSError of the call that failed, unless a signal interrupted it."""
+    """Raise the OSError of the call that failed, unless a signal interrupted it."""
     number = ctypes.get_errno()
     if number != errno.EINTR:
         raise OSError(number, os.strerror(number))

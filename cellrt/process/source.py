@@ -1,4 +1,4 @@
-"""Where a model comes from: an import path, the same in the engine's process and in every client's.
+"""The source of a model: an import path, the same in the engine's process and in every client's.
 
 A checkpoint, a folder or a GGUF file, is read by the engine's process alone; clients make the model of its outline.
 """
@@ -23,25 +23,26 @@ from cellrt.process.imports import is_checkpoint, make_importable, said
 from cellrt.worker.python_process import importing
 
 OF_FILES = "_cellrt_model_"
-"""How the names of modules begin that were loaded from files."""
+"""The beginning of the names of modules that were loaded from files."""
 _LOADING = threading.RLock()  # a module may load another
 EXPECTED = (
     "expected 'module:attribute', 'file.py:attribute' or 'checkpoint:name', or a model that is an attribute of its "
     "module"
 )
 READER = "cellrt.language.served:load"
-"""What makes a model of a checkpoint and the name that it is to have."""
+"""The function that makes a model of a checkpoint's path and a name."""
 
 
 class _NoAttributeError(Exception):
-    """What was to be imported lacks something that its path names."""
+    """An imported object lacks an attribute that its path names."""
 
 
 class ModelSource:
-    """``module:attribute`` or ``file.py:attribute``: an unfolder, or a function without arguments that makes it; or
-    ``checkpoint:name``, a folder or GGUF file and what the model in it is called.
+    """The path of a model: ``module:attribute``, ``file.py:attribute`` or ``checkpoint:name``.
 
-    ``text`` is that path, a file's absolute. Raises DefinitionError if it is none.
+    The attribute is an unfolder, or a function without arguments that makes it. A checkpoint is a folder or GGUF file,
+    and
+    the name is that of its model. ``text`` is the path, a file's absolute. Raises DefinitionError for any other.
     """
 
     def __init__(self, given: object) -> None:
@@ -58,7 +59,7 @@ class ModelSource:
         return f"ModelSource({self.text!r})"
 
     def load(self) -> Unfolder:
-        """The model, in this process. Raises DefinitionError, whatever the import raised."""
+        """Return the model, in this process. Raise DefinitionError, whatever the import raised."""
         try:
             if self._is_checkpoint:
                 read: Unfolder = named(READER)(self._path, self._name)
@@ -96,7 +97,7 @@ def named(text: str) -> Callable[..., Any]:
 
 
 def made_of(outline: Mapping[str, Any]) -> Unfolder:
-    """Return the model of an outline: see ``Unfolder``. Raises DefinitionError, whatever its maker raised."""
+    """Return the model of an outline, as of ``Unfolder``. Raise DefinitionError, whatever its maker raised."""
     try:
         model = named(outline["maker"])(outline["value"])
     except Exception as error:
@@ -107,7 +108,7 @@ def made_of(outline: Mapping[str, Any]) -> Unfolder:
 
 
 def source_of(model: object) -> ModelSource:
-    """The source of a model that is given as such, or by its path. Raises DefinitionError if it has none."""
+    """Return the source of a model that is given itself, or by its path. Raise DefinitionError if it has none."""
     if not isinstance(model, Unfolder):
         return ModelSource(model)
     module = sys.modules.get(model.function.__module__)
@@ -123,22 +124,26 @@ def source_of(model: object) -> ModelSource:
 
 
 class _Anew(SourceFileLoader):
-    """Loads a file as it is now: bytecode on disk counts as its own while size and second of its last change agree."""
+    """A loader that reads a file as it is now, not its bytecode.
+
+    Python uses bytecode on disk while size and second of a file's last change agree.
+    """
 
     def get_code(self, fullname: str) -> CodeType:
-        """See ``importlib``."""
+        """Return the code of the file, as ``importlib`` requires."""
         return self.source_to_code(self.get_data(self.path), self.path)
 
 
 def module_of_file(path: str) -> ModuleType:
-    """The module that a file is, loaded anew when the file has changed. Raises what the module raises.
+    """Return the module of a file, loaded anew when the file has changed. Raise what the module raises.
 
-    It may import what lies beside it, then and later. The module before, which may be large, stays only as long as
-    something of it is used.
+    It may import modules beside it, then and later. The module before, which may be large, stays only as long as
+    something
+    of it is used.
     """
     content = hashlib.blake2b(path.encode() + b"\0" + Path(path).read_bytes(), digest_size=8)
     name = OF_FILES + content.hexdigest()
-    with _LOADING:  # who comes while another thread loads it waits until it is whole
+    with _LOADING:  # other threads wait until it is whole
         if name in sys.modules:
             return sys.modules[name]
         spec = importlib.util.spec_from_file_location(name, path, loader=_Anew(name, path))

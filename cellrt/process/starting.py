@@ -1,4 +1,4 @@
-"""Starting an engine's process, and ending it; whoever does that needs neither torch nor an engine of its own."""
+"""Start and end of an engine's process; the starting process needs neither torch nor an engine of its own."""
 
 from __future__ import annotations
 
@@ -10,21 +10,20 @@ from collections.abc import Sequence
 from typing import Any
 
 from cellrt.errors import DefinitionError, DeviceError
-from cellrt.process.blame import heard
+from cellrt.process.wire_errors import decode_error
 from cellrt.worker.python_process import PythonProcess
 
 LENGTH = struct.Struct("<Q")
 START_S = 600.0
-"""How long the process may take until its engine is there; the first of an installation compiles the scheduler."""
+"""The seconds until the process must have its engine; the first of an installation compiles the scheduler."""
 END_S = 10.0
-"""How long it may take to end in good order; then it is killed."""
+"""The seconds that it may take to end gracefully; then it is killed."""
 COMMAND = "import gc; gc.disable(); from cellrt.process.host import main; main()"
-"""The collector looks through what is imported again and again, a quarter of the time that it takes: ``main`` has it
-look when all is there."""
+"""The command without garbage collection until all is imported, as collections would take a quarter of the time."""
 
 
 class Started:
-    """An engine's process; it ends when this is ended or dropped, and with the process that has this."""
+    """An engine's process. It ends when this object is ended or dropped, and with the process that has this object."""
 
     def __init__(
         self,
@@ -34,15 +33,15 @@ class Started:
         *,
         ends_without_workers: bool = False,
     ) -> None:
-        """Starts it, and does not wait for it: see ``wait``.
+        """Start the process, without waiting for it, which ``wait`` does.
 
         Args:
             address: where clients connect.
             options: as of ``Engine``.
-            models: sources of models that are registered before anybody is let in, with options of ``register``.
+            models: sources of models that are registered before any client is accepted, with options of ``register``.
             ends_without_workers: whether it ends by itself when the engine's last worker has died.
 
-        Raises DefinitionError if an option cannot be handed over.
+        Raise DefinitionError if an option cannot be pickled.
         """
         try:
             given = pickle.dumps((address, options, list(models), ends_without_workers))
@@ -58,12 +57,12 @@ class Started:
             raise DeviceError(f"the engine's process did not start: {error}") from error
 
     def end_within(self, seconds: float) -> None:
-        """Has it end in good order, or kills it after so long; may be called twice."""
+        """End the process gracefully, or kill it after so many seconds; may be called twice."""
         self._python.end(seconds)
         self.end.detach()
 
     def wait(self) -> None:
-        """Waits until its engine is there, with its models. Raises DefinitionError, DeviceError; then it has ended."""
+        """Wait until its engine is ready, with its models. Raise DefinitionError, DeviceError; then it has ended."""
         try:
             self._lifeline.settimeout(START_S)
             with self._lifeline.makefile("rb") as file:
@@ -72,7 +71,7 @@ class Started:
             if not answer:
                 raise DeviceError(f"the engine's process ended at its start, with status {self.process.wait(END_S)}")
             if (told := json.loads(answer)["error"]) is not None:
-                raise heard(told)
+                raise decode_error(told)
         except BaseException as error:
             self.end()
             if isinstance(error, OSError):

@@ -1,4 +1,4 @@
-"""What crosses of a submission: its requests' numbers, templates, tensors, times and priority."""
+"""The message of a submission: its requests' numbers, templates, tensors, times and priority."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import NamedTuple
 
 from cellrt.engine.due import Due
 from cellrt.graph.known import Alike
-from cellrt.process.memory import Part
 from cellrt.process.recorded import tensor_parts
+from cellrt.process.shared_memory import Part
 
 HEAD = struct.Struct("<QIIqddiiI4x")
 SESSION_BYTES = 4
@@ -18,16 +18,16 @@ NO_DEADLINE = -1.0
 
 
 class Submission(NamedTuple):
-    """Requests that are handed in together, all or none.
+    """Requests that are submitted together, all or none.
 
     Attributes:
-        first_id, num_requests: their numbers, chosen by the client, one after the other.
-        sessions: of each, graph by graph, the number of its session; none if they have none.
-        now_ns: when it was, on the monotonic clock, which all processes of a machine share.
+        first_id, num_requests: their numbers, consecutive and chosen by the client.
+        sessions: the number of each request's session, graph by graph; empty if they have none.
+        now_ns: the time of submission, on the monotonic clock, which all processes of a machine share.
         due: seconds from then.
         priority: 0 to 3.
-        is_streamed, is_patient: whether its steps are wanted; whether it waits for places.
-        is_each: whether those of them that can be are handed in where not all can.
+        is_streamed, may_wait: whether steps are to be sent; whether it waits for room in the queue.
+        is_each: whether requests are refused one by one.
     """
 
     first_id: int
@@ -37,7 +37,7 @@ class Submission(NamedTuple):
     due: Due
     priority: int
     is_streamed: bool
-    is_patient: bool
+    may_wait: bool
     is_each: bool
 
     @property
@@ -47,15 +47,18 @@ class Submission(NamedTuple):
 
     @property
     def end_s(self) -> float | None:
-        """Until when it may wait, on the monotonic clock."""
+        """The time until which it may wait, on the monotonic clock."""
         first_s = self.due.first_s
         return None if first_s is None else self.now_ns / 1e9 + first_s
 
 
 def submission_parts(submission: Submission, templates: Sequence[int], groups: Sequence[Alike]) -> list[Part]:
-    """A submission as a message has it; ``templates``: that of each group of requests, by number."""
-    first_id, count, sessions, now_ns, due, priority, is_streamed, is_patient, is_each = submission
-    flags = is_streamed | is_patient << 1 | is_each << 2
+    """Return a submission as the parts of a message.
+
+    ``templates``: the number of the template of each group of requests.
+    """
+    first_id, count, sessions, now_ns, due, priority, is_streamed, may_wait, is_each = submission
+    flags = is_streamed | may_wait << 1 | is_each << 2
     times_s = [NO_DEADLINE if time_s is None else time_s for time_s in due]
     head = HEAD.pack(first_id, count, len(sessions), now_ns, *times_s, priority, flags, len(groups))
     numbers = [number for template, alike in zip(templates, groups) for number in (template, len(alike.places))]
@@ -66,8 +69,9 @@ def submission_parts(submission: Submission, templates: Sequence[int], groups: S
 
 
 def read_submission(body: memoryview) -> tuple[Submission, list[tuple[int, int]], bytes]:
-    """The submission of a message, of each group of requests its template's number and how many they are, and a copy
-    of their tensors."""
+    """Return the submission in a message, the template and number of requests of each group, and a copy of their
+    tensors.
+    """
     first_id, count, num_sessions, now_ns, *times_s, priority, flags, num_groups = HEAD.unpack_from(body)
     begin = HEAD.size + 8 * num_groups
     end = begin + SESSION_BYTES * num_sessions

@@ -1,15 +1,15 @@
 """One end of a connection: packets of a Unix socket say where in shared memory the messages lie.
 
 The socket orders what the memory alone would not: a body is written before its packet is sent, read after it has come,
-and its place is free again once a later packet of the reader says so. So nobody looks at a flag in shared memory, and a
-process that ends is known at once by its socket. A packet there and back costs 10 us, an eventfd or a futex 7
+and its place is free again once a later packet of the reader says so. So no process polls a flag in shared memory, and
+a process that ends is noticed at once by its socket. A packet there and back costs 10 us, an eventfd or a futex 7
 (``python -m benchmarks clients --only wake``).
 
-Packets are numbered: one whose sender was interrupted, and does not know whether it went out, goes out again, and is
-taken once.
+Packets are numbered: a packet whose sender was interrupted, and does not know whether it was sent, is sent again, and
+handled once.
 
-A body that finds no place, because it is large or the other end is slow, goes in memory of its own, whose descriptor
-travels with the packet. So nobody waits for a place either.
+A body for which there is no place, because it is large or the other end is slow, gets memory of its own, whose
+descriptor travels with the packet. So no sender waits for a place either.
 """
 
 from __future__ import annotations
@@ -28,51 +28,55 @@ from enum import IntEnum
 from typing import Any, NamedTuple
 
 from cellrt.errors import DeviceError, OverloadError
-from cellrt.process import memory, short_calls
-from cellrt.process.memory import Part
+from cellrt.process import shared_memory, short_calls
+from cellrt.process.shared_memory import Part
 
 PROTOCOL = 8
-"""Of both ends; they are of one version of cellrt."""
+"""The version of the protocol. Both ends are of one version of cellrt."""
 REGION_BYTES = 4 << 20
-"""Memory for the bodies of one direction; only what is written to takes any."""
+"""The memory for the bodies of one direction; only pages that are written to take any."""
 PACKET_MESSAGES = 64
 PACKET_BYTES = 1 << 14
 PACKETS_TOGETHER = 16
-"""Packets that are taken before somebody else has a turn."""
+"""The most packets that are received before other work has a turn."""
 
 
 class Kind(IntEnum):
-    """What a message is. Bodies: ``recorded.py``, ``submissions.py``, ``outcomes.py``, ``blame.py``; JSON; numbers."""
+    """The kinds of messages.
+
+    Bodies: ``recorded.py``, ``submissions.py``, ``outcomes.py``, ``wire_errors.py``; JSON; numbers.
+    """
 
     CALL = 1
-    """Of a client: a function of ``calls.py`` by name."""
+    """A client calls a function of ``calls.py`` by name."""
     ANSWER = 2
-    """Of the engine: what a call returned or raised."""
+    """The engine answers a call with its value or error."""
     TEMPLATE = 3
-    """Of a client: what requests of equal programs have in common; numbered as they come."""
+    """A client sends the common parts of requests of equal programs; templates are numbered as they come."""
     FORGET = 4
-    """Of a client: it will name none of the templates so far again, and numbers further ones from 0."""
+    """A client forgets all templates so far, and numbers further ones from 0."""
     SUBMIT = 5
     CANCEL = 6
     RELEASE = 7
-    """Of a client: it has done with a binding."""
+    """A client releases a binding."""
     OUTCOMES = 8
-    """Of the engine: steps and results of requests."""
+    """The engine sends steps and results of requests."""
     ERRORS = 9
-    """Of the engine: how other requests ended."""
+    """The engine sends errors of requests."""
     ACCEPTED = 10
-    """Of the engine: requests that waited for places have them."""
+    """The engine accepted requests that waited for room in its queue."""
     REBIND = 11
-    """Of the engine: a model of that name was registered or taken out; which of its versions are in use; what there is
-    now, for clients that unfolded for it."""
+    """The engine registered or removed a model: its versions in use, and the new one for
+    clients that unfolded for it.
+    """
     CLOSING = 12
-    """Of the engine: it closes in good order."""
+    """The engine closes gracefully."""
     CUT_BACK = 13
-    """Of a client: a session is to have so many of its rows; none: to be made new."""
+    """A client cuts a session back to so many of its rows; 0: its state begins anew."""
 
 
 class Message(NamedTuple):
-    """What is sent: its body is the parts one behind the other."""
+    """A message: its body is the parts one after the other."""
 
     kind: Kind
     parts: Sequence[Part] = ()
@@ -83,20 +87,23 @@ class BrokenWireError(Exception):
 
 
 HEAD = struct.Struct("<QQ")
-"""Of a packet: its number, and how many of the other's places were freed so far."""
+"""The head of a packet: its number, and how many places of the other end were freed so far."""
 PLACE = struct.Struct("<IiQQ")
-"""Of a message: kind, which descriptor of the packet has its memory (-1: this direction's), begin and size there."""
+"""A message in a packet: kind, the descriptor with its memory (-1: this direction's memory), begin and size there."""
 
 
 class Wire:
-    """An end with its socket and both directions' memory. One thread receives; who sends holds a lock of its own."""
+    """An end of a connection: its socket and the memory of both directions.
+
+    One thread receives; senders hold a lock.
+    """
 
     def __init__(self, sock: socket.socket, outgoing: int, incoming: int) -> None:
-        """Takes over the socket and the descriptors of the memory that it writes to and reads from."""
+        """Take over the socket and the descriptors of the memory that it writes to and reads from."""
         self.sock = sock
-        self._outgoing = memory.view(outgoing, writable=True)
-        self._incoming = memory.view(incoming, writable=False)
-        self._ring = memory.Ring(len(self._outgoing))
+        self._outgoing = shared_memory.view(outgoing, writable=True)
+        self._incoming = shared_memory.view(incoming, writable=False)
+        self._ring = shared_memory.Ring(len(self._outgoing))
         self._num_freed_by_other = 0
         self._last_made = self._last_taken = 0
         """Numbers of packets; some may be left out."""
@@ -106,23 +113,23 @@ class Wire:
         sock.setblocking(False)
 
     def fileno(self) -> int:
-        """The socket's."""
+        """Return the socket's descriptor."""
         return self.sock.fileno()
 
     @property
     def is_behind(self) -> bool:
-        """Whether packets wait because the other end does not read."""
+        """True if packets wait because the other end does not read."""
         return bool(self._unsent)
 
     @property
     def owes_word(self) -> bool:
-        """Whether the other end should be told which places are free, before it runs out of them."""
+        """True if the other end should be told which places are free, before it runs out of them."""
         return self._num_read_bytes - self._num_told_bytes > len(self._incoming) // 4
 
     def send(self, messages: Sequence[Message]) -> None:
-        """Sends messages in order, as far as the other end reads; ``flush`` sends the rest.
+        """Send messages in order, as far as the other end reads; ``flush`` sends the rest.
 
-        Raises BrokenWireError; OverloadError if there is no memory for one of them, and then sends none.
+        Raise BrokenWireError; OverloadError if there is no memory for one of them, and then send none.
         """
         self._ring.free_up_to(self._num_freed_by_other)
         num_read, num_read_bytes = self._num_read, self._num_read_bytes
@@ -146,21 +153,21 @@ class Wire:
         self.flush()
 
     def _place(self, parts: Sequence[Part], fds: list[int]) -> tuple[int, int, int]:
-        """Writes a body; returns which descriptor has its memory, and begin and size there."""
+        """Write a body; return the index of the descriptor with its memory, and begin and size there."""
         size = sum(map(len, parts))
         begin = self._ring.take(size)
         if begin >= 0:
-            memory.write(self._outgoing, begin, parts)
+            shared_memory.write(self._outgoing, begin, parts)
             return -1, begin, size
         try:
-            fds.append(memory.make(max(size, 1)))
-            memory.write(memory.view(os.dup(fds[-1]), writable=True), 0, parts)
+            fds.append(shared_memory.make(max(size, 1)))
+            shared_memory.write(shared_memory.view(os.dup(fds[-1]), writable=True), 0, parts)
         except OSError as error:
             raise OverloadError(f"a message: expected memory for its {size} bytes, got {error}") from None
         return len(fds) - 1, 0, size
 
     def flush(self) -> bool:
-        """Sends what waits; False if the other end does not read. Raises BrokenWireError."""
+        """Send waiting packets; return False if the other end does not read. Raise BrokenWireError."""
         while self._unsent:
             packet, fds = self._unsent[0]
             try:
@@ -173,14 +180,14 @@ class Wire:
                 return False
             except OSError as error:
                 raise BrokenWireError(str(error)) from None
-            self._unsent.popleft()  # who is interrupted before sends it again
+            self._unsent.popleft()  # after an interrupt before this line it is sent again
             _close_all(fds)
         return True
 
     def flush_within(self, seconds: float, lock: AbstractContextManager[object] | None = None) -> None:
-        """Sends what waits, and waits for the other end to read. Raises BrokenWireError after so long.
+        """Send waiting packets, and wait for the other end to read. Raise BrokenWireError after so many seconds.
 
-        ``lock``: of those who send; not held while this waits.
+        ``lock``: that of the senders; not held while this waits.
         """
         end_s = time.monotonic() + seconds
         while True:
@@ -193,16 +200,16 @@ class Wire:
             self.wait(select.POLLOUT, left_s)
 
     def wait(self, what: int, seconds: float) -> None:
-        """Waits until the socket is ready for ``what`` (of ``select.poll``), or has ended."""
+        """Wait until the socket is ready for ``what`` (of ``select.poll``), or has ended."""
         poll = select.poll()
         with suppress(ValueError):  # it was closed meanwhile
             poll.register(self.sock, what)
             poll.poll(1000 * seconds)
 
     def receive(self) -> Iterator[tuple[int, memoryview]]:
-        """The messages that are there, of a few packets: kind and body, which is valid until the next is asked for.
+        """Yield the messages of a few packets: kind and body, which is valid until the next is asked for.
 
-        Raises BrokenWireError, also at the end of the connection.
+        Raise BrokenWireError, also at the end of the connection.
         """
         for _ in range(PACKETS_TOGETHER):
             try:
@@ -237,7 +244,7 @@ class Wire:
         else:
             try:
                 fd, fds[which] = fds[which], -1
-                source = memory.view(fd, writable=False)
+                source = shared_memory.view(fd, writable=False)
             except (IndexError, OSError, ValueError) as error:
                 raise BrokenWireError(f"a message without memory: {error}") from None
         if begin + size > len(source):
@@ -245,17 +252,17 @@ class Wire:
         return source[begin : begin + size]
 
     def end(self) -> None:
-        """Has both ends see the end of the connection; from any thread."""
+        """Shut the connection down for both ends; from any thread."""
         with suppress(OSError):
             self.sock.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection; nobody sends or receives any more."""
+        """End the connection and release its resources; no thread may send or receive after this."""
         self.end()
         self.leave()
 
     def leave(self) -> None:
-        """Closes what this process has of it; another that has the socket too, by a fork, keeps the connection."""
+        """Close this process's part of the connection; another that has the socket too, by a fork, keeps it."""
         self.sock.close()
         while self._unsent:
             _close_all(self._unsent.popleft()[1])
@@ -275,9 +282,9 @@ def _head_of(packet: bytes) -> dict[str, Any]:
 
 
 def welcomed(sock: socket.socket, timeout: float) -> tuple[Wire, dict[str, Any]]:
-    """A client's end of a connection, once the engine's process has sent its memory, and what it told with that.
+    """Return a client's end of a connection, and the head that the engine's process sent with its memory.
 
-    Raises DeviceError.
+    Raise DeviceError.
     """
     fds: list[int] = []
     try:

@@ -14,7 +14,7 @@ from cellrt.ray.front import Front, make_front
 from cellrt.ray.replica import LEAVE_S, Replica
 from cellrt.ray.routing import SessionRouter
 from cellrt.ray.scaling import QueueingPolicy, Scaling
-from cellrt.serve.settings import Limits, Settings
+from cellrt.serve.server_settings import Limits, Settings
 
 MOST_ONGOING = 100_000
 """Requests at a replica that Ray Serve lets in: the engine itself refuses what is too much, with 429."""
@@ -39,7 +39,7 @@ def application(
         replicas: how many, or between which limits the number follows the load.
         fronts: processes that read and answer HTTP.
         resources: of Ray, a replica: ``num_cpus`` (1 by default), ``num_gpus`` and others.
-        settings: as of ``cellrt.serve.settings.Settings``: ``workers``, ``max_queued_requests``, ``api_keys``,
+        settings: as of ``cellrt.serve.server_settings.Settings``: ``workers``, ``max_queued_requests``, ``api_keys``,
             ``drain_s``, ``limits`` and others; host, ports and front ends are Ray Serve's.
 
     Raise DefinitionError.

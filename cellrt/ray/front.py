@@ -24,27 +24,27 @@ from cellrt.ray.front_app import front_app, read_call
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.messages import Answer, Call, key_of
 from cellrt.ray.repeating import MOST_TRIES, TRY_AFTER_S, ReplicaDiedError, answer_of, of_death
+from cellrt.serve.access import AccessPolicy
 from cellrt.serve.app import let_recurse
-from cellrt.serve.door import told
-from cellrt.serve.guard import Gate
 from cellrt.serve.http import error_response, json_response
 from cellrt.serve.http_native import RawOutput, packed
+from cellrt.serve.inference import error_json
 from cellrt.serve.keys import Keys
 from cellrt.serve.oip import encode
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 
 class Front:
     """The front of a deployment, as the module describes. ``replicas``: the handle of their deployment.
 
     Attributes:
-        gate: says who may come in.
+        access: decides which requests are refused.
     """
 
     def __init__(self, settings: Settings, replicas: Any) -> None:
         self._limits = settings.limits
         let_recurse(self._limits.max_depth)
-        self.gate = Gate(Keys(settings.api_keys), settings.allowed_origins)
+        self.access = AccessPolicy(Keys(settings.api_keys), settings.allowed_origins)
         self._replicas = replicas
         self._directory = kept_directory(serve.get_replica_context().app_name)
 
@@ -99,7 +99,7 @@ class Front:
                     async for part in parts:
                         yield part.body
             except ReplicaDiedError as error:
-                yield b"data: " + encode(told(of_death(call.session, error))) + b"\n\n"
+                yield b"data: " + encode(error_json(of_death(call.session, error))) + b"\n\n"
 
         return _response(StreamingResponse(bodies(), head.status), head)
 
@@ -144,7 +144,7 @@ class Front:
             try:
                 answer = await handle.frame.remote(key, message, is_start=is_start, is_end=is_end)
             except ray.exceptions.RayActorError as error:
-                return told(of_death(key, error))
+                return error_json(of_death(key, error))
             if answer.pop("is_begun", True):
                 break
             await asyncio.sleep(TRY_AFTER_S)

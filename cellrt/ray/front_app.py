@@ -15,11 +15,11 @@ from starlette.websockets import WebSocket
 
 from cellrt.errors import RequestError
 from cellrt.ray.messages import Call
+from cellrt.serve.access import AccessPolicy, no_websocket, refuse
 from cellrt.serve.content_encoding import Decompressed
 from cellrt.serve.forms import TOO_DEEP
-from cellrt.serve.guard import Gate, no_websocket, refuse
 from cellrt.serve.http import read_body
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 
@@ -27,10 +27,10 @@ METHODS = ("GET", "POST", "PUT", "PATCH", "DELETE", "HEAD", "OPTIONS")
 class Answering(Protocol):
     """The interface of what answers requests, which is ``Front``.
 
-    Its own gate controls access to what it answers itself; a replica's gate controls the rest.
+    Its own policy controls access to paths that it answers itself; a replica's policy controls the rest.
     """
 
-    gate: Gate
+    access: AccessPolicy
 
     async def answer(self, request: Request) -> Response:
         """Answers a request."""
@@ -49,18 +49,18 @@ def front_app(front: Callable[[], Answering]) -> Starlette:
         return await front().answer(request)
 
     async def overview(request: Request) -> Response:
-        if refusal := front().gate.refusal(request.scope):
+        if refusal := front().access.refusal(request.scope):
             return refusal.response()
         return await front().overview(request)
 
     async def converse(socket: WebSocket) -> None:
-        if refusal := front().gate.refusal(socket.scope):
+        if refusal := front().access.refusal(socket.scope):
             await refuse(refusal, socket.scope, socket.receive, socket.send)
         else:
             await front().converse(socket)
 
     async def converse_nowhere(socket: WebSocket) -> None:
-        refusal = front().gate.refusal(socket.scope) or no_websocket(socket.url.path)
+        refusal = front().access.refusal(socket.scope) or no_websocket(socket.url.path)
         await refuse(refusal, socket.scope, socket.receive, socket.send)
 
     routes = [

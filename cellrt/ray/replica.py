@@ -26,11 +26,11 @@ from cellrt.ray.scaling import Load
 from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
-from cellrt.serve.door import Door, never_gone, told
 from cellrt.serve.http_native import Frame, as_raw, read_frame
+from cellrt.serve.inference import InferenceService, error_json, never_gone
 from cellrt.serve.measures import Measures
-from cellrt.serve.settings import Settings
-from cellrt.serve.starting import start_engine
+from cellrt.serve.server_settings import Settings
+from cellrt.serve.start_engine import start_engine
 
 log = logging.getLogger("cellrt")
 JSON = b"content-type", b"application/json"
@@ -52,8 +52,8 @@ class Replica:
         self._started = await asyncio.to_thread(start_engine, settings)
         await asyncio.to_thread(self._started.wait)
         self._backend = MovingBackend(settings, _Asking(self._directory, self._id))
-        self._door = Door(self._backend, Measures(is_shared=False))
-        self._app: ASGIApp = make_app(self._door)
+        self._service = InferenceService(self._backend, Measures(is_shared=False))
+        self._app: ASGIApp = make_app(self._service)
         self._load = Load()
         self._connected = AsyncExitStack()
         await self._connected.enter_async_context(kept_connected(self._backend))
@@ -72,7 +72,7 @@ class Replica:
         up.
         """
         if call.is_inference and not self._takes_requests:
-            yield Answer(http_status(NO_ENGINE), (NOT_BEGUN, JSON), oip.encode(told(NO_ENGINE)))
+            yield Answer(http_status(NO_ENGINE), (NOT_BEGUN, JSON), oip.encode(error_json(NO_ENGINE)))
             return
         asking = Asking(call.id)
         ASKING.set(asking)
@@ -99,7 +99,7 @@ class Replica:
         has no engine now, or leaves.
         """
         if not self._takes_requests:
-            return {"is_begun": False, **told(NO_ENGINE)}
+            return {"is_begun": False, **error_json(NO_ENGINE)}
         model, id = parts_of(key)
         try:
             described = await self._backend.model(model)
@@ -112,12 +112,12 @@ class Replica:
                 return {}
             frame: Frame = read_frame(described, message)
             how = oip.Parameters(frame.deadline_s, int(frame.priority), sequence, frame.schedule_by_s)
-            answer = await self._door.infer(described, frame.request, how, never_gone)
+            answer = await self._service.infer(described, frame.request, how, never_gone)
             if isinstance(message, bytes):
                 return {"outputs": [tuple(output) for output in as_raw(answer.results)]}
             return {"results": oip.as_json(answer.results)}
         except CellrtError as error:
-            return told(error)
+            return error_json(error)
 
     @property
     def _takes_requests(self) -> bool:

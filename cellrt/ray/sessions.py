@@ -19,7 +19,7 @@ from cellrt.process.remote_session import RemoteSession
 from cellrt.ray.directory import MOST_BEGUN, Grant, Left, Order
 from cellrt.ray.messages import key_of, parts_of
 from cellrt.serve.backend import Backend
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 log = logging.getLogger("cellrt")
 HEARD_S = 10.0

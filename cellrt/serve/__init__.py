@@ -1,1 +1,1 @@
-"""The doors of the network: HTTP and gRPC in front of an engine in a process of its own; ``cellrt serve``."""
+"""The network interfaces: HTTP and gRPC in front of an engine in a process of its own; ``cellrt serve``."""

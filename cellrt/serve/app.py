@@ -1,4 +1,4 @@
-"""The ASGI application of a front end: all doors behind the guard."""
+"""The ASGI application of a front end: all handlers behind the access check."""
 
 from __future__ import annotations
 
@@ -15,35 +15,37 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from cellrt.errors import CellrtError, RequestError
+from cellrt.serve.access import ASKS, AccessMiddleware, AccessPolicy
 from cellrt.serve.backend import Backend
 from cellrt.serve.content_encoding import Decompressed
-from cellrt.serve.door import Door
-from cellrt.serve.guard import ASKS, Gate, Guard
+from cellrt.serve.direct_routes import DirectRoutes
 from cellrt.serve.http import error_response, json_response
-from cellrt.serve.http_native import NativeDoor
-from cellrt.serve.http_oip import OipDoor
-from cellrt.serve.http_watching import WatchingDoor
+from cellrt.serve.http_native import NativeHandlers
+from cellrt.serve.http_oip import OipHandlers
+from cellrt.serve.http_watching import WatchingHandlers
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.keys import Keys
-from cellrt.serve.openai_door import OpenAIDoor
-from cellrt.serve.shortcut import Shortcut
+from cellrt.serve.openai_handlers import OpenAIHandlers
 
 FIRST_S = 30.0
-"""How long connections wait for a front end's first sight of the engine; then they are told that there is none."""
+"""The seconds that connections wait for a front end to connect to the engine; then they are told that there is none."""
 
 CALLS_A_LEVEL, CALLS_BESIDE = 3, 1000
-"""Calls of functions within each other: of a function that walks through a tree and calls itself, and beside it."""
+"""Nested calls of functions: for each level of a request, by a function that walks a tree
+recursively, and beside it.
+"""
 SHARED_MEMORY = ("/v2/systemsharedmemory", "/v2/cudasharedmemory")
-"""Where Triton has it."""
+"""The paths of Triton's shared memory."""
 LONGEST_PATH = 200
-"""So much of a path that is not there an error says."""
+"""The most characters of an unknown path in an error."""
 
 
-def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> Guard:
-    """The application; it is connected to the engine's process from its start to its end.
+def make_app(service: InferenceService, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -> AccessMiddleware:
+    """Return the application, which is connected to the engine's process from its start to its end.
 
-    ``wrap``: what stands between the guard and the doors.
+    ``wrap``: adds middleware between the access check and the handlers.
     """
-    backend = door.backend
+    backend = service.backend
     let_recurse(backend.settings.limits.max_depth)
 
     @asynccontextmanager
@@ -54,25 +56,30 @@ def make_app(door: Door, wrap: Callable[[ASGIApp], ASGIApp] = lambda app: app) -
                     await backend.is_connected.wait()
             yield
 
-    oip, native = OipDoor(door), NativeDoor(door)
+    oip, native = OipHandlers(service), NativeHandlers(service)
     app = Starlette(
-        routes=[*oip.routes(), *OpenAIDoor(door).routes(), *native.routes(), *WatchingDoor(door).routes()],
+        routes=[
+            *oip.routes(),
+            *OpenAIHandlers(service).routes(),
+            *native.routes(),
+            *WatchingHandlers(service).routes(),
+        ],
         exception_handlers={CellrtError: error_response, HTTPException: _plain, Exception: _unexpected},
         lifespan=connected,
     )
     often = {("v1", "infer"): native.native_infer, ("v2", "infer"): oip.infer, ("v2", "generate"): oip.generate}
-    gate = Gate(Keys(backend.settings.api_keys), backend.settings.allowed_origins)
-    return Guard(wrap(Decompressed(Shortcut(app, often))), gate, door.measures)
+    access = AccessPolicy(Keys(backend.settings.api_keys), backend.settings.allowed_origins)
+    return AccessMiddleware(wrap(Decompressed(DirectRoutes(app, often))), access, service.measures)
 
 
 def let_recurse(depth: int) -> None:
-    """Have Python allow what reads a request as deep, and unfolds it, to call itself as often, in the whole process."""
+    """Raise the recursion limit of Python, in the whole process, to read requests of this depth."""
     sys.setrecursionlimit(max(sys.getrecursionlimit(), CALLS_BESIDE + CALLS_A_LEVEL * depth))
 
 
 @asynccontextmanager
 async def kept_connected(backend: Backend) -> AsyncIterator[None]:
-    """Keeps the engine's process at hand."""
+    """Keep a connection to the engine's process within the block."""
     connecting = asyncio.create_task(backend.keep_connected())
     try:
         yield
@@ -84,7 +91,7 @@ async def kept_connected(backend: Backend) -> AsyncIterator[None]:
 
 
 async def _plain(request: Request, error: Exception) -> Response:
-    """No such path, or method; what there is, if that was asked."""
+    """Return the answer to an unknown path or method, or to OPTIONS."""
     if not isinstance(error, HTTPException):
         raise error
     headers, path, said = error.headers or {}, request.url.path[:LONGEST_PATH], error.detail
@@ -102,5 +109,5 @@ async def _plain(request: Request, error: Exception) -> Response:
 
 
 async def _unexpected(_: Request, error: Exception) -> Response:
-    """A bug of the server's; its log has it."""
+    """Return the answer to a bug of the server's; its log has the error."""
     return json_response({"error": "an error of the server; its log has it", "type": "InternalError"}, 500)

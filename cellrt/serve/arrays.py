@@ -1,4 +1,4 @@
-"""Tensors from JSON and from bytes, and back: the datatypes of the Open Inference Protocol.
+"""Conversion of tensors from JSON and from bytes, and back: the datatypes of the Open Inference Protocol.
 
 Protocol: "Predict Protocol - Version 2" (KServe), and Triton's extension for binary tensors.
 """
@@ -28,18 +28,18 @@ DATATYPES = {
     "FP32": torch.float32,
     "FP64": torch.float64,
 }
-"""All that a row may have; texts and JSON are BYTES."""
+"""All dtypes that a row may have, by datatype; texts and JSON are BYTES."""
 NAMES = {dtype: name for name, dtype in DATATYPES.items()}
 BYTES = "BYTES"
 MOST_DIMENSIONS = 64
-"""Of an array of NumPy."""
+"""The limit of NumPy's arrays."""
 TOO_LARGE = ", got a number that is too large for it"
 _TAKEN: dict[str, tuple[set[type], type]] = {
     "b": ({bool}, np.bool_),
     **dict.fromkeys("iu", ({int}, np.int64)),
     "f": ({int, float}, np.float64),
 }
-"""What is taken for the kind of a NumPy dtype, and the widest of the kind, to see whether a number fits."""
+"""Python types accepted for the kind of a NumPy dtype, and the kind's widest dtype, to see whether a number fits."""
 _CALLED = {
     bool: "true or false",
     str: "texts",
@@ -48,12 +48,12 @@ _CALLED = {
     float: "numbers with a fraction",
     int: "integers",
 }
-"""In a client's words."""
+"""Names of types in errors for clients."""
 _LENGTH = struct.Struct("<I")
 
 
 class Leaves(NamedTuple):
-    """What nested lists hold: flat, of which types, and the shape of the lists."""
+    """The leaves of nested lists: flat, with their types and the shape of the lists."""
 
     items: list[Any]
     kinds: set[type]
@@ -61,7 +61,7 @@ class Leaves(NamedTuple):
 
 
 def leaves_of(value: Any, where: str) -> Leaves:
-    """The leaves of nested lists. Raises RequestError unless all lists of a level are equally long."""
+    """Return the leaves of nested lists. Raise RequestError unless all lists of a level are equally long."""
     level, shape = [value], []
     while list in (kinds := set(map(type, level))):
         if len(kinds) > 1:
@@ -75,7 +75,7 @@ def leaves_of(value: Any, where: str) -> Leaves:
 
 
 def array_of(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
-    """A tensor of numbers in nested lists, all of which must fit the dtype. Raises RequestError."""
+    """Return a tensor of numbers in nested lists, all of which must fit the dtype. Raise RequestError."""
     leaves, kinds, shape = leaves_of(value, where)
     if len(shape) > MOST_DIMENSIONS:
         raise RequestError(f"{where}: expected lists nested at most {MOST_DIMENSIONS} deep, got {len(shape)}")
@@ -109,12 +109,12 @@ def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def _kind(types: set[type]) -> str:
-    """What came instead, in a client's words."""
+    """Return the name of the type that came instead, for an error."""
     return next((name for kind, name in _CALLED.items() if kind in types), "what is no number")
 
 
 def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int], where: str) -> torch.Tensor:
-    """A new tensor of raw little-endian rows, ``[*shape]``. Raises RequestError if they are not as many bytes."""
+    """Return a new tensor ``[*shape]`` of raw little-endian rows. Raise RequestError for another number of bytes."""
     count = 1
     for size in shape:
         count *= size
@@ -131,17 +131,17 @@ def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int
 
 
 def to_bytes(tensor: torch.Tensor) -> bytes:
-    """A tensor's rows, raw and little-endian."""
+    """Return a tensor's rows, raw and little-endian."""
     return as_bits(tensor.contiguous()).tobytes()
 
 
 def to_list(tensor: torch.Tensor) -> Any:
-    """A tensor as nested lists of numbers."""
+    """Return a tensor as nested lists of numbers."""
     return tensor.tolist()
 
 
 def texts_of(data: bytes | memoryview, count: int, where: str) -> list[bytes]:
-    """The elements of a BYTES tensor, each behind its length in 4 bytes. Raises RequestError."""
+    """Return the elements of a BYTES tensor, each preceded by its length in 4 bytes. Raise RequestError."""
     texts: list[bytes] = []
     place = 0
     while place < len(data) and len(texts) <= count:

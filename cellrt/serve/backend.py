@@ -1,6 +1,6 @@
-"""The engine's process, as a front end has it: a connection that comes back when the process has a successor.
+"""A front end's connection to the engine's process, which is opened anew when the process was replaced.
 
-Belongs to the front end's event loop; what may wait for the engine's process is done in threads.
+Belongs to the front end's event loop; calls that may wait for the engine's process are made in threads.
 """
 
 from __future__ import annotations
@@ -21,38 +21,38 @@ from cellrt.process.client import Client, connect
 from cellrt.process.pieces import Pieces
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.described import Described, describe
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 log = logging.getLogger("cellrt")
 LOOK_EVERY_S = 0.05
-"""How often one looks whether the process is gone, or back."""
+"""The seconds between two checks whether the process is gone, or back."""
 ASK_EVERY_S = 0.5
-"""How often the process is asked whether it has workers, and which models."""
+"""The seconds between two questions to the process, whether it has workers, and which models."""
 CONNECT_S = 5.0
-"""How long one waits for an engine that is being started, before one looks again."""
+"""The seconds to wait for an engine that is being started, before the next try."""
 NOT_READY = (
     "the server is not ready, and stays so: %d of %d models cannot be served (%s). Mend and load each anew (POST "
     "/v2/repository/models/MODEL/load), take it out (.../unload), or start the server again"
 )
-"""What an operator is to do with models that the engine has and no front end can serve; the log has said why."""
+"""The log's advice to an operator about models that no front end can serve; the log has the reasons before it."""
 SLOW = ("load", "unregister")
-"""Calls that take as long as a model does: each waits for the one before, and nothing else waits for them."""
+"""Calls that take as long as loading a model: they run one after the other, and no other call waits for them."""
 
 
 class Unserved(NamedTuple):
-    """A model that is loaded and cannot be served: which version, and why."""
+    """A model that is loaded and cannot be served: its version and the reason."""
 
     version: int
     why: str
 
 
 class Backend:
-    """See the module.
+    """A front end's connection to the engine's process, with a description of each model.
 
     Attributes:
         is_draining: whether the server is about to end; it is not ready then.
-        is_connected: set once there has been a connection, or nobody is to wait for one any more.
-        engine_lost: set when the engine's process of now is gone; its successor has another.
+        is_connected: set by the first connection, or when the server ends, as no one should wait for one any more.
+        engine_lost: set when the present process of the engine is gone; its successor has another event.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -66,7 +66,7 @@ class Backend:
         self._unserved: dict[str, Unserved] = {}
         self._described: dict[str, Described] = {}
         self._models_changed = asyncio.Event()
-        """Set by the engine's news, when a model was registered or taken out by whomever."""
+        """An event that is set when the engine reports that a model was registered or removed, by any client."""
         self._looking = asyncio.Lock()
         self._num_gone = 0
         self._sessions: OrderedDict[tuple[str, str], RemoteSession] = OrderedDict()
@@ -83,7 +83,10 @@ class Backend:
 
     @property
     def pieces(self) -> Pieces:
-        """By which requests of many sessions go together. Raises DeviceError as long as there is no connection."""
+        """The collector that sends requests of many sessions together.
+
+        Raises DeviceError as long as there is no connection.
+        """
         client = self.client
         if self._pieces is None or self._pieces[0] is not client:
             self._pieces = client, Pieces(client)
@@ -91,26 +94,26 @@ class Backend:
 
     @property
     def is_ready(self) -> bool:
-        """Whether every model that is loaded can be served now, and there is one."""
+        """True if there are loaded models, and every one of them can be served now."""
         return self.takes_requests and self._has_models and not self._unserved
 
     @property
     def takes_requests(self) -> bool:
-        """Whether there is an engine with a worker, which is to be asked more."""
+        """True if there is an engine with a worker, and the server is not about to end."""
         is_there = self._client is not None and not self._client.is_lost
         return is_there and self._has_workers and not self.is_draining
 
     def drain(self) -> None:
-        """Takes in that the server is about to end."""
+        """Record that the server is about to end."""
         self.is_draining = True
         self.is_connected.set()
 
     def why_unserved(self, name: str) -> str:
-        """Why a model that is loaded cannot be served; empty if it can."""
+        """Return why a model that is loaded cannot be served; an empty text if it can."""
         return self._unserved[name].why if name in self._unserved else ""
 
     async def keep_connected(self) -> None:
-        """Connects, and connects anew when the process was replaced; runs until it is cancelled."""
+        """Connect, and connect anew when the process was replaced. Run until cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self._keep_described())
             loop = asyncio.get_running_loop()
@@ -129,7 +132,7 @@ class Backend:
                 await asyncio.sleep(LOOK_EVERY_S)
 
     async def _keep_described(self) -> None:
-        """Describes what is loaded meanwhile, so that readiness is true of it; describing may take long."""
+        """Describe models that are loaded later, so that readiness includes them; this may take long."""
         while True:
             with suppress(TimeoutError):
                 async with asyncio.timeout(ASK_EVERY_S):
@@ -158,8 +161,8 @@ class Backend:
                     self._note_unserved(name, version, error)
 
     async def _look_what_is_loaded(self, client: Client) -> dict[str, int]:
-        """Versions of the models that are loaded, by name; readiness is true of them from now on."""
-        async with self._looking:  # who looked later is believed
+        """Return the versions of the loaded models by name, and update readiness with them."""
+        async with self._looking:  # the latest look counts
             entries = await asyncio.to_thread(client.models)
             loaded = {entry["name"]: int(entry["version"]) for entry in entries if entry["is_loaded"]}
             if client is self._client:
@@ -168,7 +171,7 @@ class Backend:
         return loaded
 
     def _note_unserved(self, name: str, version: int, error: DefinitionError) -> Unserved:
-        """Takes in that a model cannot be served; the log has it once."""
+        """Record that a model cannot be served, and log it once."""
         known = self._unserved.get(name)
         if known is None or known.version != version:
             log.error("%s", error)
@@ -204,7 +207,7 @@ class Backend:
         self.is_connected.set()
 
     def _forget_engine(self) -> None:
-        """Forgets what the process had that is gone."""
+        """Forget the sessions and models of a process that is gone."""
         self.engine_lost.set()
         self.engine_lost = asyncio.Event()
         self._described.clear()
@@ -213,7 +216,7 @@ class Backend:
     def _describe_all(
         self, client: Client, loaded: Mapping[str, int]
     ) -> tuple[dict[str, Described], dict[str, Unserved]]:
-        """The models that can be served, and those that cannot: the log says why, and so does each request's answer.
+        """Return the models that can be served, and those that cannot, whose reasons are logged.
 
         ``loaded``: versions by name.
         """
@@ -227,7 +230,7 @@ class Backend:
         return described, unserved
 
     def _describe(self, client: Client, name: str) -> Described:
-        """Raises DefinitionError for a model that cannot be served, whatever is wrong with it."""
+        """Return a model's description. Raise DefinitionError if it cannot be served, whatever the reason."""
         try:
             return describe(client.binding(name), self.settings.limits)
         except CellrtError:
@@ -236,7 +239,7 @@ class Backend:
             raise DefinitionError(f"model {name!r} cannot be served: {type(error).__name__}: {error}") from error
 
     def known(self, name: str) -> Described | None:
-        """A model that is described as it is now, without waiting; None if one must ``await model``."""
+        """Return a model's current description without waiting; None if the caller must ``await model``."""
         client = self.client
         if self.is_draining:
             raise EngineClosedError("the server is about to end")
@@ -246,7 +249,7 @@ class Backend:
         return described
 
     async def model(self, name: str, version: str | None = None) -> Described:
-        """A model, described. Raises UnknownModelError, DefinitionError, DeviceError, EngineClosedError."""
+        """Return a model's description. Raise UnknownModelError, DefinitionError, DeviceError, EngineClosedError."""
         described = self.known(name)
         if described is None:
             lock = self._locks.setdefault(name, asyncio.Lock())
@@ -270,29 +273,29 @@ class Backend:
         return described
 
     def trace_id(self, future: RequestFuture) -> str:
-        """What ``/debug/requests/...`` knows a request by; empty if none is remembered."""
+        """Return a request's id in ``/debug/requests/...``; empty if no requests are remembered."""
         return self._client.trace_id(future) if self.settings.timeline and self._client is not None else ""
 
     async def call(self, name: str, *args: Any, **options: Any) -> Any:
-        """Calls a method of the client that waits for the engine's process."""
+        """Call a method of the client that waits for the engine's process."""
         method = partial(getattr(self.client, name), *args, **options)
         return await asyncio.get_running_loop().run_in_executor(self._slow if name in SLOW else None, method)
 
     async def load(self, name: str) -> None:
-        """Registers a model of the index anew. Raises what ``Client.load`` and ``model`` raise."""
+        """Register a model of the index anew. Raise what ``Client.load`` and ``model`` raise."""
         await self.call("load", name)
         await self.model(name)
         await self._look_what_is_loaded(self.client)
 
     async def unload(self, name: str) -> None:
-        """Takes a model out; what it was asked before ends first. Raises what ``Client.unregister`` raises."""
+        """Remove a model after its earlier requests have ended. Raise what ``Client.unregister`` raises."""
         await self.call("unregister", name)
         await self._look_what_is_loaded(self.client)
 
     async def session(self, model: str, id: str, *, is_start: bool) -> RemoteSession:
-        """A session: begun anew, or one that is open. Raises SessionError, RequestError, OverloadError.
+        """Return a session: a new one, or one that is open. Raise SessionError, RequestError, OverloadError.
 
-        Where there are other front ends, one of them may have ended it, and begun another of that id: the engine knows.
+        With several front ends another one may have ended it, and begun a new one of that id: only the engine knows.
         """
         key = model, id
         session = self._sessions.get(key) if self.settings.front_ends == 1 else None
@@ -303,7 +306,7 @@ class Backend:
                 session = await self.call("session", model, id)
             if is_start:
                 await asyncio.to_thread(session.reset)
-        if self.settings.front_ends > 1:  # one of the others may end it, and nobody would tell this one
+        if self.settings.front_ends > 1:  # another one may end it, and this one would not know
             return session
         self._sessions[key] = session
         self._sessions.move_to_end(key)
@@ -312,17 +315,17 @@ class Backend:
         return session
 
     def forget_session(self, model: str, id: str) -> None:
-        """Takes in that a session has ended."""
+        """Forget a session that has ended."""
         self._sessions.pop((model, id), None)
 
     async def end_session(self, model: str, id: str, session: RemoteSession) -> None:
-        """Closes a session after what it was asked."""
+        """Close a session after its earlier requests."""
         self.forget_session(model, id)
         with suppress(CellrtError):  # it has ended, or its engine has
             await asyncio.to_thread(session.close)
 
     async def close(self) -> None:
-        """Leaves the engine's process."""
+        """Close the connection to the engine's process."""
         HEAP.release(id(self))
         self._slow.shutdown(wait=False, cancel_futures=True)
         client, self._client = self._client, None

@@ -1,9 +1,9 @@
-"""A client's connection: HTTP as uvicorn has it with httptools, but for clients that do not come to an end, or that
-close their half, and a websocket, but for the server's end and its own pace.
+"""Connections of clients: uvicorn's HTTP and websocket protocols, with limits for slow clients and graceful ends.
 
-uvicorn keeps all of a head without end, and waits for ever for who sends a request byte by byte, or does not read what
-it asked for. Who closes their half of the connection once they have asked, gets no answer. When the server ends it
-closes websockets at once, whatever they wait for, and at any time one whose answer to a ping it has not read itself.
+uvicorn buffers a request's head without limit, and waits for ever for a client that sends a request byte by byte, or
+does not read what it asked for. A client that closes its half of the connection after a request gets no answer. When
+the server ends, uvicorn closes websockets at once, whatever they wait for, and at any time one whose answer to a ping
+it has not read itself. The classes here mend that.
 """
 
 from __future__ import annotations
@@ -28,70 +28,79 @@ if TYPE_CHECKING:
     from websockets.http11 import Request
 
 MOST_HEAD_BYTES = 1 << 20
-"""Of a request's line and headers together; what a read brings behind them is counted too."""
+"""The limit of a request's line and headers together; bytes that the same read brings behind them are counted too."""
 HALF_CLOSED_S = 1.0
-"""How long one who has closed their half is answered: most who do are gone, which nobody can tell before writing."""
+"""The seconds in which a client that closed its half is answered.
+
+Most such clients are gone, which only a write shows.
+"""
 DIRECT = "cellrt.websocket"
-"""The extension of ASGI by which an application has the connection of a websocket itself."""
+"""The ASGI extension that gives an application the connection of a websocket itself."""
 LOSS = "cellrt.loss"
-"""The extension of ASGI by which it is told at once when the client of a request is gone: ``HttpProtocol.watch``."""
+"""The ASGI extension that tells an application at once when a request's client is gone: ``HttpProtocol.watch``."""
 FIN, TEXT, BINARY = 0x80, 0x1, 0x2
-"""Of the first byte of a frame: that it is its message's last, and what it has."""
+"""Bits of a frame's first byte: it is its message's last, and the kind of its content."""
 _WHOLE = (FIN | TEXT, FIN | BINARY)
-"""Of the first byte of a frame that is a whole message."""
+"""First bytes of a frame that is a whole message."""
 TIMED_OUT = b"HTTP/1.1 408 Request Timeout\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """One connection; closed when a request's head is longer than ``MOST_HEAD_BYTES``, by ``end_if_slow`` and
-    ``end_if_unread``."""
+    """An HTTP connection that is closed for a head longer than ``MOST_HEAD_BYTES``, or a client that is too slow.
+
+    ``end_if_slow`` and ``end_if_unread`` close slow ones.
+    """
 
     _is_in_head = True
     _head_bytes = 0
     _since: float | None = None
-    """When the request that is coming began to, on the loop's clock, or the connection; None: none is."""
+    """The begin of the request that is being received, or of the connection, on the loop's clock; None between
+    requests.
+    """
     _unread_bytes = 0
-    """Of what was written, at the last look."""
+    """The bytes that were written and not sent at the last check."""
     _read_s = 0.0
-    """When the client was last seen to read, or to have read all."""
+    """The last time at which the client was seen to read, or had read everything."""
     _is_lost = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._watches: dict[int, Callable[[], object]] = {}
-        """Who is told when the client is gone, by number."""
+        """Callbacks for when the client is gone, by number."""
         self._num_watches = 0
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """The client is gone."""
+        """Call the callbacks of ``watch``: the client is gone."""
         super().connection_lost(exc)
         self._is_lost = True
         for tell in list(self._watches.values()):
             tell()
 
     def watch(self, tell: Callable[[], object]) -> Callable[[], object]:
-        """Has a function called once the client is gone whose request is all there; returns what ends that. A task that
-        waits for it by ``receive`` takes a tenth of a small request's time."""
+        """Call a function once the client is gone, after its request was received; return a function that cancels this.
+
+        A task that waits for it by ``receive`` takes a tenth of a small request's time.
+        """
         if self._is_lost:
             self.loop.call_soon(tell)
-        self.flow.resume_reading()  # or nobody sees that it goes
+        self.flow.resume_reading()  # or its end would not be noticed
         number = self._num_watches = self._num_watches + 1
         self._watches[number] = tell
         return partial(self._watches.pop, number, None)
 
     def on_message_begin(self) -> None:
-        """As of its base, and the scope has ``LOSS``."""
+        """Begin a request, with ``LOSS`` in its scope."""
         super().on_message_begin()
         extensions: Any = {LOSS: self.watch}
         self.scope["extensions"] = extensions
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
-        """A client is there, and is to send something."""
+        """Begin a connection, and the time limit of its first request."""
         self._since = self.loop.time()
         super().connection_made(transport)
 
     def data_received(self, data: bytes) -> None:
-        """Takes in what came."""
+        """Parse received bytes, with a limit for the head."""
         if self._since is None:
             self._since = self.loop.time()
         if self._is_in_head:
@@ -102,19 +111,19 @@ class HttpProtocol(HttpToolsProtocol):
         super().data_received(data)
 
     def on_headers_complete(self) -> None:
-        """The head is all there."""
+        """Record that the head is complete."""
         self._is_in_head = False
         self._head_bytes = 0
         super().on_headers_complete()
 
     def on_message_complete(self) -> None:
-        """The body is all there: what comes next is another request's head."""
+        """Record that the body is complete: the next bytes are another request's head."""
         self._is_in_head = True
         self._since = None
         super().on_message_complete()
 
     def eof_received(self) -> bool:  # type: ignore[override]
-        """Return whether the connection stays open for a while, for the answers to what was asked."""
+        """Return whether the connection stays open for a while, for the answers to earlier requests."""
         is_answered = self.cycle is None or (self.cycle.response_complete and not self.pipeline)
         if self._since is not None or is_answered:
             return False
@@ -124,14 +133,14 @@ class HttpProtocol(HttpToolsProtocol):
         return True
 
     def end_if_slow(self, before: float) -> None:
-        """Ends the connection if a request is coming since before that moment, on the loop's clock."""
+        """Close the connection if a request has been coming since before that moment, on the loop's clock."""
         if self._since is not None and self._since < before:
             if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
                 self.transport.write(TIMED_OUT)
             self.transport.close()
 
     def end_if_unread(self, now: float, timeout_s: float) -> None:
-        """Ends the connection if its client has read nothing for so long of what it was sent: to be asked often."""
+        """Close the connection if its client has read nothing for so long. Call it often."""
         unread_bytes = self.transport.get_write_buffer_size()
         is_written = self.flow.write_paused or self.cycle is None or self.cycle.response_complete
         if not unread_bytes or unread_bytes < self._unread_bytes or not is_written:  # more may have been added
@@ -142,57 +151,58 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class Listener(Protocol):
-    """Who hears a websocket, in the loop."""
+    """A receiver of a websocket's messages, in the loop."""
 
     def hear(self, message: str | bytes) -> None:
-        """Takes a message."""
+        """Receive a message."""
 
     def lose(self) -> None:
-        """The client has gone, or the connection was closed."""
+        """Record that the client has gone, or the connection was closed."""
 
     def resume(self) -> None:
-        """The client reads again."""
+        """Go on writing, as the client reads again."""
 
 
 class _Disconnects(asyncio.Queue[Any]):
-    """In the place of the queue for an application that asks for what comes: of that only the end is left."""
+    """A queue for an application that has a listener: of the events only the end is passed on."""
 
     def __init__(self, listener: Listener) -> None:
         super().__init__()
         self._listener = listener
 
     def put_nowait(self, item: Any) -> None:
-        """Takes an event."""
+        """Pass on an event if it is the end."""
         if item["type"] == "websocket.disconnect":
             self._listener.lose()
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """One websocket; when the server ends, its session closes it after it has answered.
+    """A websocket. When the server ends, the application closes it after its answers.
 
-    To its application it is in the scope's extensions, under ``DIRECT``: a listener hears messages as they come, and
-    sends without a task and a queue for each. What comes is cut into frames here. A whole message that is not
-    compressed is read at once; all else the library reads, a frame at a time, so that it is always where one begins.
+    An application gets it in the scope's extensions, under ``DIRECT``: a listener receives messages as they come, and
+    sends without a task and a queue for each. Received bytes are split into frames here. A whole message that is not
+    compressed is read at once; all else is left to the library, a frame at a time, so that it always begins with a
+    frame.
     """
 
     _listener: Listener | None = None
     _rest = bytearray()
     """The beginning of a frame."""
     _needed = 0
-    """So many bytes of it must be there to go on."""
+    """The bytes of ``_rest`` that must be there to go on."""
     _is_cut: bool | None = None
-    """Whether what comes is cut into frames here; None: it is not known yet."""
+    """True if received bytes are split into frames here; None: not known yet."""
     _is_in_fragments = False
 
     def handle_connect(self, event: Request) -> None:
-        """As of its base, and the scope has the connection."""
+        """Answer the handshake, with the connection in the scope."""
         super().handle_connect(event)
         if self.response.status_code == HTTPStatus.SWITCHING_PROTOCOLS:
             extensions: Any = self.scope["extensions"]
             extensions[DIRECT] = self
 
     def listen(self, listener: Listener) -> None:
-        """Has a listener hear what comes from now on, and what has come."""
+        """Pass all messages to a listener from now on, and those that have come before."""
         before, self.queue = self.queue, _Disconnects(listener)
         self._listener = listener
         while not before.empty():
@@ -204,24 +214,24 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self.read_on()
 
     def read_no_more(self) -> None:
-        """Has the client wait with what it sends."""
+        """Stop reading, so that the client waits."""
         if not self.read_paused:
             self.read_paused = True
             self.transport.pause_reading()
 
     def read_on(self) -> None:
-        """Has the client go on."""
+        """Go on reading."""
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
 
     @property
     def takes_more(self) -> bool:
-        """Whether the client reads what it is sent."""
+        """True if the client reads what it is sent."""
         return self.writable.is_set()
 
     def say(self, message: str | bytes) -> bool:
-        """Sends a message, whether the client reads or not; False if the connection has ended."""
+        """Send a message, whether the client reads or not. Return False if the connection has ended."""
         if self.disconnected or self.close_sent or self.conn.state is not State.OPEN:
             return False
         is_text = isinstance(message, str)
@@ -234,13 +244,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         return True
 
     def resume_writing(self) -> None:
-        """The client reads again."""
+        """Tell the listener that the client reads again."""
         super().resume_writing()
         if self._listener is not None:
             self._listener.resume()
 
     def data_received(self, data: bytes) -> None:
-        """Takes in what came."""
+        """Split received bytes into frames, or leave them to the library."""
         if self._is_cut is None:
             if self.handshake_complete:
                 self._is_cut = self._is_plain
@@ -257,7 +267,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
                 del self._rest[: self._cut(self._rest)]
 
     def send_receive_event_to_app(self) -> None:
-        """A message that the library has read."""
+        """Pass a message that the library has read to the listener."""
         if self._listener is None:
             super().send_receive_event_to_app()
             return
@@ -266,7 +276,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     @property
     def _is_plain(self) -> bool:
-        """Whether frames are what their heads say, as no extension changes them."""
+        """True if no extension changes frames."""
         return not self.conn.extensions
 
     def _hear(self, data: bytes, is_text: bool) -> None:
@@ -281,7 +291,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         self._listener.hear(message)
 
     def _cut(self, data: bytes | bytearray) -> int:
-        """Takes in the whole frames of what came; returns how many bytes they are."""
+        """Handle the whole frames among received bytes. Return the number of their bytes."""
         at, size, most = 0, len(data), self.config.ws_max_size
         while size - at >= 2 and self.conn.state is State.OPEN:
             first, length = data[at], data[at + 1] & 0x7F
@@ -315,13 +325,15 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         super().data_received(bytes(data[at:end]))
 
     async def send(self, message: ASGISendEvent) -> None:
-        """As of its base, whose log takes a refusal with a body for an application that said nothing."""
+        """Send an event; a refusal with a body ends the handshake, which uvicorn would log as an application without an
+        answer.
+        """
         await super().send(message)
         if message["type"] == "websocket.http.response.body" and not message.get("more_body", False):
             self.handshake_complete = True
 
     def keepalive_timeout(self) -> None:
-        """Close it as its client has not answered a ping in time, unless what came was not read meanwhile."""
+        """Close the websocket as its client has not answered a ping in time, unless reading was paused."""
         if self.read_paused:
             self.pong_timer = self.pending_ping_payload = None
             self.schedule_ping()
@@ -329,13 +341,13 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             super().keepalive_timeout()
 
     def shutdown(self) -> None:
-        """The server ends."""
-        if not self.handshake_complete or self.close_sent:  # nobody has a session, or it has closed it
+        """Close the connection when the server ends, unless its session closes it."""
+        if not self.handshake_complete or self.close_sent:  # there is no session, or it has closed it
             super().shutdown()
 
 
 def _head(kind: int, size: int) -> bytes:
-    """The head of the one frame of a message to a client."""
+    """Return the head of a message of one frame to a client."""
     if size < 126:
         return bytes((FIN | kind, size))
     if size < 1 << 16:

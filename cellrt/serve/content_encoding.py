@@ -1,4 +1,4 @@
-"""Bodies that come compressed, decompressed part by part, so that no body is ever larger than its limit."""
+"""Decompression of request bodies part by part, so that no body is ever larger than its limit."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cellrt.serve.http import json_response
 
 HEADER = b"content-encoding"
 PART_BYTES = 1 << 16
-"""At most so much of a body is decompressed before whoever reads it has counted it."""
+"""The most bytes of a body that are decompressed before the reader has counted them."""
 _WINDOWS = {"gzip": 16 + zlib.MAX_WBITS, "deflate": zlib.MAX_WBITS}
-"""What zlib calls the formats."""
+"""The window sizes of the formats for zlib."""
 
 
 class Decompressed:
-    """ASGI in front of ASGI: whoever is behind it reads bodies as they were before gzip or deflate."""
+    """ASGI middleware that decompresses bodies in gzip or deflate."""
 
     def __init__(self, app: ASGIApp) -> None:
         self._app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request; one whose body is encoded otherwise is answered 415."""
+        """Handle a request. One whose body has another encoding is answered 415."""
         encodings = [value for name, value in scope.get("headers", ()) if name == HEADER]
         if not encodings or scope["type"] != "http":
             await self._app(scope, receive, send)
@@ -42,19 +42,19 @@ class Decompressed:
 
 
 class _Decompressing:
-    """One body."""
+    """The decompressor of one body."""
 
     def __init__(self, encoding: str, receive: Receive) -> None:
         self._encoding, self._receive = encoding, receive
         self._decoder = zlib.decompressobj(_WINDOWS[encoding])
         self._tail = b""
-        """What came and was not decompressed."""
+        """Bytes that came and were not decompressed yet."""
         self._has_more = False
-        """Whether there is more to make of what came."""
+        """True if there may be more output from the bytes that came."""
         self._is_last = False
 
     async def receive(self) -> Message:
-        """The next part. Raises RequestError if that is none of the encoding."""
+        """Return the next part. Raise RequestError if it is not in the encoding."""
         if not self._has_more:
             message = await self._receive()
             if message["type"] != "http.request" or self._is_last:

@@ -1,8 +1,8 @@
-"""What a model takes and gives, found by unfolding its example and longer ones: for metadata, schemas and reading.
+"""The inputs and outputs of a model, found by unfolding its example and longer ones: for metadata, schemas and parsing.
 
-Only recording happens here, which needs no device: a dimension may differ if the unfolder takes the example with one
-more row there. Arrays that say something of each other, as those of a graph's edges, cannot be tried so: of several
-tensors each may differ in its first dimension that is not what a cell has as a row.
+Requests are only recorded here, which needs no device. A dimension is variable if the unfolder takes the example with
+one more row there. Arrays that depend on each other, as those of a graph's edges, cannot be tried so: of several
+tensors each may differ in its first dimension that is not a dimension of a cell's row.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from cellrt.graph.binding import Binding as GraphBinding
 from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.language.language import Language
-from cellrt.process.binding import Binding
+from cellrt.process.model_binding import Binding
 from cellrt.serve.arrays import BYTES, NAMES, from_bytes
 from cellrt.serve.forms import (
     TOO_DEEP,
@@ -43,31 +43,31 @@ from cellrt.serve.forms import (
     parts_of,
     rebuilt,
 )
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 from cellrt.serve.sized import SizedGraph
 
 VARIABLE = -1
 
 
 class TensorInfo(NamedTuple):
-    """One input or output, in the protocol's words."""
+    """The name, datatype and shape of an input or output, as the protocol has them."""
 
     name: str
     datatype: str
     shape: tuple[int, ...]
 
     def metadata(self) -> dict[str, Any]:
-        """As metadata has it."""
+        """Return the tensor's entry in metadata."""
         return {"name": self.name, "datatype": self.datatype, "shape": list(self.shape)}
 
 
 class Input(NamedTuple):
-    """A tensor that a request brings.
+    """A tensor of a request.
 
     Attributes:
-        info: as metadata has it.
-        read: from the tensor (BYTES: from a list of bytes) to what the request has in its place.
-        is_optional: whether the model does without it.
+        info: its entry in metadata.
+        read: converts the tensor (BYTES: a list of bytes) to the part of the request.
+        is_optional: whether the model takes requests without it.
     """
 
     info: TensorInfo
@@ -77,13 +77,13 @@ class Input(NamedTuple):
 
 @dataclass(frozen=True)
 class Described:
-    """A model as the doors know it.
+    """A model with its inputs and outputs, for HTTP and gRPC.
 
     Attributes:
-        binding: what it is unfolded for.
+        binding: the binding with which requests are unfolded.
         request: the form of a request.
-        inputs: its tensors, by name.
-        outputs: of its results; streamed steps have them without the first dimension.
+        inputs: the tensors of a request, by name.
+        outputs: the tensors of results; streamed steps have them without the first dimension.
         keeps_state: whether requests may be in sessions.
     """
 
@@ -97,33 +97,33 @@ class Described:
 
     @property
     def name(self) -> str:
-        """Of the model."""
+        """The name of the model."""
         return self.binding.name
 
     @property
     def version(self) -> str:
-        """Of the model; only the newest takes requests."""
+        """The version of the model; only the newest takes requests."""
         return str(self.binding.version)
 
     def check_version(self, version: str | None) -> None:
-        """Raises UnknownModelError unless that is the version that takes requests; None is."""
+        """Raise UnknownModelError unless that is the version that takes requests. None stands for it."""
         if version not in (None, "", self.version):
             raise UnknownModelError(f"model {self.name!r} has version {self.version}, not {version!r:.40}")
 
     def read_json(self, value: Any) -> Any:
-        """A request from JSON. Raises RequestError."""
+        """Return a request from JSON. Raise RequestError."""
         return self.request.read(checked(value, self.limits), "request")
 
     @cached_property
     def raw_rows(self) -> RawRows | None:
-        """How a request is read whose one tensor comes as raw rows; None if the model takes none."""
+        """The reader of requests of one tensor that comes as raw rows; None if the model takes none."""
         form = self.request
         if not isinstance(form, TensorForm) or form.shape[:1] != (VARIABLE,) or VARIABLE in form.shape[1:]:
             return None
         return RawRows(self, form, next(iter(self.inputs)))
 
     def read_tensors(self, tensors: Mapping[str, Any]) -> Any:
-        """A request from its input tensors. Raises RequestError if some are missing or unknown."""
+        """Return a request from its input tensors. Raise RequestError if some are missing or unknown."""
         missing = [name for name, each in self.inputs.items() if name not in tensors and not each.is_optional]
         if missing or tensors.keys() - self.inputs.keys():
             raise RequestError(f"model {self.name!r}: expected inputs {list(self.inputs)}, got {list(tensors)!r:.200}")
@@ -131,17 +131,17 @@ class Described:
 
 
 class RawRows:
-    """Reads a request that is one tensor of rows: raw and little-endian, as many as there are."""
+    """A reader of requests of one tensor, whose rows come raw and little-endian, in any number."""
 
     def __init__(self, described: Described, form: TensorForm, name: str) -> None:
         self._described, self._form, self._name = described, form, name
         self._row_shape, self._dtype = form.shape[1:], form.dtype
         self._row_bytes = math.prod(self._row_shape) * form.dtype.itemsize
         self._most = 0 if form.dtype == torch.bool else described.limits.max_steps
-        """So many rows need no further look; truth values are bytes of any value."""
+        """The most rows that need no further check; 0 for bool, whose bytes may have any value."""
 
     def read(self, data: bytes) -> Any:
-        """Return the request. Raises RequestError."""
+        """Return the request. Raise RequestError."""
         count, rest = divmod(len(data), self._row_bytes) if self._row_bytes else (0, len(data))
         if rest:
             raise RequestError(f"expected rows of {self._row_bytes} bytes, got {len(data)} bytes")
@@ -153,22 +153,25 @@ class RawRows:
 
 
 def language_in(described: Described) -> Language | None:
-    """Return what is known of a language model beside its weights; None of a model that is none."""
+    """Return the description of a language model without its weights; None for other models."""
     language = getattr(described.binding.unfolder, "language", None)
     return language if isinstance(language, Language) else None
 
 
 def describe(binding: Binding, limits: Limits) -> Described:
-    """Describes a model; unfolds its example some times.
+    """Return a model's description, after unfolding its example some times.
 
-    Raises DefinitionError, whatever is wrong with the model: also if it is another than the engine's.
+    Raise DefinitionError for any fault of the model, also if it is another than the engine's.
     """
     found = found_of(binding.unfolder, binding, [each.spec for each in binding.formats], limits)
     return Described(binding, found.request, found.inputs, found.outputs, bool(binding.states), limits, found.assemble)
 
 
 class Found(NamedTuple):
-    """What a model takes and gives; ``assemble``: a request of what its input tensors read."""
+    """The inputs and outputs of a model.
+
+    ``assemble``: makes a request of the values that its input tensors were read to.
+    """
 
     request: Form
     inputs: Mapping[str, Input]
@@ -177,7 +180,10 @@ class Found(NamedTuple):
 
 
 def found_of(unfolder: Unfolder, binding: GraphBinding, specs: Sequence[RowSpec], limits: Limits) -> Found:
-    """What unfolding a model for an engine shows; ``specs``: of its rows, by kind. Raises DefinitionError."""
+    """Return the inputs and outputs that unfolding a model shows.
+
+    ``specs``: of the engine's rows, by kind. Raise DefinitionError.
+    """
     if "/" in unfolder.name:
         raise DefinitionError(f"model {unfolder.name!r} cannot be served: a '/' ends a name in an address")
     graph = SizedGraph(binding)
@@ -220,18 +226,21 @@ def _found_beside(
 
 
 def request_form(example: Any, takes: Callable[[Any], bool], limits: Limits, graph: SizedGraph) -> Form:
-    """The form of requests like this one, of any length that the model ``takes``; ``graph``: the example's."""
+    """Return the form of requests like the example, of any length that the model ``takes``.
+
+    ``graph``: the example's.
+    """
     return _with_variable_dimensions(form_of(example, limits), example, takes, graph)
 
 
 def _parameter(unfolder: Unfolder) -> str:
-    """What the unfolder calls its request."""
+    """Return the name of the unfolder's parameter for the request."""
     names = list(inspect.signature(unfolder.function).parameters)
     return names[1] if len(names) > 1 else "request"
 
 
 def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], bool], graph: SizedGraph) -> Form:
-    """The form of the example, with the dimensions free along which the model takes more."""
+    """Return the form of the example, with -1 for dimensions along which the model takes more."""
     if isinstance(form, ListForm):
         item = _with_variable_leaves(form.item, form.make, example, takes, graph)
         return replace(form, item=item, may_be_empty=takes(example[:0]))
@@ -256,7 +265,10 @@ def _with_variable_dimensions(form: Form, example: Any, takes: Callable[[Any], b
 def _with_variable_leaves(
     leaf: Form, make: Callable[[list[Any]], Any], example: Any, takes: Callable[[Any], bool], graph: SizedGraph
 ) -> Form:
-    """The same of arrays in a list or tree: along dimensions of all of them, or of one, or in which they differ."""
+    """Return the form of arrays in a list or tree, with variable dimensions.
+
+    A dimension is variable if the model takes more along it of all arrays, or of one, or if the arrays differ in it.
+    """
     if not isinstance(leaf, TensorForm):
         return leaf
     arrays = list(leaves(example))
@@ -280,9 +292,10 @@ def _with_variable_leaves(
 def _with_variable_fields(
     form: RecordForm | PlacesForm, parts: dict[Any, Any], takes: Callable[[Any], bool], graph: SizedGraph
 ) -> RecordForm | PlacesForm:
-    """The same of a record: along dimensions of one field, or along the first of several together.
+    """Return the form of a record, with variable dimensions of one field, or first dimensions of several fields
+    together.
 
-    Raises RequestError if the record's class does not take the example's own parts.
+    Raise RequestError if the record's class does not take the example's own parts.
     """
     form.build(parts, "a request")
 
@@ -306,7 +319,7 @@ def _with_variable_fields(
 
 
 def _optional_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[Any], bool]) -> frozenset[str]:
-    """The fields that the model does without: each of them, and all together."""
+    """Return the fields that the model takes requests without: without each of them, and without all together."""
 
     def takes_without(names: Collection[str]) -> bool:
         return _takes_built(form, {name: part for name, part in parts.items() if name not in names}, takes)
@@ -316,7 +329,7 @@ def _optional_fields(form: RecordForm, parts: dict[str, Any], takes: Callable[[A
 
 
 def _takes_built(form: RecordForm | PlacesForm, parts: Mapping[Any, Any], takes: Callable[[Any], bool]) -> bool:
-    """Whether the record's class takes the parts, and the model the record."""
+    """Return whether the record's class takes the parts, and the model the record."""
     try:
         request = form.build(parts, "a request")
     except RequestError:
@@ -329,7 +342,7 @@ def _named(takes: Callable[[Mapping[Any, Any]], bool], name: object, part: Any) 
 
 
 def _longer(tensor: Any, dimension: int) -> Any:
-    """One more row along a dimension."""
+    """Return a tensor of zeros with one more row along a dimension."""
     given = torch.as_tensor(tensor)
     rows = list(given.shape)
     rows[dimension] += 1
@@ -338,7 +351,7 @@ def _longer(tensor: Any, dimension: int) -> Any:
 
 
 def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
-    """Requests that are longer without being tensors, to see which results grow."""
+    """Yield requests that are longer than the example in parts that are no tensors, to see which results grow."""
     if isinstance(example, str) and example:
         yield example + example[-1]
     elif isinstance(form, ScalarForm) and form.kind is int:
@@ -354,7 +367,7 @@ def _longer_ones(form: Form, example: Any) -> Iterator[Any]:
 
 
 def _is_open(form: Form) -> bool:
-    """Whether requests differ from the example in ways that were not tried: trees, graphs, any JSON."""
+    """Return whether requests may differ from the example in untried ways: trees, graphs, any JSON."""
     if isinstance(form, RecordForm | PlacesForm):
         return any(map(_is_open, form.fields.values()))
     if isinstance(form, ListForm):
@@ -376,7 +389,7 @@ def _outputs_of(specs: Sequence[RowSpec], recorded: Sequence[Recorded], *, is_op
 
 
 def _inputs_of(form: Form, parameter: str, limits: Limits) -> tuple[dict[str, Input], Callable[[dict[str, Any]], Any]]:
-    """The input tensors of a form, and what makes a request of what they read."""
+    """Return the input tensors of a form, and the function that makes a request of the values read from them."""
     if isinstance(form, RecordForm):
         inputs = {name: _input_of(name, part, limits) for name, part in form.fields.items()}
         named = {
@@ -389,7 +402,7 @@ def _inputs_of(form: Form, parameter: str, limits: Limits) -> tuple[dict[str, In
 
 
 def _input_of(name: str, form: Form, limits: Limits) -> Input | None:
-    """The tensor that a part of a request is; None if it is none."""
+    """Return the input tensor for a part of a request; None if the part is no tensor."""
     where = f"input {name!r}"
     if isinstance(form, TensorForm):
 
@@ -432,7 +445,7 @@ def _list_input(name: str, form: ListForm, item: ScalarForm, limits: Limits) -> 
 
 
 def _json_input(name: str, form: Form, limits: Limits) -> Input:
-    """What fixed shapes cannot say: one text, which is JSON."""
+    """Return the input for a form without fixed shapes: one text, which is JSON."""
     where = f"input {name!r}"
 
     def read_text(texts: list[bytes]) -> Any:

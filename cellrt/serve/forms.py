@@ -1,7 +1,7 @@
-"""What a model's requests look like as JSON, found from its example: a schema, and how to read one.
+"""The form of a model's requests in JSON, found from its example: a schema, and a parser.
 
-A form has a ``schema`` (JSON Schema, for ``/openapi.json``) and reads what JSON gave into what the unfolder takes. What
-a client sent is never trusted to have the right type; the unfolder then checks what only it knows.
+A form has a ``schema`` (JSON Schema, for ``/openapi.json``) and converts parsed JSON to what the unfolder takes. It
+checks all types of a client's values; the unfolder then checks the rest.
 """
 
 from __future__ import annotations
@@ -19,19 +19,19 @@ import torch
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.sources import TORCH_DTYPES
 from cellrt.serve.arrays import NAMES, TOO_LARGE, array_of
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 Schema = dict[str, Any]
 
 
 class Form(Protocol):
-    """One part of a request."""
+    """The form of one part of a request."""
 
     def schema(self) -> Schema:
-        """As JSON Schema."""
+        """Return the JSON Schema."""
 
     def read(self, value: Any, where: str) -> Any:
-        """What the unfolder takes. Raises RequestError naming ``where``, what was expected and what came."""
+        """Return the value for the unfolder. Raise RequestError naming ``where``, what was expected and what came."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +39,7 @@ class TensorForm:
     """A tensor as nested lists; ``shape`` has -1 for dimensions that may differ.
 
     ``may_be_empty``, here and below: whether the model takes one without rows. ``is_untried``: whether its first
-    dimension may differ though none was tried that fits the others.
+    dimension may differ though no other size that fits the other arrays was tried.
     """
 
     dtype: torch.dtype
@@ -49,7 +49,7 @@ class TensorForm:
     is_untried: bool = False
 
     def schema(self) -> Schema:
-        """Nested arrays of numbers."""
+        """Return a schema of nested arrays of numbers."""
         schema: Schema = {"type": "boolean" if self.dtype == torch.bool else _type_of(self.dtype)}
         for place, size in reversed(list(enumerate(self.shape))):
             is_least = place < len(self.shape) - 1 or not self.may_be_empty  # JSON cannot say how wide no rows are
@@ -58,13 +58,13 @@ class TensorForm:
         return schema
 
     def read(self, value: Any, where: str) -> torch.Tensor:
-        """The tensor; a new one."""
+        """Return the value as a new tensor."""
         made = array_of(value, self.dtype, where)
         check_shape(made.shape, self.shape, self.limits, where)
         return made
 
     def of(self, tensor: torch.Tensor) -> Any:
-        """What a request has in place of a tensor that has the shape."""
+        """Return the part of a request for a tensor that has the shape."""
         return tensor
 
 
@@ -77,13 +77,13 @@ class ScalarForm:
     may_be_empty: bool = False
 
     def schema(self) -> Schema:
-        """One type."""
+        """Return a schema of one type."""
         if self.kind is str:
             return {"type": "string", "minLength": int(not self.may_be_empty), "maxLength": self.limits.max_steps}
         return _NUMBERS[self.kind].copy()
 
     def read(self, value: Any, where: str) -> Any:
-        """The value itself; an int where a float is expected becomes one."""
+        """Return the value itself; an int where a float is expected becomes one."""
         if self.kind is float and type(value) in (int, float):
             if not abs(value) < BEYOND_FP32:
                 raise RequestError(f"{where}: expected FP32{TOO_LARGE}")
@@ -99,7 +99,7 @@ class ScalarForm:
 
 @dataclasses.dataclass(frozen=True)
 class ListForm:
-    """A list of things of one form; ``make``: of what type the unfolder takes it."""
+    """A list of items of one form. ``make``: makes the type that the unfolder takes."""
 
     item: Form
     make: Callable[[list[Any]], Any]
@@ -107,12 +107,12 @@ class ListForm:
     may_be_empty: bool = False
 
     def schema(self) -> Schema:
-        """An array."""
+        """Return a schema of an array."""
         least, most = int(not self.may_be_empty), self.limits.max_steps
         return {"type": "array", "items": self.item.schema(), "minItems": least, "maxItems": most}
 
     def read(self, value: Any, where: str) -> Any:
-        """The list."""
+        """Return the list."""
         if not isinstance(value, list):
             raise RequestError(f"{where}: expected a list, got {brief(value)}")
         if len(value) > self.limits.max_steps:
@@ -137,12 +137,12 @@ class TreeForm:
     limits: Limits
 
     def schema(self) -> Schema:
-        """An array of arrays or leaves, as deep as they go."""
+        """Return a schema of nested arrays of any depth, down to leaves."""
         nested: Schema = {"type": "array", "minItems": 1}
         return {"anyOf": [self.leaf.schema(), nested], "description": "a tree: nested lists, down to leaves"}
 
     def read(self, value: Any, where: str) -> Any:
-        """The tree, however deep."""
+        """Return the tree, of any depth."""
         return rebuilt(value, self._is_leaf, lambda item: self.leaf.read(item, where), self.make)
 
     def _is_leaf(self, value: Any) -> bool:
@@ -163,13 +163,13 @@ class RecordForm:
     optional: frozenset[str] = frozenset()
 
     def schema(self) -> Schema:
-        """An object."""
+        """Return a schema of an object."""
         properties = {name: form.schema() for name, form in self.fields.items()}
         required = [name for name in self.fields if name not in self.optional]
         return {"type": "object", "properties": properties, "required": required, "additionalProperties": False}
 
     def read(self, value: Any, where: str) -> Any:
-        """The record."""
+        """Return the record."""
         if not isinstance(value, dict):
             raise RequestError(f"{where}: expected an object with {list(self.fields)}, got {brief(value)}")
         missing, unknown = self.fields.keys() - value.keys() - self.optional, value.keys() - self.fields.keys()
@@ -179,7 +179,7 @@ class RecordForm:
         return self.build(parts, where)
 
     def build(self, parts: Mapping[str, Any], where: str) -> Any:
-        """The record of parts that were read. Raises RequestError if its class refuses them."""
+        """Return the record of parts that were read. Raise RequestError if its class refuses them."""
         try:
             return self.make(**parts)
         except KeyboardInterrupt:
@@ -190,19 +190,19 @@ class RecordForm:
 
 @dataclasses.dataclass(frozen=True)
 class PlacesForm:
-    """A list of as many parts as a tuple has, each of which has a form of its own; ``fields``: them, by place."""
+    """A list with as many parts as a tuple, each of which has a form of its own. ``fields``: the forms, by index."""
 
     fields: Mapping[Any, Form]
     make: Callable[[list[Any]], Any]
 
     def schema(self) -> Schema:
-        """An array with a schema for each place."""
+        """Return a schema of an array with a schema for each index."""
         count = len(self.fields)
         items = [form.schema() for form in self.fields.values()]
         return {"type": "array", "prefixItems": items, "items": False, "minItems": count, "maxItems": count}
 
     def read(self, value: Any, where: str) -> Any:
-        """The tuple."""
+        """Return the tuple."""
         if not isinstance(value, list) or len(value) != len(self.fields):
             raise RequestError(f"{where}: expected a list of {len(self.fields)} parts, got {brief(value)}")
         return self.make(
@@ -210,7 +210,7 @@ class PlacesForm:
         )
 
     def build(self, parts: Mapping[int, Any], where: str) -> Any:
-        """The tuple of parts that were read; ``where`` is for errors, of which there are none."""
+        """Return the tuple of parts that were read; ``where`` is not used, as there are no errors."""
         return self.make(list(parts.values()))
 
 
@@ -221,14 +221,14 @@ class NetworkForm:
         self._attributes = attributes
 
     def schema(self) -> Schema:
-        """``networkx.node_link_data``."""
+        """Return a schema of the result of ``networkx.node_link_data``."""
         node: Schema = {"type": "object", "properties": {"id": {}}, "required": ["id"]}
         edge: Schema = {"type": "object", "properties": {"source": {}, "target": {}}, "required": ["source", "target"]}
         parts = {"nodes": {"type": "array", "items": node}, "edges": {"type": "array", "items": edge}}
         return {"type": "object", "properties": parts, "required": ["nodes", "edges"]}
 
     def read(self, value: Any, where: str) -> Any:
-        """The graph."""
+        """Return the graph."""
         if not isinstance(value, dict):
             raise RequestError(f"{where}: expected an object with nodes and edges, got {brief(value)}")
         import networkx as nx  # the model that takes one has imported it; the others do without, and start sooner
@@ -246,21 +246,21 @@ class NetworkForm:
 
 
 class AnyForm:
-    """What the example does not tell: the unfolder takes JSON as it is."""
+    """A part without a known form: the unfolder takes JSON as it is."""
 
     def schema(self) -> Schema:
-        """Anything."""
+        """Return a schema that allows anything."""
         return {}
 
     def read(self, value: Any, where: str) -> Any:
-        """The value itself."""
+        """Return the value itself."""
         return value
 
 
 def form_of(example: Any, limits: Limits) -> Form:
-    """The form of requests like this one; all dimensions of tensors are the example's.
+    """Return the form of requests like this one; all dimensions of tensors are the example's.
 
-    Raises DefinitionError for a tensor of what no row can have.
+    Raise DefinitionError for a tensor of a dtype that no row can have.
     """
     if isinstance(example, np.ndarray | np.generic):
         return _ArrayForm(_taken(TORCH_DTYPES.get(example.dtype.newbyteorder("=")), example), example.shape, limits)
@@ -283,7 +283,7 @@ def form_of(example: Any, limits: Limits) -> Form:
 
 
 def parts_of(example: Any) -> dict[Any, Any]:
-    """What a record is made of: a mapping, a tuple, or a dataclass, which makes some of its fields itself."""
+    """Return the parts of a record: of a mapping, a tuple, or a dataclass, which makes some of its fields itself."""
     if isinstance(example, Mapping):
         return dict(example)
     if isinstance(example, tuple):
@@ -302,17 +302,19 @@ class _ArrayForm(TensorForm):
     """A NumPy array."""
 
     def read(self, value: Any, where: str) -> Any:
-        """The array; a number of NumPy's if it has no dimension."""
+        """Return the array; a NumPy scalar if it has no dimension."""
         return self.of(super().read(value, where))
 
     def of(self, tensor: torch.Tensor) -> Any:
-        """The same of a tensor."""
+        """Return a tensor as such an array."""
         return tensor.numpy()[()]
 
 
 def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
-    """Of a plain list, of parts that are unlike, or of a tree: tuples are one unless they have such arrays, lists when
-    they hold lists."""
+    """Return the form of a plain list, of a tuple of unlike parts, or of a tree.
+
+    Tuples are trees unless they have unlike arrays; lists are trees if they hold lists.
+    """
     if _is_of_unlike_arrays(example):
         return PlacesForm({place: form_of(part, limits) for place, part in enumerate(example)}, tuple)
     make = tuple if isinstance(example, tuple) else list
@@ -333,12 +335,12 @@ def _form_of_list(example: Sequence[Any], limits: Limits) -> Form:
 
 
 def _kind_of(part: Any) -> tuple[Any, ...]:
-    """Return what two parts have in common if one form reads both."""
+    """Return a key that is equal for parts that one form can read."""
     return type(part), getattr(part, "dtype", None), getattr(part, "ndim", None)
 
 
 def _is_of_unlike_arrays(example: Sequence[Any]) -> bool:
-    """Return whether this is a tuple with arrays in it, and parts that no one form could read."""
+    """Return whether this is a tuple with arrays in it, and with parts that no one form could read."""
     if not isinstance(example, tuple) or any(isinstance(part, tuple) for part in example):
         return False
     return len(set(map(_kind_of, example))) > 1 and any(isinstance(part, torch.Tensor | np.ndarray) for part in example)
@@ -347,12 +349,12 @@ def _is_of_unlike_arrays(example: Sequence[Any]) -> bool:
 def rebuilt(
     tree: Any, is_leaf: Callable[[Any], bool], made_of: Callable[[Any], Any], make: Callable[[list[Any]], Any]
 ) -> Any:
-    """Return a tree with what is made of each leaf in its place, and ``make`` of the children for each inner node.
+    """Return a tree with each leaf replaced by ``made_of`` of it, and each inner node by ``make`` of its children.
 
-    It does not call itself: trees may be deep.
+    The function is not recursive: trees may be deep.
     """
     root: list[Any] = []
-    opened: list[tuple[Iterator[Any], list[Any]]] = [(iter((tree,)), root)]  # what is left of a node, what was made
+    opened: list[tuple[Iterator[Any], list[Any]]] = [(iter((tree,)), root)]  # rest of a node, its new children
     while True:
         items, made = opened[-1]
         for item in items:
@@ -368,7 +370,7 @@ def rebuilt(
 
 
 def leaves(tree: Any) -> Iterator[Any]:
-    """Yield what nested lists and tuples hold, in any order."""
+    """Yield the leaves of nested lists and tuples, in any order."""
     waiting = [tree]
     while waiting:
         part = waiting.pop()
@@ -379,7 +381,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def checked(value: Any, limits: Limits) -> Any:
-    """The value, unless it is nested too deeply or has too many items: then RequestError is raised."""
+    """Return the value. Raise RequestError if it is nested too deeply or has too many items."""
     level, depth, num_items = [value], 0, 0
     while level:
         depth += 1
@@ -396,7 +398,7 @@ def checked(value: Any, limits: Limits) -> Any:
 
 
 def check_shape(given: Sequence[int], expected: Sequence[int], limits: Limits, where: str) -> None:
-    """Raises RequestError unless a shape is the expected one, where -1 stands for any up to the limit."""
+    """Raise RequestError unless a shape is the expected one, where -1 stands for any size up to the limit."""
     if len(given) != len(expected) or any(e not in (-1, g) for g, e in zip(given, expected)):
         raise RequestError(f"{where}: expected shape {list(expected)}, got {list(given)}")
     if max(given, default=0) > max(limits.max_steps, *expected, 0):
@@ -404,7 +406,7 @@ def check_shape(given: Sequence[int], expected: Sequence[int], limits: Limits, w
 
 
 def brief(value: Any) -> str:
-    """A value for an error, however long or deep it is."""
+    """Return a short text of a value for an error, however long or deep it is."""
     text = reprlib.repr(value[:8]) if isinstance(value, str | list) else repr(type(value).__name__)
     return text if len(text) <= 60 else text[:60] + "..."
 

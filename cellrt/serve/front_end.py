@@ -1,9 +1,10 @@
-"""A front end: a process that parses, unfolds and answers, with a listening socket that front ends share.
+"""A front end: a process that parses, unfolds and answers. All front ends share one listening socket.
 
     python -c "import gc; gc.disable(); from cellrt.serve.front_end import main; main()" DESCRIPTOR NUMBER IS_SHARED
 
-Its settings come as JSON on its standard input, which ends when the process that keeps the server does: then it ends
-too. SIGTERM: it takes no more connections, ends what it has within the limit, and exits 0; a second one exits at once.
+Its settings come as JSON on its standard input, which ends with the supervising process: then the front end ends too.
+After SIGTERM it takes no more connections, ends its requests within the limit, and exits 0; a second SIGTERM exits it
+at once.
 """
 
 from __future__ import annotations
@@ -27,38 +28,38 @@ from starlette.types import ASGIApp
 from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
 from cellrt.serve.connection import HttpProtocol, WebSocketProtocol
-from cellrt.serve.door import Door
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.listener import Listener
 from cellrt.serve.measures import Measures
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 SWITCH_S = 5e-4
-"""How long this process's loop may keep the interpreter from the thread that hears the engine's answers."""
+"""The switch interval: the longest time that the loop keeps the interpreter from the thread that receives answers."""
 COLLECT_AFTER = 10_000, 10, 10
-"""As of ``gc.set_threshold``: what a request makes is gone before it is looked at, which is a twentieth of the time."""
+"""The arguments of ``gc.set_threshold``. Objects of a request are gone before a collection, which saves a twentieth."""
 MARGIN_S = 1.0
-"""How much longer gRPC has to say what it cut off at the limit."""
+"""The seconds that gRPC has after the limit to tell clients which calls were cut off."""
 PING_EVERY_S = 20.0
-"""How often a websocket's client is asked whether it is there."""
+"""The seconds between two pings to a websocket's client."""
 LOOK_EVERY = 5
 """Ticks of uvicorn, of 0.1 s each, after which slow clients are looked for."""
 
 
 class FrontEnd(uvicorn.Server):
-    """The server of one front end; it hears signals itself, and takes its connections by a ``Listener``."""
+    """The server of one front end. It handles signals itself, and accepts connections by a ``Listener``."""
 
-    def __init__(self, config: uvicorn.Config, door: Door) -> None:
+    def __init__(self, config: uvicorn.Config, service: InferenceService) -> None:
         super().__init__(config)
-        self._door = door
+        self._service = service
         self._listeners: list[Listener] = []
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        """As of its base; from then on connections are taken."""
+        """Start the server and accept connections."""
         await super().startup([])
         self._listeners = [Listener(sock, self._make_protocol) for sock in sockets or ()]
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """As of its base; no more connections are taken."""
+        """Accept no more connections and shut the server down."""
         for listener in self._listeners:
             await listener.close()
         await super().shutdown(sockets)
@@ -68,41 +69,41 @@ class FrontEnd(uvicorn.Server):
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
-        """None but those of ``run``."""
+        """Capture no signals: ``_serve`` handles them."""
         yield
 
     async def on_tick(self, counter: int) -> bool:
-        """Now and then: ends the connections of clients that are too slow. Whether the server is to end."""
+        """Close the connections of slow clients now and then. Return whether the server is to end."""
         if counter % LOOK_EVERY == 0:
             self._end_slow()
         return await super().on_tick(counter)
 
     def _end_slow(self) -> None:
-        now, limits = asyncio.get_running_loop().time(), self._door.backend.settings.limits
+        now, limits = asyncio.get_running_loop().time(), self._service.backend.settings.limits
         for connection in list(self.server_state.connections):
             if isinstance(connection, HttpProtocol):
                 connection.end_if_slow(now - limits.read_timeout_s)
                 connection.end_if_unread(now, limits.write_timeout_s)
 
     def end(self) -> None:
-        """Ends in good order; the second time at once."""
-        if self._door.draining.is_set():
+        """End gracefully; the second call exits at once."""
+        if self._service.draining.is_set():
             os._exit(1)
-        self._door.drain()
+        self._service.drain()
         self.should_exit = True
 
 
 async def run(settings: Settings, sock: socket.socket, number: int, *, is_shared: bool) -> None:
-    """Serves until it is told to end."""
+    """Serve until told to end."""
     backend = Backend(settings)
-    door = Door(backend, Measures(is_shared=is_shared))
+    service = InferenceService(backend, Measures(is_shared=is_shared))
     with tracing(backend) as wrap:
-        await _serve(settings, sock, door, make_app(door, wrap))
+        await _serve(settings, sock, service, make_app(service, wrap))
 
 
 @contextmanager
 def tracing(backend: Backend) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
-    """What writes spans, if the settings say so; those that wait are exported at the end."""
+    """Provide the middleware that writes spans, if the settings ask for it; waiting spans are exported at the end."""
     if backend.settings.spans == "off":
         yield lambda app: app
         return
@@ -115,7 +116,7 @@ def tracing(backend: Backend) -> Iterator[Callable[[ASGIApp], ASGIApp]]:
         provider.shutdown()
 
 
-async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIApp) -> None:
+async def _serve(settings: Settings, sock: socket.socket, service: InferenceService, app: ASGIApp) -> None:
     drain_s = max(1, round(settings.drain_s))
     config = uvicorn.Config(
         app,
@@ -132,7 +133,7 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
         server_header=False,
         date_header=False,
     )
-    server = FrontEnd(config, door)
+    server = FrontEnd(config, service)
     loop = asyncio.get_running_loop()
     for signum in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(signum, server.end)
@@ -140,14 +141,14 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
     if settings.grpc_port is None:
         await server.serve(sockets=[sock])
         return
-    from cellrt.serve.grpc_door import open_grpc  # it needs more packages
+    from cellrt.serve.grpc_handlers import open_grpc  # it needs more packages
 
     # uvicorn waits for the calls as for its own requests, and cancels at the limit what is left; then it ends the app,
     # and with it the way to the engine.
-    grpc_server = await open_grpc(door, settings.grpc_port, server.server_state.tasks)
+    grpc_server = await open_grpc(service, settings.grpc_port, server.server_state.tasks)
 
     async def end_grpc() -> None:
-        await door.draining.wait()
+        await service.draining.wait()
         await grpc_server.stop(drain_s + MARGIN_S)
 
     ending = asyncio.create_task(end_grpc())
@@ -156,7 +157,7 @@ async def _serve(settings: Settings, sock: socket.socket, door: Door, app: ASGIA
 
 
 def _end_with_parent() -> None:
-    """Ends this process when whoever keeps the server is gone."""
+    """End this process when its parent is gone."""
     with suppress(OSError):
         while os.read(0, 1):
             pass
@@ -164,7 +165,7 @@ def _end_with_parent() -> None:
 
 
 def main() -> None:
-    """The process."""
+    """Run the process of a front end."""
     gc.enable()
     gc.set_threshold(*COLLECT_AFTER)
     descriptor, number, is_shared = (int(argument) for argument in sys.argv[1:4])
@@ -188,7 +189,7 @@ def _run(settings: Settings, sock: socket.socket, number: int, is_shared: bool) 
 
 
 def _read_line() -> bytes:
-    """The first line of the standard input, and not a byte more."""
+    """Return the first line of the standard input, without reading a byte more."""
     line = bytearray()
     while not line.endswith(b"\n"):
         part = os.read(0, 1)

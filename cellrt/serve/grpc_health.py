@@ -1,4 +1,4 @@
-"""gRPC's own health service (package ``grpc.health.v1``), which Kubernetes and load balancers ask."""
+"""The standard health service of gRPC (package ``grpc.health.v1``), for Kubernetes and load balancers."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from contextlib import suppress
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from cellrt.errors import EngineClosedError, UnknownModelError
-from cellrt.serve.door import Door
-from cellrt.serve.grpc_guard import Context, Message
+from cellrt.serve.grpc_access import Context, Message
+from cellrt.serve.inference import InferenceService
 
 LIVENESS = "liveness"
 READINESS = ("", "readiness", "inference.GRPCInferenceService")
-"""Names of services to ask for: whether this front end answers, and whether every loaded model can be served."""
+"""Names of services: one for whether this front end answers, others for whether every loaded model can be served."""
 LOOK_EVERY_S = 0.5
-"""How often one looks for whoever watches."""
+"""The seconds between two checks for clients that watch."""
 
 
-class HealthDoor(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
-    """The handlers, by the names that the protocol has for them. ``door``: whose health is told."""
+class HealthHandlers(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
+    """The handlers, by the protocol's names. ``service``: the server whose health is reported."""
 
-    def __init__(self, door: Door) -> None:
-        self._door = door
+    def __init__(self, service: InferenceService) -> None:
+        self._service = service
 
     async def Check(self, request: Message, context: Context) -> Message:  # noqa: N802
         """Return the health of a service. Raise UnknownModelError for one that is not here."""
@@ -33,11 +33,11 @@ class HealthDoor(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         return health_pb2.HealthCheckResponse(status=status)
 
     async def Watch(self, request: Message, context: Context) -> None:  # noqa: N802
-        """Tell the health of a service, and again whenever it is another, until the server ends."""
+        """Send the health of a service, and again whenever it changes, until the server ends."""
         told = None
-        with self._door.place_of_stream():
+        with self._service.place_of_stream():
             while True:
-                is_last = self._door.draining.is_set()
+                is_last = self._service.draining.is_set()
                 status = self._status(request.service)
                 if status != told:
                     await context.write(health_pb2.HealthCheckResponse(status=status))
@@ -46,7 +46,7 @@ class HealthDoor(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
                     raise EngineClosedError("the server is about to end")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(LOOK_EVERY_S):
-                        await self._door.draining.wait()
+                        await self._service.draining.wait()
 
     def _status(self, service: str) -> int:
         if service == LIVENESS:
@@ -54,4 +54,4 @@ class HealthDoor(health_pb2_grpc.HealthServicer):  # type: ignore[misc]
         if service not in READINESS:
             return int(health_pb2.HealthCheckResponse.SERVICE_UNKNOWN)
         response = health_pb2.HealthCheckResponse
-        return int(response.SERVING if self._door.backend.is_ready else response.NOT_SERVING)
+        return int(response.SERVING if self._service.backend.is_ready else response.NOT_SERVING)

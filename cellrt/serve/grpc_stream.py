@@ -1,4 +1,4 @@
-"""One ``ModelStreamInfer``: its requests run side by side, those of one sequence one after the other."""
+"""One call of ``ModelStreamInfer``: its requests run concurrently, those of one sequence one after the other."""
 
 from __future__ import annotations
 
@@ -13,42 +13,44 @@ import grpc
 from tritonclient.grpc import service_pb2
 
 from cellrt.errors import EngineClosedError
-from cellrt.serve.door import Door
-from cellrt.serve.grpc_guard import Context, Message, status_of
+from cellrt.serve.grpc_access import Context, Message, status_of
+from cellrt.serve.inference import InferenceService
 
 Answer = Callable[[Message], AsyncGenerator[Message, None]]
-"""Makes the responses to a request."""
+"""A function that yields the responses to a request."""
 FINAL = "triton_final_response"
-"""The parameter that says whether a response is the last of its request, as Triton has it."""
+"""Triton's parameter that is true for the last response of a request."""
 
 
 def value_of(parameter: Message) -> Any:
-    """What a parameter says; None: nothing."""
+    """Return the value of a parameter; None if it has none."""
     kind = parameter.WhichOneof("parameter_choice")
     return None if kind is None else getattr(parameter, kind)
 
 
 class _ClientGoneError(Exception):
-    """Nobody is there to be answered; gRPC cancels the handler only behind that."""
+    """The client of a stream is gone; gRPC cancels the handler only after such a failed write."""
 
 
 class GrpcStream:
-    """See the module. ``name``: what its answers are counted as."""
+    """A stream of requests and its answers. ``name``: under which the answers are counted."""
 
-    def __init__(self, door: Door, answer: Answer, name: str, context: Context) -> None:
-        self._door, self._answer, self._name, self._context = door, answer, name, context
-        self._places = asyncio.Semaphore(door.backend.settings.limits.max_streams_per_connection)
+    def __init__(self, service: InferenceService, answer: Answer, name: str, context: Context) -> None:
+        self._service, self._answer, self._name, self._context = service, answer, name, context
+        self._places = asyncio.Semaphore(service.backend.settings.limits.max_streams_per_connection)
         self._under_way: set[asyncio.Task[None]] = set()
         self._turns: WeakValueDictionary[tuple[str, str], asyncio.Lock] = WeakValueDictionary()
-        """By sequence: held by the request whose turn it is."""
+        """Locks by sequence, held by the request whose turn it is."""
         self._writing = asyncio.Lock()
 
     async def run(self, requests: AsyncIterator[Message]) -> None:
-        """Serves until the client has had enough; raises EngineClosedError when the server ends before, after what
-        was asked is answered."""
+        """Serve until the client ends the stream.
+
+        Raise EngineClosedError when the server ends before, after the requests so far are answered.
+        """
         async with asyncio.TaskGroup() as tasks:
             reading = tasks.create_task(self._read(requests, tasks))
-            draining = tasks.create_task(self._door.draining.wait())
+            draining = tasks.create_task(self._service.draining.wait())
             await asyncio.wait([reading, draining], return_when=asyncio.FIRST_COMPLETED)
             while self._under_way:
                 await asyncio.wait(self._under_way)
@@ -59,7 +61,7 @@ class GrpcStream:
             raise EngineClosedError("the server is about to end")
 
     async def _read(self, requests: AsyncIterator[Message], tasks: asyncio.TaskGroup) -> None:
-        """Begins what comes, as far as there are places."""
+        """Start the requests that come, within the limit of concurrent ones."""
         async for request in requests:
             await self._places.acquire()
             task = tasks.create_task(self._serve(request, time.perf_counter()))
@@ -67,7 +69,7 @@ class GrpcStream:
             task.add_done_callback(self._under_way.discard)
 
     async def _serve(self, request: Message, begin_s: float) -> None:
-        """Answers a request; an error is an answer too."""
+        """Answer a request; an error is an answer too."""
         code = grpc.StatusCode.OK
         try:
             async with self._turn(request), aclosing(self._answer(request)) as responses:
@@ -91,16 +93,16 @@ class GrpcStream:
             raise
         finally:
             self._places.release()
-            self._door.measures.count_call(self._name, code.name, time.perf_counter() - begin_s)
+            self._service.measures.count_call(self._name, code.name, time.perf_counter() - begin_s)
 
     def _turn(self, request: Message) -> AbstractAsyncContextManager[None]:
-        """The turn of a request in its sequence, in the order in which they came."""
+        """Return the lock of a request's sequence, which requests get in the order in which they came."""
         given = request.parameters
         id = value_of(given["sequence_id"]) if "sequence_id" in given else None
         return self._turns.setdefault((request.model_name, str(id)), asyncio.Lock()) if id else nullcontext()
 
     async def _say(self, response: Message) -> None:
-        """Raises _ClientGoneError."""
+        """Write a response. Raise _ClientGoneError."""
         async with self._writing:
             try:
                 await self._context.write(response)

@@ -1,4 +1,4 @@
-"""What the HTTP doors share: bodies that are read within limits, answers in JSON, and streams of events."""
+"""Functions that the HTTP handlers share: reading of bodies within limits, answers in JSON, and streams of events."""
 
 from __future__ import annotations
 
@@ -12,20 +12,23 @@ from starlette.types import Receive, Scope, Send
 
 from cellrt.errors import CancelledError, CellrtError, EngineClosedError, RequestTooLargeError, http_status
 from cellrt.serve.connection import LOSS
-from cellrt.serve.door import SEEN, Gone, error_headers, told
+from cellrt.serve.inference import SEEN, Gone, error_headers, error_json
 from cellrt.serve.oip import encode
 
 REQUEST_ID = "x-cellrt-request"
-"""The header with what ``/debug/requests/...`` knows a request by."""
+"""The header with a request's id in ``/debug/requests/...``."""
 
 Tell = Callable[[BaseException], Mapping[str, object]]
-"""From an error to what a protocol says of it, in JSON."""
+"""A function that returns an error as the JSON object of a protocol."""
 CUT_OFF = "the server ends, and this took longer than it waits for what was begun"
 
 
 async def read_body(request: Request, limit: int) -> bytes:
-    """The body. Raises RequestTooLargeError beyond so many bytes, before it is all there; CancelledError, of ours,
-    if the client goes before."""
+    """Return a request's body.
+
+    Raise RequestTooLargeError beyond so many bytes, before all of it is there; our CancelledError if the client goes
+    before.
+    """
     length = request.headers.get("content-length", "")
     if length.isdecimal() and int(length) > limit:
         raise RequestTooLargeError(f"the body has {length} bytes, at most {limit} are taken")
@@ -43,7 +46,7 @@ async def read_body(request: Request, limit: int) -> bytes:
 
 
 def gone(request: Request) -> Gone:
-    """Return how one is told that the client of a request is gone whose body was read."""
+    """Return the function that watches a request, whose body was read, for the end of its client."""
     by_connection: Gone | None = (request.scope.get("extensions") or {}).get(LOSS)
     if by_connection is not None:
         return by_connection
@@ -57,56 +60,56 @@ def gone(request: Request) -> Gone:
 
 
 async def until_gone(receive: Receive) -> None:
-    """Waits until the client of a request whose body was read is gone."""
+    """Wait until the client of a request, whose body was read, is gone."""
     while (await receive())["type"] != "http.disconnect":
         pass
 
 
 def json_response(value: object, status: int = 200, request_id: str = "") -> Response:
-    """An answer in JSON; ``request_id``: what ``/debug/requests/...`` knows the request by, if anything."""
+    """Return an answer in JSON. ``request_id``: the request's id in ``/debug/requests/...``, if it has one."""
     return Response(encode(value), status, {REQUEST_ID: request_id} if request_id else None, "application/json")
 
 
 async def error_response(_: Request, error: Exception) -> Response:
-    """The answer that an error of ours is."""
+    """Return the answer to a request that failed with an error of ours."""
     return error_answer(error)
 
 
-def error_answer(error: Exception, as_json: Tell = told) -> Response:
-    """As ``error_response``; ``as_json``: an error as the door's protocol has it."""
+def error_answer(error: Exception, as_json: Tell = error_json) -> Response:
+    """Return the answer for an error of ours. ``as_json``: the error as a JSON object of the protocol."""
     headers = {**error_headers(error), **_seen_header()}
     return Response(encode(as_json(error)), http_status(error), headers, "application/json")
 
 
 def _seen_header() -> dict[str, str]:
-    """``REQUEST_ID`` of what was submitted in this context."""
+    """Return the header ``REQUEST_ID`` for the request that was submitted in this context."""
     seen = SEEN.get()
     return {REQUEST_ID: seen[-1]} if seen else {}
 
 
 class EventStream(Response):
-    """Server-sent events, each as soon as it is there.
+    """A response of server-sent events, each sent as soon as it is there.
 
     Args:
-        events: each one's JSON. What it raises is the last event, or the answer itself if nothing was sent.
-        write_timeout_s: a client that reads nothing for so long is left.
-        as_json: an error as the door's protocol has it.
+        events: the JSON of each event. An error that it raises is the last event, or the answer if nothing was sent.
+        write_timeout_s: the seconds without reading after which a client is disconnected.
+        as_json: returns an error as a JSON object of the protocol.
     """
 
     def __init__(
-        self, events: AsyncIterator[bytes], write_timeout_s: float, headers: dict[str, str], as_json: Tell = told
+        self, events: AsyncIterator[bytes], write_timeout_s: float, headers: dict[str, str], as_json: Tell = error_json
     ) -> None:
         self._events, self._write_timeout_s, self._as_json = events, write_timeout_s, as_json
         self.status_code, self.background = 200, None
         self.init_headers({"content-type": "text/event-stream", "cache-control": "no-store", **headers})
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Sends them; when the client goes, the events are closed, and with them what makes them."""
+        """Send the events. When the client goes, close their generator, and with it the request."""
         task = asyncio.current_task()
         watcher: asyncio.Future[None] = asyncio.ensure_future(until_gone(receive))
         watcher.add_done_callback(lambda done: None if done.cancelled() or task is None else task.cancel())
         try:
-            await self._send_all(send, _heard(self._events, watcher))
+            await self._send_all(send, _until_cancelled(self._events, watcher))
         except (asyncio.CancelledError, TimeoutError):
             if not watcher.done():
                 watcher.cancel()
@@ -125,7 +128,7 @@ class EventStream(Response):
             await write({"type": "http.response.start", "status": answer.status_code, "headers": answer.raw_headers})
             await write({"type": "http.response.body", "body": answer.body})
             return
-        self.headers.update(_seen_header())  # whoever makes the events has submitted the request
+        self.headers.update(_seen_header())  # the first event exists: the request was submitted
         await write({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
         try:
             await write(_event(first))
@@ -143,8 +146,8 @@ class EventStream(Response):
         return write
 
 
-async def _heard(events: AsyncIterator[bytes], watcher: asyncio.Future[None]) -> AsyncIterator[bytes]:
-    """The events; being cancelled while the client is there means that the server ends: raises EngineClosedError."""
+async def _until_cancelled(events: AsyncIterator[bytes], watcher: asyncio.Future[None]) -> AsyncIterator[bytes]:
+    """Yield the events. Raise EngineClosedError if cancelled while the client is there, as the server ends then."""
     try:
         async for event in events:
             yield event

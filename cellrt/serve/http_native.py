@@ -1,4 +1,6 @@
-"""A model's own requests over HTTP: ``/v1``, for what tensors of fixed shapes cannot say; a websocket for sessions."""
+"""The native protocol over HTTP: ``/v1``, for requests that are no tensors of fixed shapes;
+a websocket for sessions.
+"""
 
 from __future__ import annotations
 
@@ -23,17 +25,17 @@ from cellrt.engine.due import ANY_TIME, due
 from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError, EngineClosedError, OverloadError, RequestError, http_status
-from cellrt.process.memory import Part
 from cellrt.process.outcomes import Arrived, Packed, outputs_of
 from cellrt.process.recorded import Template
 from cellrt.process.remote_session import RemoteSession
+from cellrt.process.shared_memory import Part
 from cellrt.serve import oip
+from cellrt.serve.access import no_websocket, refuse
 from cellrt.serve.arrays import NAMES, to_bytes
 from cellrt.serve.connection import DIRECT, WebSocketProtocol
 from cellrt.serve.described import Described
-from cellrt.serve.door import Door, blamed, told
-from cellrt.serve.guard import no_websocket, refuse
 from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
+from cellrt.serve.inference import InferenceService, blaming_request, error_json
 from cellrt.serve.openai_answers import model_entry
 
 Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
@@ -41,18 +43,18 @@ Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description=
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=oip.LONGEST_ID)]
 
 SERVICE_RESTART, POLICY_VIOLATION = 1012, 1008
-"""How a websocket is closed whose server ends, or whose session is lost; and one that cannot begin."""
+"""Close codes of a websocket: its server ends or its session is lost; it cannot begin."""
 ENDING = "the server is about to end"
 UPGRADE = {"upgrade": "websocket", "connection": "upgrade"}
-"""What the answer says to a request that asks for no websocket where there is one; RFC 9110 wants both."""
+"""Headers of the answer to a plain request at a websocket's path; RFC 9110 requires both."""
 LONGEST_PATH = 200
-"""So much of a path that takes nothing but a websocket an error says."""
+"""The most characters, in an error, of a path that takes only a websocket."""
 HEAD_LENGTH = struct.Struct("<I")
 MAX_HEADS = 256
-"""Kinds of binary answers whose heads are kept."""
+"""The most heads of binary answers that are cached."""
 OK = HTTPStatus.OK.value
 MESSAGE_BYTES = 512
-"""What a websocket's message takes beside its content, roughly, as long as it waits."""
+"""The approximate bytes of a waiting websocket message beside its content."""
 
 
 class NativeRequest(msgspec.Struct, forbid_unknown_fields=True):
@@ -64,11 +66,11 @@ class NativeRequest(msgspec.Struct, forbid_unknown_fields=True):
     priority: Priority = oip.DEFAULT_PRIORITY
     session: Name | None = None
     start: bool = False
-    """Whether the session begins with this request."""
+    """True if the session begins with this request."""
     end: bool = False
-    """Whether it ends with it."""
+    """True if the session ends with this request."""
     stream: bool = False
-    """Whether each step comes as it is made, as an event."""
+    """True if each step is to be an event, sent as soon as it is computed."""
 
 
 class Frame(msgspec.Struct, forbid_unknown_fields=True):
@@ -85,7 +87,7 @@ _frames = msgspec.json.Decoder(Frame)
 
 
 class RawOutput(NamedTuple):
-    """An output as a binary message has it: its name, type and shape, and its rows, raw and little-endian."""
+    """An output of a binary message: its name, type and shape, and its rows, raw and little-endian."""
 
     name: str
     datatype: str
@@ -94,15 +96,16 @@ class RawOutput(NamedTuple):
 
 
 def as_raw(results: Result) -> list[RawOutput]:
-    """Results for a binary message."""
+    """Return results as outputs of a binary message."""
     return [
         RawOutput(name, NAMES[tensor.dtype], list(tensor.shape), to_bytes(tensor)) for name, tensor in results.items()
     ]
 
 
 def packed(number: int, outputs: Sequence[RawOutput]) -> bytes:
-    """A binary answer: the length of a head in 4 bytes, the head in JSON, and the contents of the outputs one after the
-    other."""
+    """Return a binary answer: the length of a head in 4 bytes, the head in JSON, and the contents of the outputs in
+    order.
+    """
     shown = _shown(tuple([(name, datatype, *shape) for name, datatype, shape, _ in outputs]))
     return b"".join([_head(number, shown), *[content for *_, content in outputs]])
 
@@ -113,8 +116,10 @@ def _head(number: int, shown: bytes) -> bytes:
 
 
 class _Binary:
-    """Makes binary answers of what came from the engine's process: no tensor is made of what is only sent on. What one
-    answer's head shows is kept for the next, which is mostly of the same submission."""
+    """A writer of binary answers from bytes of the engine's process, without tensors between.
+
+    The head of an answer is cached for the next one, which mostly has the same template.
+    """
 
     _template: Template | None = None
     _places: Sequence[tuple[int, int]] = ()
@@ -122,7 +127,7 @@ class _Binary:
     _ranges: Sequence[tuple[int, int]] = ()
 
     def answer(self, number: int, outcome: Packed) -> bytes:
-        """As ``packed``."""
+        """Return a binary answer, like ``packed``."""
         memory, places, template, _ = outcome
         if self._template is not template or self._places != places:
             outputs = outputs_of(outcome)
@@ -134,12 +139,12 @@ class _Binary:
 
 @lru_cache(MAX_HEADS)
 def _shown(outputs: tuple[tuple[Any, ...], ...]) -> bytes:
-    """Names, types and shapes of outputs, in JSON."""
+    """Return names, types and shapes of outputs, in JSON."""
     return oip.encode([{"name": name, "datatype": datatype, "shape": shape} for name, datatype, *shape in outputs])
 
 
 def read_frame(described: Described, message: str | bytes) -> Frame:
-    """A message of the websocket, read: JSON, or the raw rows of the model's one tensor. Raises RequestError."""
+    """Return a parsed message of the websocket: JSON, or raw rows of the model's one tensor. Raise RequestError."""
     if isinstance(message, bytes):
         return Frame(_rows(described, message))
     frame: Frame = oip.decode(message, _frames, described.limits)
@@ -152,16 +157,16 @@ def _rows(described: Described, data: bytes) -> Any:
     return rows.read(data)
 
 
-class NativeDoor:
-    """The handlers. ``door``: where requests go."""
+class NativeHandlers:
+    """The handlers of ``/v1``. ``service``: submits requests."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
-        self._limits = door.backend.settings.limits
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
+        self._limits = service.backend.settings.limits
         self._binary = _Binary()
 
     def routes(self) -> list[BaseRoute]:
-        """All of them."""
+        """Return the routes of all handlers."""
         return [
             Route("/v1/models", self.models),
             Route("/v1/models/{model}/infer", self.native_infer, methods=["POST"]),
@@ -171,12 +176,12 @@ class NativeDoor:
         ]
 
     async def models(self, request: Request) -> Response:
-        """All models: their names, and the same as OpenAI's clients want it."""
+        """Return the names of all models, also in the form of OpenAI's protocol."""
         names = [entry["name"] for entry in await self._backend.call("models") if entry["is_loaded"]]
         return json_response({"models": names, "object": "list", "data": [model_entry(name) for name in names]})
 
     async def native_infer(self, request: Request) -> Response:
-        """A request as the model's own schema has it."""
+        """Return the answer to a request in the model's own schema."""
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._backend.model(request.path_params["model"])
         message: NativeRequest = oip.decode(body, _decoder, self._limits)
@@ -187,49 +192,54 @@ class NativeDoor:
         given = described.read_json(message.request)
         if message.stream:
             return EventStream(self._events(described, given, how), self._limits.write_timeout_s, {})
-        results, version, id = await self._door.infer(described, given, how, gone(request))
+        results, version, id = await self._service.infer(described, given, how, gone(request))
         answer = {"model": described.name, "version": version, "results": oip.as_json(results)}
         return json_response(answer, request_id=id)
 
     async def _events(self, described: Described, given: Any, how: oip.Parameters) -> AsyncIterator[bytes]:
-        note_first = self._door.measures.first_result_of(described.name)
-        async with self._door.stream(described, given, how) as (stream, _):
+        note_first = self._service.measures.first_result_of(described.name)
+        async with self._service.stream(described, given, how) as (stream, _):
             async for step in stream:
                 note_first()
                 yield oip.encode({"step": oip.as_json(step)})
         yield oip.encode({"done": True})
 
     async def not_upgraded(self, request: Request) -> Response:
-        """A plain GET where a websocket is to be opened."""
+        """Refuse a plain GET at the path of a websocket."""
         path = request.url.path[:LONGEST_PATH]
-        answer = json_response(told(RequestError(f"{path} takes a websocket: upgrade the connection")), 426)
+        answer = json_response(error_json(RequestError(f"{path} takes a websocket: upgrade the connection")), 426)
         answer.headers.update(UPGRADE)
         return answer
 
     async def nowhere(self, socket: WebSocket) -> None:
-        """A websocket at a path that takes none."""
+        """Refuse a websocket at a path that takes none."""
         await refuse(no_websocket(socket.url.path), socket.scope, socket.receive, socket.send)
 
     async def session(self, socket: WebSocket) -> None:
-        """A session of a model: each message is a request, answered in their order with its number."""
+        """Serve a session of a model: each message is a request, answered in order with its number."""
         with suppress(WebSocketDisconnect, TimeoutError):  # the client is gone, or does not read
             await socket.accept()
             try:
                 described = await self._backend.model(socket.path_params["model"])
-                await _SocketSession(self._door, described, socket, self._binary).run()
+                await _SocketSession(self._service, described, socket, self._binary).run()
             except CellrtError as error:
-                await _say(socket, oip.encode(told(error)).decode(), self._limits.write_timeout_s)
+                await _say(socket, oip.encode(error_json(error)).decode(), self._limits.write_timeout_s)
                 code = SERVICE_RESTART if http_status(error) == HTTPStatus.SERVICE_UNAVAILABLE else POLICY_VIOLATION
                 await socket.close(code, type(error).__name__)
 
 
 _Taken = tuple[str | bytes | CellrtError, float, int]
-"""A message as it came: its content, or why none is taken any more; when; and what it takes as long as it waits."""
+"""A received message: its content, or the error that refuses it; when it came; the bytes
+that it takes while it waits.
+"""
 
 
 class _Asked:
-    """A message that was taken: whose it is, when it came, whether it was binary, its model and request, its future,
-    and how it ended: the future, or why there is none; None as long as it has not."""
+    """An accepted message of a websocket, with its request.
+
+    It has its session, when it came, whether it was binary, its model, request and future, and its end: the future, or
+    the error that refused it; None as long as it has not ended.
+    """
 
     __slots__ = ("begin_s", "described", "ended", "future", "given", "is_binary", "of")
 
@@ -240,7 +250,7 @@ class _Asked:
         self.ended: RequestFuture | CellrtError | None = None
 
     def note_begun(self, begun: RequestFuture | CellrtError) -> None:
-        """Takes in that the request was handed in, or why not."""
+        """Record that the request was submitted, or the error that refused it."""
         if isinstance(begun, CellrtError):
             self.note_ended(begun)
             return
@@ -249,25 +259,27 @@ class _Asked:
             begun.cancel()
 
     def note_ended(self, ended: RequestFuture | CellrtError) -> None:
-        """Takes in how it ended."""
+        """Record the end of the request, and go on with the websocket."""
         self.ended = ended
         self.of.resume()
 
 
 class _SocketSession:
-    """One websocket. Its requests are in a session if its model keeps state: of the id that the address has, or a new
-    one that ends with the connection.
+    """One websocket. Its requests are in a session if its model keeps state.
 
-    What comes is taken in at once, so that a client that leaves is noticed whatever is under way; what waits is limited
-    in bytes, and what is under way in number. When the server ends, or loses the session, what came before is answered.
-    Nothing here waits: each message and each end of a request goes on with what can be done.
+    The session has the id of the address, or a new one that ends with the connection. Messages are read at once, so
+    that
+    a client that leaves is noticed whatever is running; waiting messages are limited in bytes, and running requests in
+    number. When the server ends, or loses the session, earlier messages are answered.
+
+    Nothing here waits: each message and each end of a request calls ``resume``, which does all that can be done.
     """
 
-    def __init__(self, door: Door, described: Described, socket: WebSocket, binary: _Binary) -> None:
-        """Raises RequestError for a wrong address."""
-        self._door, self.described, self._socket, self._binary = door, described, socket, binary
+    def __init__(self, service: InferenceService, described: Described, socket: WebSocket, binary: _Binary) -> None:
+        """Raise RequestError for a wrong address."""
+        self._service, self.described, self._socket, self._binary = service, described, socket, binary
         self._connection: WebSocketProtocol = socket.scope["extensions"][DIRECT]
-        self._limits = door.backend.settings.limits
+        self._limits = service.backend.settings.limits
         self._sequence = _sequence_of(socket.query_params)
         self._session: RemoteSession | None = None
         self._loop = asyncio.get_running_loop()
@@ -282,10 +294,10 @@ class _SocketSession:
         self._num_taken = self._num_answered = 0
 
     async def run(self) -> None:
-        """Serves until either end has had enough, or the session is lost with its engine. Raises CellrtError."""
+        """Serve until the client leaves, the server ends, or the session is lost with its engine. Raise CellrtError."""
         id, is_start, is_end = self._sequence
-        backend, name = self._door.backend, self.described.name
-        ends = {ENDING: self._door.draining}
+        backend, name = self._service.backend, self.described.name
+        ends = {ENDING: self._service.draining}
         if self.described.keeps_state:
             ends["the session is lost with its engine"] = backend.engine_lost
             self._session = await backend.session(name, id, is_start=is_start)
@@ -302,7 +314,7 @@ class _SocketSession:
                 await backend.end_session(name, id, self._session)
 
     async def _serve(self, ends: Iterable[asyncio.Event]) -> None:
-        """Serves until the client has gone, or one of the ends has come."""
+        """Serve until the client has gone, or one of the events is set."""
         waits = [self._loop.create_task(end.wait()) for end in ends]
         for wait in waits:
             wait.add_done_callback(self._begin_to_end)
@@ -318,30 +330,30 @@ class _SocketSession:
                 self._unread.cancel()
 
     def _begin_to_end(self, wait: asyncio.Task[Any]) -> None:
-        """One of the ends has come: all is over once the client was told of what was under way."""
+        """Begin to end, as one of the events is set: end once the client has the answers to running requests."""
         if not wait.cancelled():
             self._is_ending = True
             self.resume()
 
     def _cut_off(self) -> None:
-        """Tells of each message that is not answered that the server does not wait for it."""
-        said = told(EngineClosedError(CUT_OFF))
+        """Answer each unanswered message that the server ends without its result."""
+        said = error_json(EngineClosedError(CUT_OFF))
         for number in range(self._num_answered, self._num_taken):
             self._connection.say(oip.encode({"number": number, **said}).decode())
 
     def lose(self) -> None:
-        """The client has gone: all is over."""
+        """End the session, as the client has gone."""
         if not self._over.done():
             self._over.set_result(None)
 
     @property
     def is_over(self) -> bool:
-        """Whether nobody is answered any more."""
+        """True once no more messages are answered."""
         return self._over.done()
 
     def hear(self, message: str | bytes) -> None:
-        """Takes a message in."""
-        content = EngineClosedError(ENDING) if self._door.draining.is_set() else message
+        """Submit a message's request, or let the message wait."""
+        content = EngineClosedError(ENDING) if self._service.draining.is_set() else message
         self._num_taken += 1
         if not self._waiting and not self._is_at_it and self._has_place() and not self._over.done():
             self._begin(content, time.perf_counter())  # as most: the client waits for its last answer before it sends
@@ -352,7 +364,7 @@ class _SocketSession:
         self.resume()
 
     def resume(self) -> None:
-        """Goes on with what can be done: answers what has ended, asks what waits."""
+        """Do all that can be done: send answers that are due, submit waiting messages."""
         if self._is_at_it or self._over.done():
             return
         self._is_at_it = True
@@ -372,11 +384,11 @@ class _SocketSession:
             self._is_at_it = False
 
     def _has_place(self) -> bool:
-        """Return whether one more message may be under way."""
+        """Return whether one more request may run."""
         return len(self._asked) < self._limits.max_streams_per_connection and self._finding is None
 
     def _ask_one(self) -> bool:
-        """Asks what came first of what waits; False if there is no place for it."""
+        """Submit the first waiting message. Return False if too many requests run."""
         if not self._has_place():
             return False
         content, begin_s, num_bytes = self._waiting.popleft()
@@ -385,14 +397,14 @@ class _SocketSession:
         return True
 
     def _begin(self, content: str | bytes | CellrtError, begin_s: float) -> None:
-        """Has a message asked, or its refusal answered, in its turn."""
+        """Submit a message's request, or queue its refusal as the answer."""
         asked = _Asked(self, begin_s, type(content) is bytes)
         self._asked.append(asked)
         try:
             if isinstance(content, CellrtError):
                 raise content
-            if self._session is None and not self._door.draining.is_set():  # another engine, or version of the model
-                known = self._door.backend.known(self.described.name)
+            if self._session is None and not self._service.draining.is_set():  # another engine, or version of the model
+                known = self._service.backend.known(self.described.name)
                 if known is None:
                     self._finding = self._loop.create_task(self._ask_when_found(asked, content))
                     return
@@ -405,9 +417,9 @@ class _SocketSession:
                 self._over.set_exception(error)
 
     async def _ask_when_found(self, asked: _Asked, content: str | bytes) -> None:
-        """Asks when the model is described as it is now; the messages after it wait."""
+        """Submit a message once its model's current description is there; the messages after it wait."""
         try:
-            self.described = await self._door.backend.model(self.described.name)
+            self.described = await self._service.backend.model(self.described.name)
             self._ask(asked, content)
         except CellrtError as error:
             asked.ended = error
@@ -426,23 +438,23 @@ class _SocketSession:
             frame = read_frame(described, content)
             when, priority = due(frame.deadline_s, frame.schedule_by_s), int(frame.priority)
             asked.given = frame.request
-        self._door.measures.note_inference(described.name)
+        self._service.measures.note_inference(described.name)
         if self._session is not None:
             how = when, priority, asked.note_begun, asked.note_ended
-            self._door.backend.pieces.submit(self._session, asked.given, *how)
+            self._service.backend.pieces.submit(self._session, asked.given, *how)
         else:
             options = oip.Parameters(when.done_s, priority, None, when.begun_s).options
-            future = self._door.backend.client.submit(described.name, asked.given, **options)
+            future = self._service.backend.client.submit(described.name, asked.given, **options)
             asked.note_begun(future)
             future.add_done_callback(Telling(self._leave_end, asked))
 
     def _leave_end(self, asked: _Asked, future: Any) -> None:
-        """In a thread of the client's: leaves the end of a request to the loop."""
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        """Pass the end of a request from a thread of the client's to the loop."""
+        with suppress(RuntimeError):  # the loop is closed, and with it the websocket
             self._mailbox.put(partial(asked.note_ended, future))
 
     def _answer_one(self) -> bool:
-        """Answers what was asked first, if that has ended and the client reads; False if not."""
+        """Send the first answer if its request has ended and the client reads. Return False if not."""
         asked = self._asked[0]
         if (ended := asked.ended) is None:
             return False
@@ -454,7 +466,7 @@ class _SocketSession:
             self._unread.cancel()
             self._unread = None
         self._asked.popleft()
-        number, status, measures = self._num_answered, OK, self._door.measures
+        number, status, measures = self._num_answered, OK, self._service.measures
         message: str | bytes
         try:
             if isinstance(ended, CellrtError):
@@ -463,7 +475,7 @@ class _SocketSession:
         except CellrtError as error:
             if isinstance(error, OverloadError):
                 measures.rejections.labels(asked.described.name).inc()
-            message, status = oip.encode({"number": number, **told(error)}).decode(), http_status(error)
+            message, status = oip.encode({"number": number, **error_json(error)}).decode(), http_status(error)
         if not self._connection.say(message):
             self.lose()
             return False
@@ -475,10 +487,10 @@ class _SocketSession:
         return True
 
     def _answer_of(self, future: RequestFuture, number: int, asked: _Asked) -> str | bytes:
-        """The answer to a message, from the future of its request. Raises the request's error."""
+        """Return the answer to a message, from its request's future. Raise the request's error."""
         if asked.is_binary and (untaken := future.untaken()) is not None and isinstance(untaken[0], Arrived):
             return self._binary.answer(number, untaken[0].packed(untaken[1]))
-        with blamed(asked.described, asked.given):
+        with blaming_request(asked.described, asked.given):
             results = future.result()
         if asked.is_binary:
             return packed(number, as_raw(results))
@@ -486,9 +498,9 @@ class _SocketSession:
 
 
 def _sequence_of(query: Mapping[str, str]) -> oip.InSequence:
-    """The session that an address asks for; without an id a new one, which ends with the websocket.
+    """Return the session of an address; without an id a new one, which ends with the websocket.
 
-    Raises RequestError.
+    Raise RequestError.
     """
     id = query.get("id", "")
     if len(id) > oip.LONGEST_ID:
@@ -505,7 +517,7 @@ def _sequence_of(query: Mapping[str, str]) -> oip.InSequence:
 
 
 async def _say(socket: WebSocket, message: str | bytes, timeout_s: float) -> None:
-    """Sends a text or binary message. Raises WebSocketDisconnect, TimeoutError."""
+    """Send a text or binary message. Raise WebSocketDisconnect, TimeoutError."""
     async with asyncio.timeout(timeout_s):
         try:
             await socket.send({"type": "websocket.send", "text" if type(message) is str else "bytes": message})

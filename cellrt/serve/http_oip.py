@@ -15,9 +15,9 @@ import cellrt
 from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
 from cellrt.serve.described import Described
-from cellrt.serve.door import Door
 from cellrt.serve.forms import checked
 from cellrt.serve.http import REQUEST_ID, EventStream, gone, json_response, read_body
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.model_statistics import model_statistics
 
 EXTENSIONS = (
@@ -36,15 +36,15 @@ _index_requests = msgspec.json.Decoder(oip.IndexRequest)
 _load_requests = msgspec.json.Decoder(oip.LoadRequest)
 
 
-class OipDoor:
-    """The handlers. ``door``: where requests go."""
+class OipHandlers:
+    """The handlers of ``/v2``. ``service``: submits requests."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
-        self._limits = door.backend.settings.limits
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
+        self._limits = service.backend.settings.limits
 
     def routes(self) -> list[BaseRoute]:
-        """All of them."""
+        """Return the routes of all handlers."""
         made: list[BaseRoute] = [Route("/v2/models/stats", self.stats)]  # before any model: none hides it
         for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             made += [
@@ -67,12 +67,12 @@ class OipDoor:
         ]
 
     async def infer(self, request: Request) -> Response:
-        """A request as tensors."""
+        """Return the answer to a request of tensors."""
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._described(request)
         inference = oip.read_request(described, body, request.headers.get(oip.HEADER_LENGTH))
         how = inference.parameters
-        results, version, id = await self._door.infer(described, inference.request, how, gone(request))
+        results, version, id = await self._service.infer(described, inference.request, how, gone(request))
         content, json_size = oip.write_response(described.name, version, inference, results)
         headers = {REQUEST_ID: id} if id else {}
         if json_size is None:
@@ -81,23 +81,25 @@ class OipDoor:
         return Response(content, 200, headers, "application/octet-stream")
 
     async def generate(self, request: Request) -> Response:
-        """A request as one object of input names and values; the answer has the outputs by name."""
+        """Return the outputs by name, for a request that is one object of input names and values."""
         described, given, how, id = await self._read_generate(request)
-        results, version, trace_id = await self._door.infer(described, given, how, gone(request))
+        results, version, trace_id = await self._service.infer(described, given, how, gone(request))
         answer = {**_head(described.name, version, id), **oip.as_json(results)}
         return json_response(answer, request_id=trace_id)
 
     async def generate_stream(self, request: Request) -> Response:
-        """As ``generate``, but an event for each step."""
+        """Return the answer of ``generate`` as an event for each step."""
         described, given, how, id = await self._read_generate(request)
 
         async def events() -> AsyncIterator[bytes]:
             begin_s, is_first = time.perf_counter(), True
-            async with self._door.stream(described, given, how) as (stream, version):
+            async with self._service.stream(described, given, how) as (stream, version):
                 async for step in stream:
                     if is_first:
                         is_first = False
-                        self._door.measures.first_result.labels(described.name).observe(time.perf_counter() - begin_s)
+                        self._service.measures.first_result.labels(described.name).observe(
+                            time.perf_counter() - begin_s
+                        )
                     yield oip.encode({**_head(described.name, version, id), **oip.as_json(step)})
 
         return EventStream(events(), self._limits.write_timeout_s, {})
@@ -128,19 +130,19 @@ class OipDoor:
         return await self._backend.model(request.path_params["model"], request.path_params.get("version"))
 
     async def server(self, request: Request) -> Response:
-        """Who serves."""
+        """Return the server's name, version and extensions."""
         return json_response({"name": "cellrt", "version": cellrt.__version__, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
-        """Whether this front end answers."""
+        """Return that this front end answers."""
         return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
-        """Whether every model that is loaded can be served."""
+        """Return whether every model that is loaded can be served."""
         return json_response({"ready": self._backend.is_ready}, 200 if self._backend.is_ready else 503)
 
     async def metadata(self, request: Request) -> Response:
-        """A model's inputs and outputs."""
+        """Return a model's inputs and outputs."""
         described = await self._described(request)
         return json_response(
             {
@@ -153,7 +155,7 @@ class OipDoor:
         )
 
     async def config(self, request: Request) -> Response:
-        """What Triton's clients ask for: the same as metadata, in the words of its configuration."""
+        """Return a model's inputs and outputs as Triton's configuration, for Triton's clients."""
         described = await self._described(request)
 
         def as_config(info: Any) -> dict[str, Any]:
@@ -175,7 +177,7 @@ class OipDoor:
         return json_response(config)
 
     async def model_ready(self, request: Request) -> Response:
-        """Whether a model takes requests."""
+        """Return whether a model takes requests."""
         is_ready = self._backend.takes_requests
         try:
             await self._described(request)
@@ -184,19 +186,19 @@ class OipDoor:
         return json_response({"name": request.path_params["model"], "ready": is_ready}, 200 if is_ready else 503)
 
     async def stats(self, request: Request) -> Response:
-        """Counts of a model, or of all, as Triton has them."""
+        """Return counts of a model, or of all, in Triton's form."""
         name = request.path_params.get("model")
         if name is not None:
             await self._described(request)
         counts = await self._backend.call("statistics")
         versions = {entry["name"]: str(entry["version"]) for entry in await self._backend.call("models")}
         names = [name] if name is not None else [each for each in counts["models"] if each in versions]
-        last_ms = self._door.measures.last_inference_ms
+        last_ms = self._service.measures.last_inference_ms
         stats = [model_statistics(each, versions[each], counts["models"][each], last_ms(each)) for each in names]
         return json_response({"model_stats": stats})
 
     async def index(self, request: Request) -> Response:
-        """All models that the operator named, whether they are loaded or not."""
+        """Return all models that the operator named, whether they are loaded or not."""
         body = await read_body(request, self._limits.max_body_bytes)
         only_ready = oip.decode(body, _index_requests, self._limits).ready if body else False
         entries = await self._backend.call("models")
@@ -204,7 +206,7 @@ class OipDoor:
         return json_response([each for each in told if each["state"] == "READY" or not only_ready])
 
     async def load(self, request: Request) -> Response:
-        """Registers a model of the index anew, from where the operator said; requests go on meanwhile."""
+        """Register a model of the index anew, from where the operator said. Requests go on meanwhile."""
         body = await read_body(request, self._limits.max_body_bytes)
         if body and _overrides(oip.decode(body, _load_requests, self._limits).parameters):
             raise RequestError("models come from where the operator said: no config and no files are taken")
@@ -212,7 +214,7 @@ class OipDoor:
         return json_response({})
 
     async def unload(self, request: Request) -> Response:
-        """Takes a model out; what it was asked before ends first."""
+        """Remove a model after its earlier requests have ended."""
         name = request.path_params["model"]
         if name not in {entry["name"] for entry in await self._backend.call("models")}:
             raise UnknownModelError(f"model {name!r} is not in the index")

@@ -1,4 +1,4 @@
-"""What people and scrapers look at: ``/metrics``, ``/debug``, the description of the doors, and pages."""
+"""Handlers for people and scrapers: ``/metrics``, ``/debug``, the OpenAPI document, and pages."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from starlette.responses import HTMLResponse, Response
 from starlette.routing import BaseRoute, Route
 
 from cellrt.errors import DefinitionError, DeviceError, RequestError
-from cellrt.serve.door import Door, told
 from cellrt.serve.http import json_response
+from cellrt.serve.inference import InferenceService, error_json
 from cellrt.serve.metrics import EngineMetrics
 from cellrt.serve.oip import MOST_DIGITS
 from cellrt.serve.openapi import MOST_SHOWN, document
@@ -26,14 +26,14 @@ END = b"# EOF\n"
 PAGES = {"/": "page.html", "/docs": "docs.html"}
 
 
-class WatchingDoor:
-    """The handlers. ``door``: whose engine and counts are shown."""
+class WatchingHandlers:
+    """The handlers. ``service``: its engine and counts are shown."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
 
     def routes(self) -> list[BaseRoute]:
-        """All of them."""
+        """Return the routes of all handlers."""
         pages = [Route(path, self.page, name=name) for path, name in PAGES.items()]
         return [
             Route("/metrics", self.metrics),
@@ -45,7 +45,7 @@ class WatchingDoor:
         ]
 
     async def metrics(self, request: Request) -> Response:
-        """Counts of the engine and of all front ends."""
+        """Return counts of the engine and of all front ends."""
         try:
             counts, models = await self._backend.call("statistics"), await self._backend.call("models")
         except DeviceError:
@@ -53,13 +53,13 @@ class WatchingDoor:
         registry = CollectorRegistry()
         registry.register(EngineMetrics(counts, models))
         if "application/openmetrics-text" not in request.headers.get("accept", ""):
-            text = b"".join(map(generate_latest, (registry, self._door.measures.registry)))
+            text = b"".join(map(generate_latest, (registry, self._service.measures.registry)))
             return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
-        engine, door = map(exposition.generate_latest, (registry, self._door.measures.registry))
-        return Response(engine.removesuffix(END) + door, media_type=exposition.CONTENT_TYPE_LATEST)
+        engine, own = map(exposition.generate_latest, (registry, self._service.measures.registry))
+        return Response(engine.removesuffix(END) + own, media_type=exposition.CONTENT_TYPE_LATEST)
 
     async def openapi(self, request: Request) -> Response:
-        """The description of the doors."""
+        """Return the OpenAPI document."""
         entries = await self._backend.call("models")
         models = []
         for entry in entries:
@@ -69,11 +69,11 @@ class WatchingDoor:
         return json_response(document(models, has_keys=bool(self._backend.settings.api_keys)))
 
     async def statistics(self, request: Request) -> Response:
-        """What ``Engine.statistics`` says, for the live page."""
+        """Return the result of ``Engine.statistics``, for the live page."""
         return json_response(await self._backend.call("statistics"))
 
     async def timeline(self, request: Request) -> Response:
-        """The last requests and tasks as a Chrome trace, for Perfetto."""
+        """Return the last requests and tasks as a Chrome trace, for Perfetto."""
         self._refuse_without_timeline()
         given = request.query_params.get("count", "1000")
         if not given.isdecimal() or len(given) > MOST_DIGITS or not 0 < int(given) <= MOST_SHOWN:
@@ -82,7 +82,9 @@ class WatchingDoor:
         return Response(events, media_type="application/json")
 
     async def request_story(self, request: Request) -> Response:
-        """Which tasks a request was in, how long it waited before each, for what; ``?format=trace``: for Perfetto."""
+        """Return the tasks of a request, with its waits before each and their reasons;
+        ``?format=trace``: for Perfetto.
+        """
         self._refuse_without_timeline()
         format = request.query_params.get("format")
         if format not in (None, "trace"):
@@ -90,7 +92,7 @@ class WatchingDoor:
         try:
             events = await self._backend.call("timeline_events", request=request.path_params["id"])
         except RequestError as error:
-            return json_response(told(error), 404)
+            return json_response(error_json(error), 404)
         if format == "trace":
             return Response(events, media_type="application/json")
         return json_response(story(msgspec.json.decode(events)["traceEvents"]))
@@ -100,12 +102,14 @@ class WatchingDoor:
             raise RequestError("this server keeps no timeline: start it with --timeline 2000")
 
     async def page(self, request: Request) -> Response:
-        """A page for people."""
+        """Return a page for people."""
         return HTMLResponse(files("cellrt.serve").joinpath(PAGES[request.url.path]).read_text())
 
 
 def story(events: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """One request's way, in order, from the events of its Chrome trace; times in seconds from its arrival."""
+    """Return the tasks of one request, in order, from the events of its Chrome trace; times in seconds from its
+    arrival.
+    """
     begin, end = (
         next(event for event in events if event["ph"] == mark and event["name"] != "queueing") for mark in "be"
     )

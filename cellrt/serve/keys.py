@@ -1,4 +1,4 @@
-"""API keys: whether one of them came, found out in the same time however much of it is right."""
+"""API keys: a check in constant time of whether a request has one."""
 
 from __future__ import annotations
 
@@ -9,13 +9,16 @@ BEARER = "bearer "
 
 
 class Keys:
-    """The keys of a server; any request has one if there are none."""
+    """The keys of a server. If there are none, every request is accepted."""
 
     def __init__(self, keys: Sequence[str]) -> None:
         self._keys = [key.encode() for key in keys]
 
     def came_with(self, headers: Mapping[str, str]) -> bool:
-        """Whether ``X-API-Key`` or ``Authorization: Bearer`` has one of them; names are in lower case."""
+        """Return whether ``X-API-Key`` or ``Authorization: Bearer`` has one of the keys.
+
+        Header names are in lower case.
+        """
         if not self._keys:
             return True
         given = headers.get("x-api-key") or headers.get("authorization", "")

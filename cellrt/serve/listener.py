@@ -1,4 +1,4 @@
-"""A listening socket that front ends share: whoever has time takes the next connection.
+"""A listening socket that front ends share: an idle front end takes the next connection.
 
 uvicorn's own way takes all that wait at once, so one of several front ends would have all connections of a burst. Here
 each takes one a round of its loop. A front end that is busy, hangs or has died leaves its connections to the others.
@@ -14,15 +14,15 @@ from functools import partial
 
 log = logging.getLogger("cellrt")
 AGAIN_S = 1.0
-"""After so long one tries again to take connections where there was no descriptor or memory for one."""
+"""The seconds before the next try to accept a connection after there was no descriptor or memory for one."""
 
 
 class Listener:
-    """Takes connections, from when it is made until it is closed.
+    """An acceptor of connections, from its construction until it is closed.
 
     Args:
-        sock: that listens; other processes may have it too.
-        make_protocol: makes what serves one connection.
+        sock: the listening socket; other processes may have it too.
+        make_protocol: makes the protocol that serves one connection.
     """
 
     def __init__(self, sock: socket.socket, make_protocol: Callable[[], asyncio.Protocol]) -> None:
@@ -34,7 +34,7 @@ class Listener:
         self._listen()
 
     async def close(self) -> None:
-        """Takes no more connections; those that were taken are all with their protocols then."""
+        """Accept no more connections, and wait until the accepted ones have their protocols."""
         self._is_closed = True
         self._loop.remove_reader(self._sock)
         if self._connecting:
@@ -47,7 +47,7 @@ class Listener:
     def _take_one(self) -> None:
         try:
             connection, _ = self._sock.accept()
-        except (BlockingIOError, ConnectionAbortedError):  # another front end has it, or nobody any more
+        except (BlockingIOError, ConnectionAbortedError):  # another front end has it, or the client is gone
             return
         except OSError as error:
             log.warning("a connection could not be taken: %s", error)

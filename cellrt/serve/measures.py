@@ -1,4 +1,4 @@
-"""What a front end counts itself, for ``/metrics``; one object a process, added up over the front ends of a server."""
+"""Counts of a front end's own, for ``/metrics``; one object a process, added up over the front ends of a server."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ SECONDS = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.
 
 
 class _Seconds(Histogram):
-    """A histogram that takes in many at once, each at a tenth of what one alone costs."""
+    """A histogram with a method for many observations at once, each at a tenth of the cost of a single one."""
 
     def observe_all(self, amounts: Sequence[float]) -> None:
-        """As ``observe``, of each."""
+        """Observe each of the amounts."""
         for bucket, count in Tally(bisect_left(self._upper_bounds, amount) for amount in amounts).items():
             self._buckets[bucket].inc(count)
         self._sum.inc(sum(amounts))
@@ -76,24 +76,23 @@ class Measures:
             multiprocess_mode="max",
         )
         self._last_of: dict[str, Gauge] = {}
-        """By model, for the same reason as ``_answers``."""
+        """Gauges by model, cached like ``_answers``."""
         self._answers: dict[tuple[str, int], tuple[Counter, _Seconds]] = {}
-        """Of those that have been: to look them up by their labels takes longer than to count."""
+        """Metrics by handler and status, cached: a look-up by labels takes longer than counting."""
         self._taken: dict[str, None] = {}
         self._seconds: dict[tuple[str, int], list[float]] = {}
-        """What of this round of the loop is to be counted: models, and answers with how long they took."""
+        """Counts of this round of the loop: models, and the seconds of answers by handler and status."""
         self.registry = CollectorRegistry() if is_shared else registry
         if is_shared:
             MultiProcessCollector(self.registry)  # type: ignore[no-untyped-call]
 
     def note_inference(self, model: str) -> None:
-        """Takes in that a request of a model was taken or is done now; counted as of ``count_answer``."""
+        """Record that a request of a model was accepted or answered now; counted later, like ``count_answer``."""
         self._count_soon()
         self._taken[model] = None
 
     def count_answer(self, handler: str, status: int, seconds: float) -> None:
-        """Counts an answer, which took so long, when the round of the loop is over that runs here: many are answered in
-        one."""
+        """Count an answer, which took so long, at the end of this round of the loop, which may have many of them."""
         self._count_soon()
         self._seconds.setdefault((handler, status), []).append(seconds)
 
@@ -113,7 +112,7 @@ class Measures:
             self._count(handler, status, seconds)
 
     def last_inference_ms(self, model: str) -> int:
-        """When that last was, at any front end, in milliseconds since 1970; 0: never."""
+        """Return when ``note_inference`` was last called at any front end, in milliseconds since 1970; 0: never."""
         last_s = self.registry.get_sample_value("cellrt_last_inference_timestamp_seconds", {"model": model})
         return round(1e3 * (last_s or 0.0))
 
@@ -126,12 +125,14 @@ class Measures:
         found[1].observe_all(seconds)
 
     def count_call(self, handler: str, code: str, seconds: float) -> None:
-        """Counts an answer over gRPC, by the name of its status."""
+        """Count an answer over gRPC, by the name of its status."""
         self.grpc_requests.labels(handler, code).inc()
         self.grpc_seconds.labels(handler).observe(seconds)
 
     def first_result_of(self, model: str) -> Callable[[], None]:
-        """To be called with each result of what begins now, a stream of a model: notes how long the first took."""
+        """Return a function to call with each result of a model's stream, which begins now: it observes the first one's
+        time.
+        """
         begin_s, is_first = time.perf_counter(), True
 
         def note() -> None:

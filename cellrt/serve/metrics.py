@@ -1,4 +1,4 @@
-"""``/metrics``: what the engine's process counts, in Prometheus' words; units are in the names."""
+"""The engine's counts for ``/metrics``, in Prometheus' format; units are in the names."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ PARTS = {
 
 
 class EngineMetrics(Collector):
-    """One look at ``Engine.statistics``; None if there is no engine now."""
+    """The metrics of one result of ``Engine.statistics``; None if there is no engine now."""
 
     def __init__(self, counts: Mapping[str, Any] | None, models: Sequence[Mapping[str, Any]]) -> None:
         self._counts, self._models = counts, models
 
     def collect(self) -> Iterator[Metric]:
-        """All families."""
+        """Yield all families of metrics."""
         yield GaugeMetricFamily("cellrt_up", "Whether the engine's process is there.", int(self._counts is not None))
         if self._counts is None:
             return
@@ -121,7 +121,7 @@ def _of_the_rest(counts: Mapping[str, Any]) -> Iterator[Metric]:
 
 
 def _cumulative(bounds: Sequence[str], counts: Sequence[int]) -> list[tuple[str, float]]:
-    """Buckets up to each bound and to infinity."""
+    """Return the cumulative buckets up to each bound and to infinity."""
     total, buckets = 0, []
     for bound, count in zip([*bounds, "+Inf"], counts):
         total += count

@@ -1,4 +1,4 @@
-"""A model's counts as Triton's statistics extension has them; HTTP and gRPC write them out."""
+"""A model's counts in the form of Triton's statistics extension, for HTTP and gRPC."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from typing import Any
 
 
 def model_statistics(name: str, version: str, counts: Mapping[str, Any], last_ms: int) -> dict[str, Any]:
-    """The counts of ``Engine.statistics()["models"][name]``. A request is one inference and has no batch of its own.
+    """Return Triton's counts of ``Engine.statistics()["models"][name]``. A request counts as one inference without
+    batch.
 
     ``last_ms``: when the last one was, in milliseconds since 1970; 0: there was none.
     """

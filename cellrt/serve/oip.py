@@ -1,7 +1,7 @@
-"""The Open Inference Protocol, version 2, as messages: requests read, responses written; no socket and no engine.
+"""The messages of the Open Inference Protocol, version 2: parsing of requests, writing of responses.
 
-Protocol: "Predict Protocol - Version 2" (KServe), with Triton's extensions for binary tensors, sequences, priorities
-and timeouts.
+This module uses no socket and no engine. Protocol: "Predict Protocol - Version 2" (KServe), with Triton's extensions
+for binary tensors, sequences, priorities and timeouts.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cellrt.errors import RequestError
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, leaves_of, texts_of, to_bytes, to_list
 from cellrt.serve.described import Described, TensorInfo
 from cellrt.serve.forms import TOO_DEEP, checked
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 HEADER_LENGTH = "inference-header-content-length"
 US = 1e6
@@ -26,19 +26,19 @@ UNSUPPORTED = {
     "shared_memory_region": "there is no shared memory here, tensors come in requests",
     "classification": "outputs come as they are",
 }
-"""Parameters of Triton's that this server does not do, and what it does instead."""
+"""Parameters of Triton's that are not supported, with what the server does instead."""
 PARAMETERS = ("timeout", "schedule_by", "priority", "sequence_id", "sequence_start", "sequence_end")
-"""Of a request; each door has some more."""
+"""Parameters of a request; each protocol has some more."""
 LENGTHS = ("max_tokens", "max_new_tokens", "max_steps")
-"""What clients call the most steps of an answer, and models one of their inputs."""
+"""Names that clients use for the most steps of an answer; models have one of them as an input."""
 MOST_ELEMENTS = 1 << 40
 MOST_DIGITS = 18
-"""Of a number that a client writes; Python refuses to read one of thousands."""
+"""The most digits of a number that a client writes; Python refuses to parse one of thousands."""
 LONGEST_ID = 256
 
 
 class InputTensor(msgspec.Struct):
-    """An input as JSON has it; ``data`` is left out where bytes behind the JSON have it."""
+    """An input in JSON; ``data`` is left out if bytes after the JSON have it."""
 
     name: str
     shape: list[int]
@@ -48,7 +48,7 @@ class InputTensor(msgspec.Struct):
 
 
 class OutputTensor(msgspec.Struct):
-    """An output that is asked for."""
+    """A requested output."""
 
     name: str
     parameters: dict[str, Any] = {}
@@ -64,20 +64,20 @@ class InferRequest(msgspec.Struct):
 
 
 class IndexRequest(msgspec.Struct):
-    """What the index of the repository is asked for."""
+    """A request for the index of the repository."""
 
     ready: bool = False
-    """Whether only models that take requests are meant."""
+    """True for only the models that take requests."""
 
 
 class LoadRequest(msgspec.Struct):
-    """How a model is to be loaded; whatever its parameters say, where it comes from is the operator's choice."""
+    """A request to load a model; whatever its parameters say, where the model comes from is the operator's choice."""
 
     parameters: dict[str, Any] = {}
 
 
 class InSequence(NamedTuple):
-    """Which session a request belongs to, and whether it is its first or last."""
+    """The session that a request belongs to, and whether the request is its first or last."""
 
     id: str
     is_start: bool
@@ -85,8 +85,9 @@ class InSequence(NamedTuple):
 
 
 class Parameters(NamedTuple):
-    """How a request is to be run: ``deadline`` and ``schedule_by`` in seconds or None, ``priority`` 0 to 3, perhaps in
-    a sequence."""
+    """The options of a request: ``deadline`` and ``schedule_by`` in seconds or None, ``priority`` 0 to 3, perhaps a
+    sequence.
+    """
 
     deadline: float | None = None
     priority: int = DEFAULT_PRIORITY
@@ -95,19 +96,19 @@ class Parameters(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """How it is submitted."""
+        """The arguments of ``submit`` for these options."""
         return {"deadline": self.deadline, "schedule_by": self.schedule_by, "priority": self.priority}
 
 
 class Inference(NamedTuple):
-    """A request as it was read.
+    """A parsed request.
 
     Attributes:
         id: the client's, or empty.
-        request: what the unfolder takes.
-        parameters: how it is to be run.
-        outputs: names of what is asked for; empty: everything.
-        binary: those of them that are to come as bytes; None: all.
+        request: the request for the unfolder.
+        parameters: its options.
+        outputs: names of the requested outputs; empty: all.
+        binary: the outputs that are to come as bytes; None: all.
     """
 
     id: str
@@ -122,7 +123,7 @@ _encoder = msgspec.json.Encoder()
 
 
 def decode(body: bytes | str, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any:
-    """What JSON says. Raises RequestError if it is none, or not of the type, or deeper than is read."""
+    """Return parsed JSON. Raise RequestError if it is invalid, of another type, or nested too deeply."""
     try:
         return decoder.decode(body)
     except RecursionError:
@@ -132,7 +133,7 @@ def decode(body: bytes | str, decoder: msgspec.json.Decoder[Any], limits: Limits
 
 
 def _said(body: bytes | str, decoder: msgspec.json.Decoder[Any], error: Exception) -> str:
-    """What is wrong with a body, and what was expected where the decoder's own words leave that open."""
+    """Return the fault of a body, with the expected fields where the decoder's own words leave them open."""
     said, fields = str(error), list(getattr(decoder.type, "__struct_encode_fields__", ()))
     if not body.strip():
         return f"expected a JSON object with fields among {fields}, got nothing"
@@ -141,7 +142,7 @@ def _said(body: bytes | str, decoder: msgspec.json.Decoder[Any], error: Exceptio
 
 
 def read_request(described: Described, body: bytes, header_length: str | None) -> Inference:
-    """Reads a request. Raises RequestError."""
+    """Return a parsed request. Raise RequestError."""
     json_size = len(body) if header_length is None else _header_size(header_length, len(body))
     message: InferRequest = decode(body if json_size == len(body) else body[:json_size], _decoder, described.limits)
     checked([given.data for given in message.inputs], described.limits)
@@ -193,7 +194,7 @@ def _known_input(described: Described, name: str, datatype: str) -> TensorInfo:
 
 
 def _from_json(given: InputTensor, info: TensorInfo) -> Any:
-    """The tensor, or list of bytes, that JSON has, flat or nested."""
+    """Return the tensor, or list of bytes, of an input in JSON, flat or nested."""
     where = f"input {given.name!r}"
     if given.data is None:
         raise RequestError(f"{where}: expected data")
@@ -210,7 +211,7 @@ def _from_json(given: InputTensor, info: TensorInfo) -> Any:
 
 
 def from_raw(data: bytes | memoryview, shape: Sequence[int], info: TensorInfo) -> Any:
-    """The tensor, or list of bytes, that raw bytes are. Raises RequestError."""
+    """Return the tensor, or list of bytes, of raw bytes. Raise RequestError."""
     where = f"input {info.name!r}"
     count = count_of(shape, where)
     if info.datatype == BYTES:
@@ -219,7 +220,7 @@ def from_raw(data: bytes | memoryview, shape: Sequence[int], info: TensorInfo) -
 
 
 def count_of(shape: Sequence[int], where: str) -> int:
-    """The elements of a shape. Raises RequestError if it is none."""
+    """Return the number of elements of a shape. Raise RequestError for an invalid shape."""
     count = 1
     for size in shape:
         if not 0 <= size <= MOST_ELEMENTS or (count := count * size) > MOST_ELEMENTS:
@@ -228,14 +229,14 @@ def count_of(shape: Sequence[int], where: str) -> int:
 
 
 def check_supported(parameters: Mapping[str, Any], where: str) -> None:
-    """Raise RequestError for parameters of a tensor that this server does not do."""
+    """Raise RequestError for unsupported parameters of a tensor."""
     for name, instead in UNSUPPORTED.items():
         if given := parameters.get(name):
             raise RequestError(f"{where}: parameter {name!r} is not supported ({given!r:.40}): {instead}")
 
 
 def check_outputs(described: Described, names: Sequence[str]) -> Sequence[str]:
-    """The names. Raises RequestError for one that the model does not have."""
+    """Return the names of outputs. Raise RequestError for one that the model does not have."""
     known = [info.name for info in described.outputs]
     for name in names:
         if name not in known:
@@ -253,9 +254,10 @@ def _binary_outputs(message: InferRequest) -> frozenset[str] | None:
 
 
 def read_parameters(given: Mapping[str, Any], others: Collection[str] = ()) -> Parameters:
-    """Read priority (1 the highest, as Triton's; 0 the default), timeout and schedule_by in microseconds, and sequence.
+    """Return the parsed parameters: priority, timeout and schedule_by in microseconds, and sequence.
 
-    ``others``: parameters that the door takes beside. Raises RequestError, for unknown parameters too.
+    Priority 1 is the highest, as Triton's, and 0 the default. ``others``: names of further parameters that the protocol
+    takes. Raise RequestError, for unknown parameters too.
     """
     if not given:
         return Parameters()
@@ -293,8 +295,10 @@ def _flag(given: Mapping[str, Any], name: str) -> bool:
 
 
 def write_response(name: str, version: str, inference: Inference, results: Result) -> tuple[bytes, int | None]:
-    """A response's body, and the length of its JSON if tensors follow it as bytes; ``name``, ``version``: of the model
-    that computed the results."""
+    """Return a response's body, and the length of its JSON if tensors follow it as bytes.
+
+    ``name``, ``version``: of the model that computed the results.
+    """
     outputs, blobs = [], []
     for key in inference.outputs or results:
         tensor = results[key]
@@ -315,7 +319,7 @@ def write_response(name: str, version: str, inference: Inference, results: Resul
 
 
 def as_tensor(datatype: str, value: Any, where: str) -> Any:
-    """A tensor, or list of bytes, from a bare value: of ``generate``. Raises RequestError."""
+    """Return a tensor, or list of bytes, of a plain value of ``generate``. Raise RequestError."""
     values = value if isinstance(value, list) else [value]
     if datatype == BYTES:
         if not all(isinstance(text, str) for text in values):
@@ -325,8 +329,11 @@ def as_tensor(datatype: str, value: Any, where: str) -> Any:
 
 
 def inputs_among(parameters: Mapping[str, Any], inputs: Collection[str]) -> dict[str, str]:
-    """Return which parameters of ``generate`` are inputs of the model: those of its names that the protocol does not
-    have, and its most steps by any name of ``LENGTHS``."""
+    """Return the parameters of ``generate`` that are inputs of the model, with the inputs' names.
+
+    They are parameters with the name of an input that the protocol does not have, and the most steps by any name of
+    ``LENGTHS``.
+    """
     found = {name: name for name in parameters if name in inputs and name not in PARAMETERS}
     length = next((name for name in LENGTHS if name in inputs), None)
     if length is not None:
@@ -335,10 +342,10 @@ def inputs_among(parameters: Mapping[str, Any], inputs: Collection[str]) -> dict
 
 
 def as_json(results: Result) -> dict[str, Any]:
-    """Return results as nested lists, by name; only what has no dimension is a number."""
+    """Return results as nested lists, by name; a result without dimensions is a number."""
     return {name: to_list(tensor) for name, tensor in results.items()}
 
 
 def encode(value: object) -> bytes:
-    """JSON."""
+    """Return a value as JSON."""
     return _encoder.encode(value)

@@ -1,4 +1,4 @@
-"""Answers as OpenAI's clients want them: whole or in pieces, of completions and of chats."""
+"""Answers in OpenAI's format: whole or in pieces, of completions and of chats."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from cellrt.language.answers import Answer, Piece, Token
 from cellrt.language.language import Language
 
 BEGAN_S = int(time.time())
-"""Since when models are here, as far as this front end knows."""
+"""The time since which models are here, as far as this front end knows."""
 
 
 def model_entry(name: str) -> dict[str, Any]:
-    """Return a model as ``/v1/models`` has it."""
+    """Return a model's entry in ``/v1/models``."""
     return {"id": name, "object": "model", "created": BEGAN_S, "owned_by": "cellrt"}
 
 
 class Form:
-    """What completions and chats have in common. ``has_logprobs``: whether log-probabilities were asked for.
+    """The base of the formats of completions and chats. ``has_logprobs``: whether log-probabilities were requested.
 
     Attributes:
-        object, chunk: what a whole answer and a piece are called.
+        object, chunk: the protocol's names of a whole answer and of a piece.
     """
 
     object = chunk = prefix = ""
@@ -45,21 +45,21 @@ class Form:
         return {**self._head, "object": self.chunk, "choices": list(choices), **more}
 
     def choices(self, number: int, piece: Piece, *, is_first: bool) -> list[dict[str, Any]]:
-        """Return what the events of a piece say of its answer, one each."""
+        """Return the choices that the events of a piece have, one for each event."""
         raise NotImplementedError
 
     def _choice(self, number: int, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
         raise NotImplementedError
 
     def _named(self, token: int) -> tuple[str, bool]:
-        """Return what a token is called, and whether that is its text."""
+        """Return a token's name, and whether that is its text."""
         if self._language.tokenizer_json is None:
             return f"token_id:{token}", False
         return self._language.tokenizer.name_of(token)
 
 
 class CompletionForm(Form):
-    """Of ``/v1/completions``."""
+    """The format of ``/v1/completions``."""
 
     object = chunk = "text_completion"
     prefix = "cmpl"
@@ -67,10 +67,10 @@ class CompletionForm(Form):
     def __init__(self, language: Language, *, has_logprobs: bool) -> None:
         super().__init__(language, has_logprobs=has_logprobs)
         self._offsets: dict[int, int] = {}
-        """How long the tokens' texts are so far, of each answer."""
+        """The length of the tokens' texts so far, of each answer."""
 
     def choices(self, number: int, piece: Piece, *, is_first: bool) -> list[dict[str, Any]]:
-        """See its base."""
+        """Return the one choice of a piece."""
         return [{**self._choice(number, piece.text, piece.tokens), "finish_reason": piece.finish_reason}]
 
     def _choice(self, number: int, text: str, tokens: Sequence[Token]) -> dict[str, Any]:
@@ -94,12 +94,12 @@ class CompletionForm(Form):
 
 
 class ChatForm(Form):
-    """Of ``/v1/chat/completions``."""
+    """The format of ``/v1/chat/completions``."""
 
     object, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl"
 
     def choices(self, number: int, piece: Piece, *, is_first: bool) -> list[dict[str, Any]]:
-        """See its base."""
+        """Return the choices of a piece: the role first, the text, and the reason of the end."""
         made = []
         if is_first:
             made.append(self._delta(number, {"role": "assistant", "content": ""}))
@@ -130,7 +130,7 @@ class ChatForm(Form):
 
 
 def usage_of(num_prompt_tokens: int, num_tokens: int, num_cached_tokens: int) -> dict[str, Any]:
-    """Return how many tokens were read and made."""
+    """Return the counts of tokens of prompts and answers."""
     return {
         "prompt_tokens": num_prompt_tokens,
         "completion_tokens": num_tokens,

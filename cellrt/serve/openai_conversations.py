@@ -1,7 +1,7 @@
-"""The conversations of a front end, by the ids that clients give them. Belongs to its event loop.
+"""The conversations of a front end, by the ids that clients give them. They belong to its event loop.
 
-Each front end has its own: what a session has read is known where it was read alone. A request whose conversation
-another front end has is answered as one without, and so are those whose conversation was given up for newer ones.
+Each front end has its own: only the front end that read a conversation knows its tokens. A request whose conversation
+another front end has is answered without one, and so are those whose conversation was dropped for newer ones.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from cellrt.serve.described import Described
 
 
 class Conversations:
-    """See the module. ``backend``: where their sessions are."""
+    """The conversations of a front end. ``backend``: the engine with their sessions."""
 
     def __init__(self, backend: Backend) -> None:
         self._backend = backend
@@ -25,7 +25,7 @@ class Conversations:
         self._opening = asyncio.Lock()
 
     async def of(self, described: Described, id: str) -> Conversation:
-        """Return the conversation of an id with a model, or a new one. Raises what ``Client.session`` raises."""
+        """Return the conversation of an id with a model, or a new one. Raise what ``Client.session`` raises."""
         name, key = described.name, (described.name, described.version, id)
         async with self._opening:
             client = self._backend.client

@@ -1,7 +1,7 @@
-"""OpenAI's protocol as messages: requests read, answers and errors written; no socket and no engine.
+"""The messages of OpenAI's protocol: parsing of requests, writing of answers and errors.
 
-Fields that are not known are ignored, as clients of other servers send them. Known ones of a wrong type, and those that
-would change an answer in a way that this server does not, are refused.
+This module uses no socket and no engine. Unknown fields are ignored, as clients of other servers send them. Known ones
+of a wrong type, and unsupported ones that would change an answer, are refused.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ import msgspec
 from cellrt.errors import RequestError, UnknownModelError, http_status
 from cellrt.language.options import Options
 from cellrt.serve import oip
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 MOST_ANSWERS = 128
-"""To one request: of all its prompts."""
+"""The most answers to one request: to all of its prompts."""
 MOST_LIKELIEST = 20
 COMPLETION_TOKENS = 16
-"""The most tokens of a completion that does not say; a chat's answer may fill the context."""
+"""The most tokens of a completion by default; a chat's answer may fill the context."""
 
 Probability = Annotated[float, msgspec.Meta(ge=0, le=1)]
 Count = Annotated[int, msgspec.Meta(ge=1, le=MOST_ANSWERS)]
@@ -35,20 +35,20 @@ TokenNumber = Annotated[int, msgspec.Meta(ge=0, le=1 << 31)]
 
 
 class StreamOptions(msgspec.Struct):
-    """How an answer comes in pieces; ``include_usage``: whether a last piece counts tokens."""
+    """Options of a streamed answer. ``include_usage``: whether a last piece has the counts of tokens."""
 
     include_usage: bool | None = None
 
 
 class ResponseFormat(msgspec.Struct):
-    """What form an answer has: text, any JSON object, or JSON that fits a schema."""
+    """The format of an answer: text, any JSON object, or JSON that fits a schema."""
 
     type: Literal["text", "json_object", "json_schema"] = "text"
     json_schema: dict[str, Any] | None = None
 
 
 class HowAnswered(msgspec.Struct, kw_only=True):
-    """What completions and chats have in common."""
+    """The fields that completions and chats have in common."""
 
     model: str
     n: Count | None = None
@@ -70,13 +70,13 @@ class HowAnswered(msgspec.Struct, kw_only=True):
     ignore_eos: bool | None = None
     stop_token_ids: list[TokenNumber] | None = None
     priority: Priority | None = None
-    """0 is the lowest, 3 the highest."""
+    """A priority from 0, the lowest, to 3, the highest."""
     deadline_s: Seconds | None = None
-    """It must be done so many seconds from now."""
+    """The seconds from now within which it must be done."""
     schedule_by_s: Seconds | None = None
-    """It must have begun so many seconds from now."""
+    """The seconds from now within which it must have begun."""
     session_id: Name | None = None
-    """Of a conversation: what its prompts repeat is not read again."""
+    """The id of a conversation: tokens that its prompts repeat are not read again."""
 
 
 class CompletionRequest(HowAnswered, kw_only=True):
@@ -90,7 +90,7 @@ class CompletionRequest(HowAnswered, kw_only=True):
 
 
 class Message(msgspec.Struct):
-    """What somebody said."""
+    """A message of a conversation."""
 
     role: str
     content: str | list[dict[str, Any]] | None = None
@@ -121,7 +121,7 @@ class EmbeddingRequest(msgspec.Struct, kw_only=True):
 
 
 class WrongFieldError(RequestError):
-    """A field of a request is not what it should be; ``param``: its name."""
+    """A field of a request is wrong. ``param``: its name."""
 
     def __init__(self, param: str, what: str) -> None:
         super().__init__(f"{param}: {what}")
@@ -132,7 +132,7 @@ _FIELD = re.compile(r" - at `\$\.(\w+)")
 
 
 def read(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any:
-    """Return a request. Raises RequestError."""
+    """Return a parsed request. Raise RequestError."""
     try:
         return oip.decode(body, decoder, limits)
     except RequestError as error:
@@ -142,7 +142,7 @@ def read(body: bytes, decoder: msgspec.json.Decoder[Any], limits: Limits) -> Any
 
 
 def check_known(request: HowAnswered) -> None:
-    """Raise WrongFieldError for what would change an answer, and is not done here."""
+    """Raise WrongFieldError for unsupported fields that would change an answer."""
     if getattr(request, "tools", None):
         raise WrongFieldError("tools", "not supported: answers are text")
     if getattr(request, "echo", None):
@@ -154,7 +154,7 @@ def check_known(request: HowAnswered) -> None:
 
 
 def options_of(request: HowAnswered, max_tokens: int | None, likeliest: int) -> Options:
-    """Return how the answers to a request are made. Raises WrongFieldError."""
+    """Return the options of the answers to a request. Raise WrongFieldError."""
     stop = request.stop or ()
     return Options(
         max_tokens=max_tokens,
@@ -185,7 +185,7 @@ def _bias_of(given: dict[str, float] | None) -> dict[int, float] | None:
 
 
 def prompts_of(given: Any, field: str) -> list[str | list[int]]:
-    """Return the prompts, or inputs, of a request: one or several texts, or lists of tokens. Raises WrongFieldError."""
+    """Return the prompts, or inputs, of a request: one or several texts, or lists of tokens. Raise WrongFieldError."""
     if isinstance(given, str):
         return [given]
     kinds = {type(each) for each in given}
@@ -199,7 +199,7 @@ def prompts_of(given: Any, field: str) -> list[str | list[int]]:
 
 
 def as_template_has(messages: Sequence[Message]) -> list[dict[str, Any]]:
-    """Return messages as chat templates have them, with parts of text put together. Raises WrongFieldError."""
+    """Return messages as chat templates take them, with parts of text joined. Raise WrongFieldError."""
     return [
         {
             "role": message.role,
@@ -219,8 +219,8 @@ def _text_of(content: str | list[dict[str, Any]] | None) -> str:
     return "".join(map(str, texts))
 
 
-def told(error: BaseException) -> dict[str, Any]:
-    """Return an error as OpenAI's clients know it."""
+def error_json(error: BaseException) -> dict[str, Any]:
+    """Return an error in OpenAI's format."""
     status = http_status(error)
     kind, code = "invalid_request_error", None
     if isinstance(error, UnknownModelError):

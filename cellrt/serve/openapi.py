@@ -1,4 +1,4 @@
-"""The description of the server's own doors in OpenAPI 3.1, with each model's schema; the page that tries them."""
+"""The server's OpenAPI 3.1 document, with each model's schema."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ OPENAI = {
 }
 """Bodies of OpenAI's protocol, by path."""
 MOST_SHOWN = 10_000
-"""Requests that ``/debug/timeline`` tells of at once."""
+"""The most requests that ``/debug/timeline`` returns at once."""
 DESCRIPTION = """
 Bodies of requests may be compressed with gzip or deflate.
 
@@ -48,7 +48,7 @@ ERRORS = {
 
 
 def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
-    """The whole description."""
+    """Return the whole document."""
     messages = [NativeRequest, InferRequest, IndexRequest, LoadRequest, *OPENAI.values()]
     components = msgspec.json.schema_components(messages, ref_template="#/components/schemas/{name}")[1]
     schemas: Schema = {**components, "Error": _ERROR, "Ready": _READY, "Parameters": _PARAMETERS}
@@ -74,12 +74,12 @@ def document(models: Sequence[Described], *, has_keys: bool) -> Schema:
 
 
 def _tagged(paths: Schema, tag: str) -> Schema:
-    """Return the paths with a tag, by which pages put them together."""
+    """Return the paths with a tag, by which pages group them."""
     return {path: {way: {"tags": [tag], **what} for way, what in ways.items()} for path, ways in paths.items()}
 
 
 def _common_paths() -> Schema:
-    """The paths that are of no model."""
+    """Return the paths that belong to no model."""
     count = {"type": "integer", "minimum": 1, "maximum": MOST_SHOWN}
     model = _parameter("model", {"type": "string", "minLength": 1})
     index = {"$ref": "#/components/schemas/IndexRequest"}
@@ -122,20 +122,20 @@ def _common_paths() -> Schema:
 
 
 def _with_field(schema: Schema, name: str, field: Schema) -> Schema:
-    """Return the schema of an object, one of whose fields is like that."""
+    """Return the schema of an object with one of its fields replaced."""
     return {**schema, "properties": {**schema["properties"], name: field}}
 
 
 def _openai(summary: str, path: str, *, streams: Literal["no", "too"] = "no") -> Schema:
-    """Of a path of OpenAI's protocol."""
+    """Return the entry of a path of OpenAI's protocol."""
     body = {"$ref": f"#/components/schemas/{OPENAI[path].__name__}"}
     return _post(summary, body, {"type": "object"}, streams=streams)
 
 
 def _paths_of(model: Described, schemas: Schema) -> Schema:
-    """The paths of one model; its request is added to the schemas."""
+    """Return the paths of one model; its request is added to the schemas."""
     name, place = model.name, quote(model.name, safe="")
-    key = f"{place.replace('.', '%2E').replace('~', '%7E').replace('%', '.')}.Request"  # what may stand in such a key
+    key = f"{place.replace('.', '%2E').replace('~', '%7E').replace('%', '.')}.Request"  # characters allowed in a key
     schemas[key] = _with_field(schemas["NativeRequest"], "request", model.request.schema())
     results = {"type": "object", "required": ["model", "version", "results"], "properties": _results(model)}
     generate: Schema = {
@@ -154,7 +154,7 @@ def _paths_of(model: Described, schemas: Schema) -> Schema:
 
 
 def _paths_of_versions(models: Sequence[Described]) -> Schema:
-    """The paths that name a version, of all models: of each, only the newest takes requests."""
+    """Return the paths that name a version, for all models: of each, only the newest takes requests."""
     names, versions = [model.name for model in models], sorted({model.version for model in models})
     parameters = [_parameter("model", {"enum": names}), _parameter("version", {"enum": versions})]
     base = "/v2/models/{model}/versions/{version}"
@@ -162,7 +162,7 @@ def _paths_of_versions(models: Sequence[Described]) -> Schema:
 
 
 def _protocol_paths(base: str, what: str, generate: Schema, parameters: Sequence[Schema]) -> Schema:
-    """What the Open Inference Protocol has below the address of a model or version; ``generate``: its body."""
+    """Return the paths of the Open Inference Protocol for a model or version. ``generate``: the body of that path."""
     tensors, made = {"$ref": "#/components/schemas/InferRequest"}, {"type": "object"}
     given: Any = {"parameters": parameters}
     errors = ("404", "500", "503")
@@ -194,7 +194,7 @@ def _values(datatype: str, shape: Sequence[int]) -> Schema:
 
 
 def _parameter(name: str, schema: Schema, place: str = "path") -> Schema:
-    """One of the address: of its path, which needs it, or of its query."""
+    """Return a parameter of the address: of its path, where it is required, or of its query."""
     return {"name": name, "in": place, "required": place == "path", "schema": schema}
 
 
@@ -206,7 +206,7 @@ def _get(
 
 
 def _get_ready(summary: str, *errors: str, parameters: Sequence[Schema] = ()) -> Schema:
-    """As ``_get`` of what says no with 503."""
+    """Return a GET entry of a path that says no with 503."""
     made = _get(summary, *errors, parameters=parameters)
     either = {"anyOf": [{"$ref": "#/components/schemas/Ready"}, {"$ref": "#/components/schemas/Error"}]}
     made["get"]["responses"]["503"] = _content("No.", either, "application/json")
@@ -214,7 +214,7 @@ def _get_ready(summary: str, *errors: str, parameters: Sequence[Schema] = ()) ->
 
 
 def _get_websocket(summary: str, parameters: Sequence[Schema]) -> Schema:
-    """As ``_get`` of a path where a request that asks for no websocket is told to."""
+    """Return a GET entry of a path that takes a websocket, and answers other requests with 426."""
     made = _get(summary, parameters=parameters)
     made["get"]["responses"] = {"101": {"description": "It is open."}, **_errors("401", "403")}
     error = {"$ref": "#/components/schemas/Error"}
@@ -232,7 +232,10 @@ def _post(
     may_lack: bool = False,
     parameters: Sequence[Schema] = (),
 ) -> Schema:
-    """``streams``: whether the answer may, or must, be events; ``may_lack``: whether it does without a body."""
+    """Return a POST entry.
+
+    ``streams``: whether the answer may, or must, be events; ``may_lack``: whether the body is optional.
+    """
     done = _content("The results.", answer, "application/json")
     if streams != "no":
         events = {"schema": {"type": "object", "properties": {"data": {"type": "string"}}}}

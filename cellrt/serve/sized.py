@@ -1,7 +1,7 @@
-"""Which arrays of a request have a row for each step of a chain, or each node or source of a tree or dag.
+"""Search for arrays of a request that have a row for each step of a chain, or each node or source of a tree or dag.
 
-Such arrays say how many the others must be, so that none can be tried longer by itself. They are known by their memory:
-views of them count, copies do not.
+The lengths of such arrays depend on each other, so that none can be tried longer by itself. They are recognized by
+their memory: views of them count, copies do not.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from cellrt.graph.symbols import Chain, Dag, Tree
 
 
 class SizedGraph(Graph):
-    """A graph of one request that notes which arrays it was given row by row."""
+    """A graph of one request that records which arrays it was given row by row."""
 
     def __init__(self, binding: Binding) -> None:
         super().__init__(binding)
         self._sized: list[Any] = []
 
     def is_sized(self, part: object) -> bool:
-        """Whether a part of the request is one of those arrays, or has memory in common with one."""
+        """Return whether a part of the request is one of those arrays, or shares memory with one."""
         own = _bounds(part)
         if own is None:
             return False
@@ -37,7 +37,7 @@ class SizedGraph(Graph):
     def chain(
         self, cell: Cell, /, *, reverse: bool = False, keep: bool | Collection[str] = False, **inputs: Source
     ) -> Chain:
-        """See ``Graph.chain``."""
+        """Add a chain, and record its arrays."""
         made = super().chain(cell, reverse=reverse, keep=keep, **inputs)
         self._note(cell, inputs)
         return made
@@ -51,7 +51,7 @@ class SizedGraph(Graph):
         leaf_inputs: Mapping[str, Source] | None = None,
         inner_inputs: Mapping[str, Source] | None = None,
     ) -> Tree:
-        """See ``Graph.tree``."""
+        """Add a tree, and record its arrays."""
         made = super().tree(parents, leaf=leaf, inner=inner, leaf_inputs=leaf_inputs, inner_inputs=inner_inputs)
         self._note(leaf, leaf_inputs or {}, (parents,))
         self._note(inner, inner_inputs or {})
@@ -65,13 +65,13 @@ class SizedGraph(Graph):
         sources: Sequence[int] | np.ndarray | torch.Tensor,
         inputs: Mapping[str, Source] | None = None,
     ) -> Dag:
-        """See ``Graph.dag``."""
+        """Add a dag, and record its arrays."""
         made = super().dag(cell, offsets, sources, inputs)
         self._note(cell, inputs or {}, (offsets, sources))
         return made
 
     def _note(self, cell: Cell, inputs: Mapping[str, object], others: Iterable[object] = ()) -> None:
-        """Notes inputs that have a row for each, which one row for all has not, and others."""
+        """Record ``others`` and the inputs that have a row for each node, but not those of one row for all."""
         self._sized += others
         for name, given in inputs.items():
             if isinstance(given, np.ndarray | torch.Tensor) and given.ndim == len(cell.inputs[name].shape) + 1:
@@ -79,7 +79,7 @@ class SizedGraph(Graph):
 
 
 def _bounds(part: object) -> tuple[int, int] | None:
-    """Where an array's memory begins and ends; None of what is no array."""
+    """Return where an array's memory begins and ends; None for other objects."""
     if isinstance(part, torch.Tensor):
         begin = part.data_ptr()
         return begin, begin + part.numel() * part.element_size()

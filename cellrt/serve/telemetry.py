@@ -1,7 +1,7 @@
-"""OpenTelemetry's spans of requests, for clients that ask for them: by a W3C ``traceparent`` that is sampled.
+"""OpenTelemetry's spans of requests, for clients that ask for them by a W3C ``traceparent`` that is sampled.
 
-What happened to a request is read after it was answered, from what the engine remembers for ``/debug``; a request that
-nobody asks about costs nothing. Belongs to the front end's event loop.
+Spans are made after the answer, from the tasks that the engine remembers for ``/debug``; a request without them costs
+nothing. Belongs to the front end's event loop.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cellrt.errors import CellrtError, DefinitionError
 from cellrt.serve.backend import Backend
-from cellrt.serve.door import SEEN
+from cellrt.serve.inference import SEEN
 
 log = logging.getLogger("cellrt")
 EXPORTER = "OTEL_TRACES_EXPORTER"
 DEFAULT_EXPORTER = "otlp_proto_http"
 US, NS = 1e3, 1e9
-"""In nanoseconds: a microsecond, a second."""
+"""Nanoseconds in a microsecond and in a second."""
 
 
 def make_provider() -> TracerProvider:
-    """What exports spans, as OpenTelemetry's environment variables say. Raises DefinitionError for a wrong exporter."""
+    """Return the provider that OpenTelemetry's environment variables describe.
+
+    Raise DefinitionError for a wrong exporter.
+    """
     name = os.environ.get(EXPORTER, DEFAULT_EXPORTER)
     found = list(entry_points(group="opentelemetry_traces_exporter", name=name))
     if not found:
@@ -48,11 +51,11 @@ def make_provider() -> TracerProvider:
 
 
 class Traced:
-    """ASGI in front of ASGI.
+    """ASGI middleware that writes spans.
 
     Args:
         app: answers.
-        backend: whose engine remembers the requests.
+        backend: its engine remembers the requests.
         provider: exports the spans.
         with_tasks: whether each task of a request is an event.
     """
@@ -64,7 +67,7 @@ class Traced:
         self._writing: set[asyncio.Task[None]] = set()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request, in a span if its client asks for one."""
+        """Answer a request, in a span if its client asks for one."""
         headers = Headers(scope=scope) if scope["type"] == "http" else {}
         if "traceparent" not in headers:
             await self._app(scope, receive, send)
@@ -102,7 +105,7 @@ class Traced:
                 task.add_done_callback(self._writing.discard)
 
     async def _write_way(self, span: trace.Span, id: str) -> None:
-        """Writes what the engine did with a request, within its span."""
+        """Write the spans of a request's queueing and computation, within its span."""
         try:
             told = msgspec.json.decode(await self._backend.call("timeline_events", request=id))
         except CellrtError as error:  # it was answered long ago, or the engine is gone
@@ -112,7 +115,7 @@ class Traced:
         self._write_parts(trace.set_span_in_context(span), told["traceEvents"], zero_ns)
 
     def _write_parts(self, parent: Any, events: Sequence[dict[str, Any]], zero_ns: int) -> None:
-        """Queueing, and the computation from the first task's begin to the last one's end."""
+        """Write spans of the queueing, and of the computation from the first task's begin to the last one's end."""
         tasks = sorted((event for event in events if event["ph"] == "X"), key=lambda event: float(event["ts"]))
         arrival_us = next(event["ts"] for event in events if event["ph"] == "b" and event["name"] != "queueing")
         if not tasks:

@@ -1,1 +1,1 @@
-"""Workers: one device each, an in-order stream of tasks, and a counter that says how many are done."""
+"""Workers: each runs tasks in order on one device, and counts those that are done."""

@@ -1,4 +1,4 @@
-"""Arenas: the memory of node outputs, one tensor per kind of row at each location."""
+"""Arenas: the memory of node outputs, one tensor for each kind of row at each location."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from cellrt.definition.spec import RowSpec
 class Arenas:
     """The arenas of one location: ``self[kind]`` is ``[NUM_PERMANENT + rows, *shape]``.
 
-    Rows below NUM_PERMANENT are zeros and constants. Which of the others are in use is the processor's knowledge alone.
+    Rows below NUM_PERMANENT are zeros and constants. Only the processor knows which of the others are in use.
     """
 
     def __init__(self, device: torch.device | str = "cpu") -> None:
@@ -35,9 +35,9 @@ class Arenas:
         self._specs: list[RowSpec] = []
         self._bytes: list[NDArray[np.uint8]] = []
         self._memory: list[memoryview] = []
-        """The same bytes, flat."""
+        """The bytes of CPU arenas, flat."""
         self._rows: list[tuple[np.dtype[Any], tuple[int, ...]]] = []
-        """NumPy dtype and shape of a row of each kind."""
+        """The NumPy dtype and shape of a row of each kind."""
         self._without_numpy: set[int] = set()
         """Kinds whose dtype NumPy lacks."""
 
@@ -45,51 +45,54 @@ class Arenas:
         return self._tensors[kind]
 
     def put(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any]) -> None:
-        """Copies values ``[n, *shape]`` (see ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
+        """Copy values ``[n, *shape]`` (as of ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
         self.put_columns(kind, rows[None], 0, len(rows), values)
 
     def put_columns(self, kind: int, rows: NDArray[np.int32], first: int, count: int, values: NDArray[Any]) -> None:
-        """Copies values ``[n * count, *shape]`` (see ``as_bits``) to the rows of a CPU arena that ``count`` columns of
-        ``rows`` ``[n, columns]`` name, from column ``first`` on; negative rows are skipped. There may be more values.
+        """Copy values ``[n * count, *shape]`` (as of ``as_bits``) to rows of a CPU arena.
+
+        The rows are named by ``count`` columns of ``rows`` ``[n, columns]``, from column ``first`` on; negative rows
+        are
+        skipped. There may be more values.
         """
         put_columns(self._bytes[kind], rows, first, count, np.frombuffer(np.ascontiguousarray(values), np.uint8))
 
     def get(self, kind: int, rows: NDArray[np.int32]) -> torch.Tensor:
-        """A fresh tensor ``[n, *shape]`` of these rows of a CPU arena."""
+        """Return a new tensor ``[n, *shape]`` of these rows of a CPU arena."""
         arena = self._bytes[kind]
         values = np.empty((len(rows), arena.shape[1]), np.uint8)
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(arena, rows, values)
         return self.as_tensor(kind, values)
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
-        """A fresh array ``[n, *shape]`` of these rows of a CPU arena; see ``as_bits``."""
+        """Return a new array ``[n, *shape]`` of these rows of a CPU arena, as of ``as_bits``."""
         values = self.empty_bits(kind, len(rows))
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return self._shaped(kind, values)
 
     def get_bytes(self, kind: int, rows: NDArray[np.int32]) -> memoryview:
-        """A copy of these rows of a CPU arena, one behind the other."""
+        """Return a copy of the bytes of these rows of a CPU arena, one after the other."""
         values = self.empty_bits(kind, len(rows))
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return values.reshape(-1).data
 
     def bytes_of(self, kind: int) -> NDArray[np.uint8]:
-        """A CPU arena as bytes: ``[rows, bytes of a row]``."""
+        """Return a CPU arena as bytes: ``[rows, bytes of a row]``."""
         return self._bytes[kind]
 
     def get_into(
         self, kind: int, handles: NDArray[np.int32], location: int, own: int, values: NDArray[np.uint8]
     ) -> None:
-        """Copies the rows of those handles that name this arena's ``location``; permanent rows are read at ``own``."""
+        """Copy the rows of those handles that name this arena's ``location``; permanent rows are read at ``own``."""
         copy = get_rows_of if values.size < LARGE_BYTES else get_rows_of_nogil
         copy(self._bytes[kind], handles, location, own, values)
 
     def empty_bits(self, kind: int, count: int) -> NDArray[np.uint8]:
-        """Room for rows: ``[count, bytes of a row]``."""
+        """Return uninitialized bytes for rows: ``[count, bytes of a row]``."""
         return np.empty((count, self._bytes[kind].shape[1]), np.uint8)
 
     def as_tensor(self, kind: int, values: NDArray[np.uint8]) -> torch.Tensor:
-        """Rows as bytes, as a tensor ``[n, *shape]`` that shares their memory."""
+        """Return rows given as bytes as a tensor ``[n, *shape]`` that shares their memory."""
         tensor = torch.from_numpy(self._shaped(kind, values))
         return tensor.view(self._specs[kind].dtype) if kind in self._without_numpy else tensor
 
@@ -99,7 +102,7 @@ class Arenas:
         return shaped if len(shape) == 1 else shaped.reshape(len(values), *shape)
 
     def move(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any], positions: NDArray[np.int32]) -> None:
-        """Copies ``values[positions]`` (see ``as_bits``) to these rows of a CPU arena."""
+        """Copy ``values[positions]`` (as of ``as_bits``) to these rows of a CPU arena."""
         arena = self._bytes[kind]
         given = np.ascontiguousarray(values)
         given = (given if given.ndim == 2 else given.reshape(len(given), -1)).view(np.uint8)
@@ -110,14 +113,14 @@ class Arenas:
         return len(self._tensors)
 
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
-        """Memory for ``num_rows`` rows of a new kind, to be given to ``add``; from any thread, in its own time."""
-        with torch.inference_mode(False):  # whoever registers may be in it: others could not write to the rows then
+        """Return memory for ``num_rows`` rows of a new kind, to be given to ``add``; from any thread."""
+        with torch.inference_mode(False):  # the caller may be in it: other threads could not write to the rows then
             memory = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
         memory[:NUM_PERMANENT] = 0
         return memory
 
     def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
-        """Makes what ``allocate`` returned the arena of the next kind, once and for all."""
+        """Make memory of ``allocate`` the arena of the next kind, for good."""
         self._tensors.append(memory)
         self._specs.append(spec)
         if spec.dtype not in NUMPY_DTYPES:
@@ -128,17 +131,17 @@ class Arenas:
             self._memory.append(self._bytes[-1].reshape(-1).data)
 
     def settle(self) -> None:
-        """Waits until this thread's copies are done, where that takes a wait."""
+        """Wait until this thread's copies are done, if they are asynchronous."""
 
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
-        """Writes a constant to its permanent row."""
+        """Write a constant to its permanent row."""
         self._tensors[kind][row] = value.to(self.device)
 
 
 def copy_page(arenas: list[Arenas], kind: int, source: int, target: int) -> None:
-    """Copies one row of a kind between arenas, given by location; both by their handles. It is there when this returns.
+    """Copy one row of a kind between arenas, given by location; both by their handles. It is done when this returns.
 
-    No task that is not done may write to the row that is copied, nor have the other.
+    No unfinished task may write to the row that is copied, or use the other one.
     """
     given, made = arenas[source >> LOCATION_SHIFT], arenas[target >> LOCATION_SHIFT]
     made[kind][target & ROW_MASK] = given[kind][source & ROW_MASK]
@@ -147,5 +150,5 @@ def copy_page(arenas: list[Arenas], kind: int, source: int, target: int) -> None
 
 
 def rows_for(spec: RowSpec, num_bytes: int, most: int) -> int:
-    """How many rows of a kind fit in ``num_bytes``, at most ``most``."""
+    """Return the number of rows of a kind that fit in ``num_bytes``, at least 64 and at most ``most``."""
     return max(64, min(most, num_bytes // max(1, spec.num_bytes)))

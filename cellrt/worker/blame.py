@@ -1,8 +1,8 @@
-"""Runs a cell on the rows of a task, and finds out which rows are to blame if it fails.
+"""Running a cell on the rows of a task, and finding the rows on which it fails.
 
-On an error the rows are tried again in halves until the culprits are alone: a request fails by its own rows only. A
-cell is its author's: it may raise anything, also what ends a program elsewhere (``SystemExit``), and what cannot even
-be printed. None of it may cost more than the cell's own requests.
+After an error the rows are tried again in halves until the failing ones are alone: a request fails by its own rows
+only. A cell is its author's: it may raise anything, also an exception that ends a program elsewhere (``SystemExit``),
+and one that cannot even be printed. None of it may cost more than the cell's own requests.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from cellrt.errors import CellError
 from cellrt.worker.torch_state import CellMode
 
 Outcome = TypeVar("Outcome")
-"""Outputs of some rows, as a device has them."""
+"""The outputs of some rows, in a device's form."""
 
 
 class Failure(NamedTuple):
-    """A row of a task on which the cell failed, and why."""
+    """A row of a task on which the cell failed, with its error."""
 
     row: int
     error: CellError
@@ -46,10 +46,10 @@ class Failures(list[Failure]):
 
 
 class Attempt(ABC, Generic[Outcome]):
-    """How a device tries a cell on the rows of one task, or on some of them.
+    """A device's way to try a cell on the rows of one task, or on some of them.
 
     Attributes:
-        cell: that is tried.
+        cell: the cell.
         num_rows: of the task.
         mode: of the thread while the cell runs.
         can_be_watched: whether a lookup that fails raises in the thread that runs it.
@@ -62,24 +62,27 @@ class Attempt(ABC, Generic[Outcome]):
 
     @abstractmethod
     def run(self, first: int, end: int) -> Outcome:
-        """The outcome of rows first..end; raises what the cell raises. A cell may leave its inputs in any state."""
+        """Return the outcome of rows first..end; raise what the cell raises.
+
+        A cell may leave its inputs in any state.
+        """
 
     @abstractmethod
     def nothing(self) -> Outcome:
-        """Zeros for all rows, as if none had stopped."""
+        """Return zeros for all rows, as if none had stopped."""
 
     @abstractmethod
     def put(self, whole: Outcome, first: int, end: int, outcome: Outcome) -> None:
-        """Puts the outcome of rows first..end in its place in that of all rows."""
+        """Put the outcome of rows first..end in its place in that of all rows."""
 
     def raise_if_lost(self, error: BaseException) -> None:
-        """Raises what was raised, or something else, if it means that the device is lost rather than the cell wrong."""
+        """Raise an error if ``error`` means that the device is lost rather than that the cell is wrong."""
 
 
 def run_or_blame(attempt: Attempt[Outcome], failures: Failures) -> Outcome:
-    """Runs all rows of a task; on an error halves them until the culprits are alone, with zeros for them.
+    """Run all rows of a task; after an error halve them until the failing rows are alone, with zeros as their outputs.
 
-    Raises what the device is lost by.
+    Raise the error by which the device is lost.
     """
     whole: Outcome | None = None
     parts = [(0, attempt.num_rows)]
@@ -106,7 +109,7 @@ def run_or_blame(attempt: Attempt[Outcome], failures: Failures) -> Outcome:
 
 
 def part_of(sizes: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[int]]:
-    """Of some rows of a task whose steps have ``sizes`` rows: the sizes of their steps, and their positions in it."""
+    """Return the sizes of the steps of some rows, and their positions, in a task whose steps have ``sizes`` rows."""
     part_sizes, positions, start = [], [], 0
     for size in sizes:
         taken = [start + row for row in rows if row < size]
@@ -118,7 +121,7 @@ def part_of(sizes: Sequence[int], rows: Sequence[int]) -> tuple[list[int], list[
 
 
 def take_rows(value: CellInput, rows: Sequence[int]) -> CellInput:
-    """A copy of some rows of an input; of a ragged one all values of some nodes, which waits for the device."""
+    """Return a copy of some rows of an input; of a ragged one all values of some nodes, which waits for the device."""
     if isinstance(value, PagedRows | Spans):
         raise TypeError("the rows of a span cannot be taken apart")
     if not isinstance(value, RaggedRows):
@@ -133,7 +136,7 @@ def take_rows(value: CellInput, rows: Sequence[int]) -> CellInput:
 
 
 def as_cell_error(cell: Cell, error: BaseException, detail: str = "") -> CellError:
-    """What a cell raised, as an error that names the cell and can be printed; what was raised is its cause."""
+    """Return a cell's exception as an error that names the cell and can be printed; the exception is its cause."""
     name = f"cell {cell.name!r}"
     if type(error) is CellError and all(type(said) is str for said in error.args):
         said = str(error)
@@ -144,7 +147,9 @@ def as_cell_error(cell: Cell, error: BaseException, detail: str = "") -> CellErr
 
 
 def _refused_lookup(attempt: Attempt[Outcome], row: int, error: BaseException) -> str:
-    """The index that no table has, in words, after an error that may be about one: the row is tried once more."""
+    """Return the index that a lookup refused, in words, after an error that may be about one: the row is tried once
+    more.
+    """
     if not isinstance(error, IndexError) or not attempt.can_be_watched:
         return ""
     watch, cell = RefusedLookup(), attempt.cell

@@ -1,7 +1,7 @@
-"""Builds every form of a cell's kernels on a device when its model is registered.
+"""Compilation of every kernel of a cell on a device when its model is registered.
 
-Kernels are compiled when they are first launched, which takes seconds; while requests wait, none is. A kernel may have
-a form for each power of two that numbers of rows are rounded up to, and one more for runs of many rows.
+Kernels are compiled when they are first launched, which takes seconds, and must not happen while requests wait. A
+kernel may have a form for each power of two that numbers of rows are rounded up to, and one more for runs of many rows.
 """
 
 from __future__ import annotations
@@ -14,15 +14,17 @@ from cellrt.worker.device.placement import EXAMPLE_ROWS, PlacedCell
 
 EXAMPLE_STEPS = 2
 PIECES, LONG_KEYS = (1, 2, 3, 5, 9, 17, 33), 8192
-"""Rows of a node: a step, and pieces as short as can be for each number of heads a group; and a long context."""
+"""Numbers of rows of a node: a step, and the shortest pieces for each number of heads a group; and a long context."""
 
 
 def build_forms(placed: PlacedCell) -> None:
-    """Runs a step of zeros of each class of rows, and a run of the usual number of rows and of the most.
+    """Run a step of zeros of each class of rows, and a run of the usual number of rows and of the most.
 
-    A cell without a form of its own for arena rows launches torch's kernels, which are there. What a cell refuses is
-    left out: it may refuse zeros, and is asked again when there are rows to compute. One that is told which rows are of
-    one node may launch kernels whose form depends on whether a node has a row or many, and much or little behind it.
+    A cell without a fused form launches torch's kernels, which are compiled. An error of the cell is ignored: it may
+    refuse
+    zeros, and runs again when there are rows to compute. A cell with spans may launch kernels whose form depends on
+    whether
+    a node has a row or many, and much or little before it.
     """
     if placed.cell.has_spans:
         for rows in {min(placed.cell.max_batch_rows, rows) for rows in PIECES}:
@@ -41,7 +43,7 @@ def build_forms(placed: PlacedCell) -> None:
 
 
 def classes_of_rows(cell: Cell) -> list[int]:
-    """The numbers of rows that between them need every form: powers of two, and the most; or those that it takes."""
+    """Return numbers of rows that together need every form: powers of two, and the most; or the cell's batch sizes."""
     if cell.batch_sizes:
         return list(cell.batch_sizes)
     return [1 << power for power in range((cell.max_batch - 1).bit_length())] + [cell.max_batch]

@@ -1,4 +1,4 @@
-"""A cell as the workers of one engine know it."""
+"""A cell in the workers of one engine."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cellrt.worker.blame import describe_error
 
 
 class Retries:
-    """Tasks of one cell type that failed and were tried again in halves. Workers note them, any thread may read."""
+    """A counter of the tasks of one cell type that failed and were tried again in halves. Any thread may read it."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -20,9 +20,9 @@ class Retries:
         self._lock = threading.Lock()
 
     def note(self, cell: str, error: BaseException, num_failed: int) -> None:
-        """Counts a task that ``error`` split, of which ``num_failed`` rows failed in the end.
+        """Count a task that ``error`` split, of which ``num_failed`` rows failed in the end.
 
-        Says so in the log the first time that none did: then it is the batch that the cell cannot take.
+        Log the first one of which no row failed: then the cell cannot take the batch.
         """
         with self._lock:
             self.count += 1
@@ -40,7 +40,7 @@ class Retries:
 
 @dataclass(frozen=True)
 class CellType:
-    """A cell as an engine knows it: its type id, the kinds of its inputs' and outputs' rows, what was tried again.
+    """A cell in an engine: its type id, the kinds of its inputs' and outputs' rows, and its retried tasks.
 
     ``form`` runs its tasks on a CPU; without one its module does. It stays the same: a cell that gets another form gets
     another type, and requests that use the old one end with it.

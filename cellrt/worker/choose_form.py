@@ -1,9 +1,8 @@
-"""Which form of a cell's step is faster on a device, its fused or its plain one, measured when its model is registered;
-and whether its runs go over such steps, or through its author's ``steps``.
+"""The choice between a cell's fused and plain form on a device, by times that are measured at registration.
 
-Steps are timed on the device's own clock, without what their launches cost the host: what recurs is captured, and then
-costs it the same. An author's run is told its sizes on the host, so hardly any is like another; it is timed with what
-its calls cost the host.
+For runs it is the choice between single steps and the author's ``steps``. Steps are timed on the device's own clock,
+without the host's cost of their launches: recurring work is captured, and then costs the host the same. An author's run
+gets its sizes on the host, so hardly any is like another; it is timed with the host's cost of its calls.
 """
 
 from __future__ import annotations
@@ -16,17 +15,18 @@ from cellrt.worker.device.device import Work
 from cellrt.worker.device.placement import EXAMPLE_ROWS, PlacedCell
 
 NUM_SAMPLES = 3
-"""How often each form runs to be timed, after a first time that is not; the fastest counts."""
+"""The number of timed runs of each form, after a first one that is not timed; the fastest counts."""
 
 NUM_STEPS = 8
-"""Of an author's run."""
+"""The steps of an author's run."""
 
 
 def choose_form(placed: PlacedCell, sizes: Sequence[int], elapsed: Callable[[Work], float]) -> None:
-    """Times both forms of steps of so many rows of zeros, and has all tasks use the faster one, for good.
+    """Time both forms of steps of so many rows of zeros, and let all tasks use the faster one from now on.
 
-    ``elapsed`` runs work and returns the seconds that the device had it. A cell that has but one form, or whose options
-    name one, is left as it is; so is one that raises, as it may refuse zeros, and one that was timed before.
+    ``elapsed`` runs work and returns its seconds on the device. A cell that has but one form, or whose options name
+    one, is
+    left as it is; so is one that raises, as it may refuse zeros, and one that was timed before.
     """
     if placed.run_rows is None or not placed.is_measured or placed.has_times:
         return
@@ -45,10 +45,11 @@ def choose_form(placed: PlacedCell, sizes: Sequence[int], elapsed: Callable[[Wor
 
 
 def choose_runs(placed: PlacedCell, elapsed: Callable[[Work], float], wait: Callable[[], object]) -> None:
-    """Times a run of zeros by its author's ``steps``, and as many single steps; runs go the faster way, for good.
+    """Time a run of zeros by its author's ``steps``, and as many single steps; let runs go the faster way from now on.
 
-    ``wait`` returns when the device has done what this thread gave it. A cell without ``steps`` is left as it is, and
-    so is one with ragged inputs, spans or pages, one that raises, and one that was timed before.
+    ``wait`` returns when the device has done this thread's work. A cell without ``steps`` is left as it is, and so is
+    one
+    with ragged inputs, spans or pages, one that raises, and one that was timed before.
     """
     cell = placed.cell
     is_by_row = not cell.has_spans and not any(spec.ragged for spec in cell.inputs.values())
@@ -77,7 +78,7 @@ def _wall_time(run: Callable[[], object], wait: Callable[[], object]) -> float:
 
 
 def fastest(step: Callable[[], object], elapsed: Callable[[Work], float]) -> float:
-    """Seconds that the device has a step, which has run before: the fastest of a few."""
+    """Return the least seconds on the device of a few runs of a step, which has run before."""
 
     def work() -> None:
         step()

@@ -1,4 +1,4 @@
-"""The control groups of this process, in which a container's limits are written."""
+"""The control groups of this process, which have a container's limits."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class ControlGroup(NamedTuple):
 
 
 def control_groups(controller: str, root: Path = ROOT) -> Iterator[ControlGroup]:
-    """Those that limit this process: its own, and those above them. ``root`` has ``proc`` and ``sys``.
+    """Yield the groups that limit this process: its own, and those above them. ``root`` has ``proc`` and ``sys``.
 
-    Some of the folders may not be there: a container may see its own group at the root.
+    Some of the folders may not exist: a container may see its own group at the root.
     """
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()

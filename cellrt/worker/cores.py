@@ -1,4 +1,4 @@
-"""How many cores this process may use: what its affinity allows, and the CPU quotas of its control groups."""
+"""The number of cores that this process may use, by its affinity and the CPU quotas of its control groups."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from cellrt.worker.control_groups import ROOT, control_groups
 
 
 def num_cores(root: Path = ROOT) -> int:
-    """Cores that this process may use, at least 1; ``root`` has ``proc`` and ``sys``.
+    """Return the number of cores that this process may use, at least 1; ``root`` has ``proc`` and ``sys``.
 
     A quota is rounded down: threads that use it up before its period is over all stand still until then.
     """
@@ -20,7 +20,7 @@ def num_cores(root: Path = ROOT) -> int:
 
 
 def _quotas(root: Path) -> Iterator[float]:
-    """The cores of each quota that holds for this process."""
+    """Yield the cores of each quota that holds for this process."""
     for folder, is_v1 in control_groups("cpu", root):
         with suppress(OSError, ValueError, ZeroDivisionError):  # no such file, or "max"
             yield _quota_v1(folder) if is_v1 else _quota_v2(folder)

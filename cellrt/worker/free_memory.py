@@ -1,4 +1,4 @@
-"""How much memory this process may still take: what the machine has free, within the limits of its control groups."""
+"""The memory that this process may still take: the machine's free memory, within the limits of its control groups."""
 
 from __future__ import annotations
 
@@ -9,12 +9,14 @@ from pathlib import Path
 from cellrt.worker.control_groups import ROOT, ControlGroup, control_groups
 
 STRICT = "2"
-"""Of ``vm.overcommit_memory``: what is asked for counts, whether it is used or not."""
+"""The value of ``vm.overcommit_memory`` at which requested memory counts, whether it is used or not."""
 
 
 def free_bytes(root: Path = ROOT) -> int | None:
-    """Bytes of host memory that are free for this process; None if the system does not say. ``root`` has ``proc`` and
-    ``sys``."""
+    """Return the bytes of host memory that are free for this process; None if the system does not say.
+
+    ``root`` has ``proc`` and ``sys``.
+    """
     found = [*_of_machine(root), *_of_groups(root)]
     return max(0, min(found)) if found else None
 
@@ -35,7 +37,7 @@ def _of_groups(root: Path) -> Iterator[int]:
 
 
 def _left_in(group: ControlGroup) -> int:
-    """What a group may still take. Pages of files that were not used lately are given back when memory runs short."""
+    """Return the bytes that a group may still take. Pages of files that were not used lately count as free."""
     names = ("memory.limit_in_bytes", "memory.usage_in_bytes") if group.is_v1 else ("memory.max", "memory.current")
     limit, used = (int((group.folder / name).read_text()) for name in names)
     counts = dict(line.split() for line in (group.folder / "memory.stat").read_text().splitlines())

@@ -1,4 +1,4 @@
-"""Makes the workers of an engine, each of the kind that its device's name asks for."""
+"""Construction of an engine's workers, by the names of their devices."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.tables import num_flags
 from cellrt.errors import DefinitionError
 from cellrt.native.row_types import Rows, new_table
-from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.apart.pool import SharedPool
-from cellrt.worker.apart.worker import ProcessWorker
+from cellrt.worker.apart.process_worker import ProcessWorker
+from cellrt.worker.apart.shared_arenas import SharedArenas
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Worker
 from cellrt.worker.cell_type import CellType
@@ -25,28 +25,27 @@ from cellrt.worker.cores import num_cores
 from cellrt.worker.cpu.executor import Executor
 from cellrt.worker.cpu.run_tasks import LAUNCHED_TASK
 from cellrt.worker.cpu.worker import CpuWorker
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.cuda_worker import CudaWorker
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.dry import DryDevice
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.placement import Placements
-from cellrt.worker.device.worker import CudaWorker
 
 CPU, CPU_PROCESS = "cpu", "cpu:process"
 QUEUE_DEPTHS = {CPU: 1, CPU_PROCESS: 2}
-"""Tasks that a worker has before the next are formed."""
+"""The tasks that a worker is given ahead."""
 DEVICE_QUEUE_DEPTH = 4
-"""Of a device: it must not run dry while the host is busy elsewhere."""
+"""The tasks that a device is given ahead: it must not idle while the host is busy elsewhere."""
 DEVICE_LOOPS_AHEAD = 1
-"""Tasks that a loop is ahead of the first whose stop is not known: while one runs, the next is there."""
+"""The tasks that a loop is ahead of the first whose stop is not known: while one runs, the next is queued."""
 MAX_CPU_WORKERS = 30
 
 
 def device_names(workers: int | Sequence[str] | None) -> list[str]:
-    """The device of each worker: "cpu", "cpu:process", "cuda:0", or "dry", which plays a GPU on the CPU to test what
-    surrounds one.
+    """Return the device of each worker: "cpu", "cpu:process", "cuda:0", or "dry", a stand-in for a GPU in tests.
 
-    Raises DefinitionError for other names, workers of several kinds, and what is not there on this machine.
+    Raise DefinitionError for other names, workers of several kinds, and devices that this machine does not have.
     """
     if workers is None or isinstance(workers, int):
         return ["cpu"] * (min(MAX_CPU_WORKERS, num_cores()) if workers is None else workers)
@@ -57,16 +56,16 @@ def device_names(workers: int | Sequence[str] | None) -> list[str]:
         if name.startswith("cuda") and int(name[5:]) >= torch.cuda.device_count():
             raise DefinitionError(f"workers: no {name!r} here; torch sees {torch.cuda.device_count()} CUDA devices")
     if CPU_PROCESS in names and (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise DefinitionError(f"workers: {CPU_PROCESS!r} is for Linux on x86-64 (see cellrt/worker/apart/ring.py)")
+        raise DefinitionError(f"workers: {CPU_PROCESS!r} is for Linux on x86-64 (see cellrt/worker/apart/task_ring.py)")
     if len({name.rstrip("0123456789") for name in names}) > 1:
         raise DefinitionError(f"workers: expected devices of one kind, got {names}")
     return names
 
 
 def loops_ahead(name: str, wanted: int | None, queue_depth: int) -> int:
-    """How many tasks loops go ahead on workers of that name: ``wanted``, or by default as the device needs it.
+    """Return the tasks that loops go ahead on workers of that name: ``wanted``, or by default as the device needs it.
 
-    Raises DefinitionError for a CPU's, which know the stop when the task is done, and do not look for it elsewhere.
+    Raise DefinitionError for a CPU's, which know the stop when the task is done.
     """
     if name.startswith(CPU):
         if wanted:
@@ -76,7 +75,7 @@ def loops_ahead(name: str, wanted: int | None, queue_depth: int) -> int:
 
 
 def open_device(name: str, options: DeviceOptions) -> Device | None:
-    """The device of that name; None for the CPU."""
+    """Return the device of that name; None for the CPU."""
     if name.startswith("cpu"):
         return None
     device: Device
@@ -91,7 +90,7 @@ def open_device(name: str, options: DeviceOptions) -> Device | None:
 
 
 def memory_of(devices: Sequence[Device | None]) -> Callable[[], int] | None:
-    """What asks how many bytes each worker may take of its device's own memory; None where workers have the host's."""
+    """Return a function for the bytes of device memory that each worker may take; None for workers in host memory."""
     own = Counter(
         device.torch_device for device in devices if device is not None and device.torch_device.type == "cuda"
     )
@@ -101,12 +100,12 @@ def memory_of(devices: Sequence[Device | None]) -> Callable[[], int] | None:
 
 
 def shared_cells(names: Sequence[str]) -> SharedCells | None:
-    """What workers share that are processes; None for others."""
+    """Return the cells that workers in processes share; None for other workers."""
     return SharedCells(SharedPool()) if names[0] == CPU_PROCESS else None
 
 
 def make_arenas(devices: Sequence[Device | None], shared: SharedCells | None) -> list[Arenas]:
-    """Arenas for the rows of the host and of each worker."""
+    """Return arenas for the rows of the host and of each worker."""
     if shared is not None:
         return [SharedArenas(shared.pool) for _ in range(1 + len(devices))]
     return [Arenas(), *(Arenas() if device is None else DeviceArenas(device.torch_device) for device in devices)]
@@ -126,7 +125,9 @@ def worker_maker(
     ended: Callable[[], None],
     num_threads: int,
 ) -> Callable[[int], Worker]:
-    """What makes a worker for a location, which starts when it is told to; the arguments are those of ``Worker``."""
+    """Return a function that makes the worker of a location, which is not started; the arguments are those of
+    ``Worker``.
+    """
 
     launched = new_table(len(devices) * processor.limits.max_tasks, LAUNCHED_TASK)
 

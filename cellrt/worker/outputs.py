@@ -1,4 +1,4 @@
-"""What a cell returned, checked before anything is done with it: an author's tensors may be of any kind."""
+"""Checks of a cell's outputs before they are used: an author's tensors may be of any kind."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from cellrt.errors import CellError
 
 
 def plain_outputs(cell: Cell, outputs: Sequence[torch.Tensor], rows: int, device: torch.device) -> list[torch.Tensor]:
-    """The outputs as plain dense tensors ``[rows, *shape]`` on a device, without gradients.
+    """Return the outputs as plain dense tensors ``[rows, *shape]`` on a device, without gradients.
 
-    Raises CellError if they have other shapes or dtypes than declared, or lie elsewhere.
+    Raise CellError if they have other shapes or dtypes than declared, or lie elsewhere.
     """
     for value, spec in zip(outputs, cell.outputs.values()):
         if type(value) is not torch.Tensor or value.dtype != spec.dtype or value.shape != (rows, *spec.shape):

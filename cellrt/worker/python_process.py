@@ -1,7 +1,7 @@
-"""Another Python that this process starts: its imports look where ours do, and it ends when we do.
+"""A further Python process: its imports look where this process's do, and it ends when this process does.
 
-It imports what users wrote. Were a process started by that import, the process would import it too, and start the next
-one, without end: none is started meanwhile.
+It imports users' modules. If such an import started a process, that process would import the module too, and start the
+next one, without end: so none can be started meanwhile.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from contextvars import ContextVar
 from cellrt.errors import DefinitionError
 
 IS_IMPORTING: ContextVar[bool] = ContextVar("IS_IMPORTING", default=False)
-"""Whether what users wrote is imported here: see ``importing``."""
+"""True while a user's module is imported, within ``importing``."""
 NO_GUARD = (
     "a process was to be started while a model's module is imported, which that process would import too, and so on "
     'without end: the module lacks a main guard; put what its program does under `if __name__ == "__main__":`'
@@ -30,7 +30,7 @@ NO_GUARD = (
 
 @contextmanager
 def importing() -> Iterator[None]:
-    """Has every ``PythonProcess`` refused that is made within, by what is imported or unpickled there."""
+    """Refuse every ``PythonProcess`` within the block, which imports or unpickles users' code."""
     token = IS_IMPORTING.set(True)
     try:
         yield
@@ -39,26 +39,26 @@ def importing() -> Iterator[None]:
 
 
 def python(command: str, words: Iterable[str]) -> list[str]:
-    """How another Python is started that runs a command; with ``environment``, its imports look where ours do.
+    """Return the command line of a Python that runs a command; with ``environment``, its imports look where ours do.
 
-    Left to itself it would look into the current folder before the standard library.
+    By itself Python would look into the current folder before the standard library.
     """
     return [sys.executable, "-P", "-c", command, *words]
 
 
 def environment() -> dict[str, str]:
-    """See ``python``."""
+    """Return the environment of another Python, with this process's import path."""
     return {**os.environ, "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
 
 
 class PythonProcess:
-    """A process that runs a command, whose first word is a socket; it ends when the other end of that does.
+    """A process that runs a command with a socket as the first argument; it ends when the other end of that closes.
 
     Args:
-        command: what it runs.
-        words: behind the socket.
-        fds: descriptors that it has, too.
-        is_heard: whether what it says comes through pipes: its ``process`` has them.
+        command: the Python code.
+        words: the arguments after the socket.
+        fds: further descriptors for the process.
+        is_heard: whether its output comes through pipes, which its ``process`` has.
 
     Attributes:
         lifeline: the other end of the socket.
@@ -86,7 +86,7 @@ class PythonProcess:
             )
 
     def end(self, seconds: float) -> int:
-        """Has it end, kills it after so long, and waits for it; returns its status. May be called twice."""
+        """End the process, kill it after so many seconds, and wait for it; return its status. May be called twice."""
         self.lifeline.close()
         try:
             return self.process.wait(seconds)
@@ -96,9 +96,9 @@ class PythonProcess:
 
 
 def end_with(lifeline: socket.socket, left_s: Callable[[], float] = lambda: 0.0) -> None:
-    """Has this process end when the other end of its lifeline is gone, whatever else it does.
+    """End this process when the other end of its lifeline closes, whatever it does then.
 
-    ``left_s``, asked then: how many seconds it has to end by itself, in good order.
+    ``left_s``: called then, returns the seconds that it has to end gracefully by itself.
     """
 
     def watch() -> None:
@@ -106,7 +106,7 @@ def end_with(lifeline: socket.socket, left_s: Callable[[], float] = lambda: 0.0)
         poll.register(lifeline, select.POLLRDHUP)
         poll.poll()
         time.sleep(left_s())
-        os._exit(0)  # nobody asks any more
+        os._exit(0)  # the parent is gone
 
     threading.Thread(target=watch, name="cellrt-lifeline", daemon=True).start()
 
@@ -115,7 +115,7 @@ _LIFELINES: weakref.WeakSet[socket.socket] = weakref.WeakSet()
 
 
 def _forget_all() -> None:
-    """In a forked process: what was started ends with the parent, whoever else lives on."""
+    """Close the lifelines in a forked process: the started processes end with the parent."""
     for lifeline in list(_LIFELINES):
         lifeline.close()
 

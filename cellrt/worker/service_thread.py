@@ -19,18 +19,20 @@ from collections.abc import Callable
 from contextlib import suppress
 
 EXIT_WAIT_S = 10.0
-"""How long the exit waits for all threads together: longer than a task, beside other work too, and short enough for who
-waits for the exit."""
+"""The most seconds that the exit waits for all threads together.
+
+It is longer than a task, beside other work too, and short enough for a program that waits for the exit.
+"""
 
 
 class ServiceThread(threading.Thread):
     """A thread that serves as long as the program runs.
 
     Args:
-        target: what runs on it.
+        target: the function that it runs.
         name: of the thread.
         stop: called at exit by the main thread, once all other threads that are no daemons have ended: tells this one,
-            and whichever others depend on it, to end soon. It returns at once. None: somebody else's ``stop`` does.
+            and others that depend on it, to end soon. It returns at once. None: another thread's ``stop`` does.
     """
 
     def __init__(self, target: Callable[[], None], name: str, stop: Callable[[], None] | None = None) -> None:
@@ -39,7 +41,7 @@ class ServiceThread(threading.Thread):
 
 
 def _end_all() -> None:
-    """Tells the service threads of this process to end, and waits for them. Those of a forked process do not exist."""
+    """Tell the service threads of this process to end, and wait for them. Those of a forked process do not exist."""
     threads = [thread for thread in threading.enumerate() if isinstance(thread, ServiceThread)]
     end_s = time.monotonic() + EXIT_WAIT_S
     try:
@@ -55,9 +57,10 @@ def _end_all() -> None:
 
 
 def _pause_instead_of_aborting() -> None:
-    """Has C++ stop a thread that Python tries to unwind, where it would abort the process.
+    """Have C++ stop a thread that Python tries to unwind, where it would abort the process.
 
-    For threads inside a call that takes too long: nothing of the process is needed any more but its exit status.
+    This is for threads inside a call that takes too long: nothing of the process is needed any more but its exit
+    status.
     """
     if sys.version_info >= (3, 14) or os.name != "posix":  # there Python itself stops such threads, or ends them
         return
@@ -66,7 +69,7 @@ def _pause_instead_of_aborting() -> None:
         libraries[1]["_ZSt13set_terminatePFvvE"](libraries[0].pause)
 
 
-# What ends by ``weakref.finalize``, such as torch's operators, does so from a hook of its own. Hooks run last to first,
-# so that one is registered before this one: the threads end first.
+# Objects that end by ``weakref.finalize``, such as torch's operators, end in a hook of its own. Hooks run last to
+# first, so that one is registered before this one: the threads end first.
 weakref.finalize(ServiceThread, _end_all).detach()
 atexit.register(_end_all)

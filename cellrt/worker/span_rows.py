@@ -1,4 +1,4 @@
-"""What a task with spans says, row by row as a cell wants it: unpacked in compiled code, as many small tasks need it.
+"""The spans and pages of a task, unpacked row by row for its cell, in compiled code, as many small tasks need it.
 
 The arrays are the caller's; ``buffer`` is a task's (``task_layout.py``). Written by ``span_arrays.py``.
 """
@@ -17,7 +17,7 @@ from cellrt.native.row_types import Rows
 def fill_spans(
     buffer: Rows[int], num_inputs: int, num_outputs: int, nodes: Rows[int], steps: Rows[int], is_read: Rows[Any]
 ) -> None:
-    """As ``unpack_spans``."""
+    """Write the arrays of ``unpack_spans``."""
     task, spans_at, count = start_of(buffer), buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]
     for span in range(count):
         first, step = read_int(task, spans_at + span), read_int(task, spans_at + count + 1 + span)
@@ -37,13 +37,13 @@ def fill_spans(
 def unpack_spans(
     buffer: Rows[int], num_inputs: int, num_outputs: int, nodes: Rows[int], steps: Rows[int], is_read: Rows[bool]
 ) -> None:
-    """Writes the span of each row, its step, and whether anybody reads an output of it: ``[rows]`` each."""
+    """Write the span of each row, its step, and whether an output of it is read: ``[rows]`` each."""
     fill_spans(buffer, num_inputs, num_outputs, nodes, steps, is_read)
 
 
 @compiled
 def most_pages_of(buffer: Rows[int], number: int) -> int:
-    """As ``most_pages``."""
+    """Return the number of ``most_pages``."""
     task, at, most = start_of(buffer), buffer[layout.HEADER + layout.INPUT * number + layout.IN_OFFSETS], 1
     for span in range(buffer[layout.H_NUM_SPANS]):
         most = max(most, read_int(task, at + span + 1) - read_int(task, at + span))
@@ -52,14 +52,17 @@ def most_pages_of(buffer: Rows[int], number: int) -> int:
 
 @short_entry
 def most_pages(buffer: Rows[int], number: int) -> int:
-    """The most pages that one span has of input ``number``, at least 1."""
+    """Return the most pages that one span has of input ``number``, at least 1."""
     return most_pages_of(buffer, number)
 
 
 @short_entry
 def unpack_pages(buffer: Rows[int], number: int, tables: Rows[int], lengths: Rows[int], positions: Rows[int]) -> None:
-    """Writes the pages of each span of input ``number`` ``[spans, most]``, filled up with 0; its rows with those that
-    the task appends ``[spans]``; and of each row of the task the row that it appends ``[rows]``, or ``[0]`` for none.
+    """Write the page tables of input ``number``.
+
+    ``tables``: the pages of each span ``[spans, most]``, filled up with 0. ``lengths``: its rows with those that the
+    task
+    appends ``[spans]``. ``positions``: the row that each row of the task appends ``[rows]``, or ``[0]`` for none.
     """
     fill_pages(buffer, number, tables, lengths, positions, positions.size > 0)
 
@@ -68,7 +71,7 @@ def unpack_pages(buffer: Rows[int], number: int, tables: Rows[int], lengths: Row
 def fill_pages(
     buffer: Rows[int], number: int, tables: Rows[int], lengths: Rows[int], positions: Rows[int], appends: bool
 ) -> None:
-    """As ``unpack_pages``; there may be room for more spans and rows than the task has."""
+    """Write the arrays of ``unpack_pages``; there may be room for more spans and rows than the task has."""
     to = layout.HEADER + layout.INPUT * number
     at, pages_at = buffer[to + layout.IN_OFFSETS], buffer[to + layout.IN_ROWS]
     task, spans_at, count = start_of(buffer), buffer[layout.H_SPANS], buffer[layout.H_NUM_SPANS]

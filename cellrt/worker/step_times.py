@@ -1,5 +1,7 @@
-"""The time of one step of a cell, measured when a model is registered: the scheduler chooses runs by it, and how many
-rows a task may have."""
+"""The time of one step of a cell, measured at registration.
+
+The scheduler chooses runs by it, and the most rows of a task.
+"""
 
 from __future__ import annotations
 
@@ -17,21 +19,23 @@ from cellrt.worker.device.device import Device
 
 ROWS = (1, 8, 64, 512)
 MORE_ON_CPU = (32, 128, 256)
-"""There a larger step may take longer a row, as what it makes between its operations leaves the nearest cache."""
+"""Further numbers of rows on a CPU, where a larger step may take longer a row, once its temporaries leave the nearest
+cache.
+"""
 LONG_S = 0.05
-"""After a step that takes so long no larger one is measured."""
+"""The seconds of a step after which no larger one is measured."""
 TURN_S = 1e-4
-"""About what a task costs besides its step: it is formed, its rows are copied, who waits for it is told."""
+"""The approximate cost of a task besides its step: forming it, copying its rows, telling its clients."""
 CLEARLY, NEARLY = 1.25, 1.1
 AGAIN = 2
 
 
 def measure_steps(cell: Cell, form: CompiledForm | None, device: Device | None, num_threads: int) -> dict[int, float]:
-    """Seconds of one step of a cell by number of rows, on a device (None: the CPU, with so many torch threads).
+    """Return the seconds of one step of a cell by number of rows, on a device (None: the CPU, with so many torch
+    threads).
 
-    On the CPU of its form, if it has one.
-
-    A cell that refuses zeros is left for the scheduler to measure.
+    On the CPU they are those of its form, if it has one. A cell that refuses zeros is left for the scheduler to
+    measure.
     """
     if device is not None:
         return _measure_on(device, cell)
@@ -47,10 +51,11 @@ def measure_steps(cell: Cell, form: CompiledForm | None, device: Device | None, 
 
 
 def rows_that_pay(step_s: Mapping[int, float]) -> int | None:
-    """The fewest rows of a task that take about the least time each, of the seconds of its steps by rows; None if the
-    most that were measured do, or nearly.
+    """Return the fewest rows of a task at about the least time for each; None if it is the most that were measured.
 
-    The fewest, as a run keeps the rows of all its steps, which a step alone does not show.
+    ``step_s``: the seconds of its steps by rows. The fewest are best, as a run keeps the rows of all its steps, which a
+    step
+    alone does not show.
     """
     if min(step_s.values(), default=0.0) <= 0:
         return None
@@ -87,8 +92,12 @@ def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
 
 @torch.inference_mode()
 def _measure_on(device: Device, cell: Cell) -> dict[int, float]:
-    """The same on a device, by its own clock: what recurs is captured, and then its launches take no time. The cell is
-    placed and, if asked for, compiled there; its kernels are loaded and tuned."""
+    """Return the seconds of a step by rows on a device, by its own clock.
+
+    Recurring work is captured, and then its launches take no time. The cell is placed and, if asked for, compiled
+    there;
+    its kernels are loaded and tuned.
+    """
     times: dict[int, float] = {}
     with device.beside() as wait:  # a kernel of Triton's goes to the device that the thread is on
         placed = device.placements.of(cell)

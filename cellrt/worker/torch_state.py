@@ -1,4 +1,4 @@
-"""What torch keeps for each thread: how many threads its operations use, and the modes that it is in."""
+"""Torch's state of each thread: the number of threads of its operations, and its modes."""
 
 from __future__ import annotations
 
@@ -16,23 +16,26 @@ from cellrt.definition.modes import use_torch_threads
 
 Result = TypeVar("Result")
 HOST_THREADS = 1
-"""Of whoever calls compiled functions for a device: torch makes other functions for another number."""
+"""The torch threads of a thread that calls compiled functions for a device; torch compiles again for another number."""
 
 
 def on_a_new_thread(run: Callable[[], Result]) -> Result:
-    """Runs it on a thread that begins now: torch is there in none of the modes that the caller may have entered.
+    """Run a function on a new thread, where torch is in none of the modes that the caller may have entered.
 
-    Those are autocast, a default device and so on. What ``torch.compile`` makes in them is not for a worker's thread.
+    Those are autocast, a default device and so on. A function that ``torch.compile`` makes in them is not for a
+    worker's
+    thread.
     """
     with ThreadPoolExecutor(1, "cellrt-compile") as threads:
         return threads.submit(run).result()
 
 
 class CellMode:
-    """While it lasts, a cell runs: without gradients, and what it leaves changed in its thread is put back at the end.
+    """The mode in which a cell runs: without gradients; changes that it makes to its thread are undone at the end.
 
-    That is whether there are gradients, the number of threads, autocast, and modes such as a default device. What
-    belongs to the whole process (the default dtype, random seeds) is left alone: others may be changing it, too.
+    They are gradients, the number of threads, autocast, and modes such as a default device. State of the whole process
+    (the
+    default dtype, random seeds) is left alone, as other threads may change it, too.
 
     It is made on the thread that uses it, any number of times, one after the other.
 
@@ -47,7 +50,7 @@ class CellMode:
         self._before = self._state()
 
     def __enter__(self) -> None:
-        # What torch.inference_mode makes when it is entered, at a third of its time.
+        # The guard of torch.inference_mode, made directly at a third of its time.
         self._inference = torch._C._InferenceMode(True)
         self._inference.__enter__()
 
@@ -77,7 +80,7 @@ class CellMode:
 
 
 def _leave(mode: Any, depth: Callable[[], int], pop: Callable[[], object]) -> None:
-    """Leaves a mode that somebody else entered, whatever its own code does."""
+    """Leave a mode that a cell entered, whatever the mode's own code does."""
     before = depth()
     with suppress(BaseException):
         mode.__exit__(None, None, None)

@@ -1,5 +1,4 @@
-"""Words that say who has the turn, and how far the workers of an engine are; compiled code and Python read and write
-them.
+"""Words with the state of the turn and the progress of an engine's workers, for compiled code and Python.
 
 Each line is a cache line of its own, so that threads which change different ones do not slow each other down.
 """
@@ -12,13 +11,13 @@ from cellrt.native.row_types import CACHE_LINE, Rows
 
 LINE = CACHE_LINE // 8
 TURN = 0
-"""1: a thread has the turn."""
+"""A flag; 1: a thread has the turn."""
 NEWS = LINE
-"""1: something happened that a turn in Python has not seen."""
+"""A flag; 1: there is news that no turn in Python has taken."""
 NUM_TURNS = 2 * LINE
-"""Turns that were taken in Python."""
+"""The number of turns that were taken in Python."""
 BY_HAND = 3 * LINE
-"""Why a turn must be taken in Python: the sum of what follows, or 0."""
+"""The reasons why a turn must be taken in Python: the sum of the flags below, or 0."""
 ALWAYS, WHEN_IDLE = 1, 2
 
 # Of each worker, from ``line_of`` on: counts of tasks since the start, each behind the one before it. ``COMPLETED``
@@ -35,7 +34,7 @@ def line_of(location: int) -> int:
 
 
 def make_words(num_workers: int) -> Rows[int]:
-    """Return the words of an engine with so many workers; nobody has the turn, and nothing was launched."""
+    """Return the words of an engine with so many workers; the turn is free, and nothing was launched."""
     size = (4 + num_workers) * LINE
     room = np.zeros(size + LINE, np.int64)
     first = -(room.ctypes.data // 8) % LINE

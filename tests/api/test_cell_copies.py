@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 import cellrt
-from cellrt.definition.aot.program import plain_attributes
+from cellrt.definition.aot.step_program import plain_attributes
 from cellrt.errors import DefinitionError
 from cellrt.worker.device.moved import move
 from tests.api.models import SIZE

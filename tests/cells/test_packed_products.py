@@ -11,7 +11,7 @@ from torch.nn import functional
 
 import cellrt
 from cellrt.definition.aot.form import compile_cell
-from cellrt.definition.aot.program import export_step
+from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.examples import random_inputs

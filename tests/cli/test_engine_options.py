@@ -13,11 +13,11 @@ import pytest
 from cellrt.cli.fields import Field
 from cellrt.cli.serve import ENGINE_FIELDS
 from cellrt.core.state.settings import POLICY_NAMES
-from cellrt.serve.settings import EngineSettings, Settings
+from cellrt.serve.server_settings import EngineSettings, Settings
 from tests.cli.test_serve import MODEL, serve, told
 from tests.serve import reporting
 
-pytest.importorskip("cellrt.serve.keeper")
+pytest.importorskip("cellrt.serve.supervisor")
 __all__ = ["told"]
 TEXTS = {"policy": "shortest-job-first", "scheduler_suspension": "copy", "sessions_when_full": "refuse"}
 ROOT = Path(__file__).resolve().parents[2]
@@ -111,7 +111,7 @@ def test_the_docs_name_each() -> None:
 
 def test_the_engines_process_gets_each(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from cellrt.cli.fields import made_of
-    from cellrt.serve.starting import start_engine
+    from cellrt.serve.start_engine import start_engine
 
     path = tmp_path / "report.json"
     monkeypatch.setenv(reporting.FILE, str(path))
@@ -134,8 +134,8 @@ def test_the_engines_process_gets_each(tmp_path: Path, monkeypatch: pytest.Monke
 def test_by_default_workers_leave_cores_to_front_ends(
     monkeypatch: pytest.MonkeyPatch, cores: int, front_ends: int, workers: int
 ) -> None:
-    from cellrt.serve import starting
+    from cellrt.serve import start_engine
 
-    monkeypatch.setattr(starting, "num_cores", lambda: cores)
-    assert starting.workers_of(Settings(front_ends=front_ends)) == workers
-    assert starting.workers_of(Settings(front_ends=front_ends, workers=3)) == 3
+    monkeypatch.setattr(start_engine, "num_cores", lambda: cores)
+    assert start_engine.workers_of(Settings(front_ends=front_ends)) == workers
+    assert start_engine.workers_of(Settings(front_ends=front_ends, workers=3)) == 3

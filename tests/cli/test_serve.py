@@ -22,9 +22,9 @@ import cellrt
 from cellrt.cli import app
 from cellrt.cli.dtypes import ENVIRONMENT as DTYPE
 from cellrt.errors import DefinitionError, DeviceError
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
-keeper = pytest.importorskip("cellrt.serve.keeper")
+supervisor = pytest.importorskip("cellrt.serve.supervisor")
 MODEL = "tests.serve.models:chain"
 
 
@@ -42,7 +42,7 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
         def end(self) -> None: ...
 
-    monkeypatch.setattr(keeper, "Keeper", Recorder)
+    monkeypatch.setattr(supervisor, "Supervisor", Recorder)
     yield seen
 
 
@@ -241,38 +241,38 @@ def test_of_servers_that_begin_at_one_moment_one_gets_the_port_for_grpc(monkeypa
         sock.bind(("127.0.0.1", 0))
         settings = Settings(port=0, grpc_port=sock.getsockname()[1], front_ends=2)
     refused: list[DefinitionError] = []
-    look = keeper._claim
+    look = supervisor._claim
 
     def look_while_another_begins(*given: Any) -> None:
         look(*given)  # nobody listens
-        monkeypatch.setattr(keeper, "_claim", look)
+        monkeypatch.setattr(supervisor, "_claim", look)
         with pytest.raises(DefinitionError, match="cannot listen at") as caught:
-            keeper.Keeper(settings, lambda text: None)._clean_up()
+            supervisor.Supervisor(settings, lambda text: None)._clean_up()
         refused.append(caught.value)
 
-    monkeypatch.setattr(keeper, "_claim", look_while_another_begins)
-    keeper.Keeper(settings, lambda text: None)._clean_up()
+    monkeypatch.setattr(supervisor, "_claim", look_while_another_begins)
+    supervisor.Supervisor(settings, lambda text: None)._clean_up()
     assert len(refused) == 1
-    keeper.Keeper(settings, lambda text: None)._clean_up()  # the port is free again
+    supervisor.Supervisor(settings, lambda text: None)._clean_up()  # the port is free again
 
 
 def test_the_port_of_another_server_is_not_shared() -> None:
     with socket.socket() as sock:
         sock.bind(("127.0.0.1", 0))
         settings = Settings(port=sock.getsockname()[1], front_ends=2)
-    kept = keeper.Keeper(settings, lambda text: None)
+    kept = supervisor.Supervisor(settings, lambda text: None)
     with pytest.raises(DefinitionError, match="cannot listen at"):
-        keeper.Keeper(settings, lambda text: None)
+        supervisor.Supervisor(settings, lambda text: None)
     kept._clean_up()
-    keeper.Keeper(settings, lambda text: None)._clean_up()  # the port is free again
+    supervisor.Supervisor(settings, lambda text: None)._clean_up()  # the port is free again
 
 
 def test_a_front_end_that_cannot_start_is_not_started_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = SimpleNamespace(process=SimpleNamespace(poll=lambda: None, pid=1), wait=lambda: None, end=lambda: None)
-    monkeypatch.setattr(keeper, "start_engine", lambda settings: engine)
-    monkeypatch.setattr(keeper, "COMMAND", "raise SystemExit(3)")
-    monkeypatch.setattr(keeper, "MIN_LIFE_S", 1e-3)  # Python's own start takes longer
-    made = keeper.Keeper(Settings(port=0, drain_s=0), lambda text: None)
+    monkeypatch.setattr(supervisor, "start_engine", lambda settings: engine)
+    monkeypatch.setattr(supervisor, "COMMAND", "raise SystemExit(3)")
+    monkeypatch.setattr(supervisor, "MIN_LIFE_S", 1e-3)  # Python's own start takes longer
+    made = supervisor.Supervisor(Settings(port=0, drain_s=0), lambda text: None)
     given_up = threading.Timer(20.0, made.end)
     given_up.start()
     with pytest.raises(DefinitionError, match="front end 0 does not start"):
@@ -302,7 +302,7 @@ def test_a_server_that_is_told_to_end_while_its_engine_loads_ends_at_once(
     monkeypatch: pytest.MonkeyPatch, engines: list[int]
 ) -> None:
     seconds, told = iter(engines), len(engines)
-    made = keeper.Keeper(Settings(port=0, drain_s=5), lambda text: None)
+    made = supervisor.Supervisor(Settings(port=0, drain_s=5), lambda text: None)
 
     def start(settings: Settings) -> Engine:
         engine = Engine(next(seconds))
@@ -312,8 +312,8 @@ def test_a_server_that_is_told_to_end_while_its_engine_loads_ends_at_once(
             threading.Timer(0.5, made.end).start()
         return engine
 
-    monkeypatch.setattr(keeper, "start_engine", start)
-    monkeypatch.setattr(keeper, "COMMAND", "import time; time.sleep(60)")  # a front end that does not hear yet
+    monkeypatch.setattr(supervisor, "start_engine", start)
+    monkeypatch.setattr(supervisor, "COMMAND", "import time; time.sleep(60)")  # a front end that does not hear yet
     begin_s = time.monotonic()
     assert made.run() == 0
     assert time.monotonic() - begin_s < 4.0

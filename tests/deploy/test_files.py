@@ -20,9 +20,9 @@ from cellrt.definition.aot.store import CACHE_VARIABLE, find_compiler
 from cellrt.ray.scaling import Scaling
 from cellrt.serve.app import make_app
 from cellrt.serve.backend import Backend
-from cellrt.serve.door import Door
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.measures import Measures
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 
 FOLDER = Path(__file__).resolve().parent.parent.parent / "examples" / "deploy"
 ROOT = FOLDER.parent.parent
@@ -55,7 +55,7 @@ def parsed(arguments: list[str]) -> dict[str, Any]:
 
 def get_routes() -> list[str]:
     """What answers to GET."""
-    app: Any = make_app(Door(Backend(Settings()), Measures(is_shared=False)))
+    app: Any = make_app(InferenceService(Backend(Settings()), Measures(is_shared=False)))
     while not hasattr(app, "routes"):
         app = app._app
     return [route.path for route in app.routes if "GET" in (getattr(route, "methods", None) or ())]

@@ -25,8 +25,8 @@ from cellrt.cells.row_layers import RMSNorm
 from cellrt.cells.transformer import GatedMLP, Heads, SelfAttention, TransformerLayer
 from cellrt.cells.transformer_stack import EncoderDecoder, StackSizes, TransformerStack, encoder_decoder_cells
 from cellrt.definition.aot.form import compile_cell
-from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
 from cellrt.definition.attention_operator import ALL
 from cellrt.definition.compiled_form import CompiledForm

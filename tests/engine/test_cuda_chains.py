@@ -20,7 +20,7 @@ from cellrt.definition.spec import rows
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellError
 from cellrt.graph.unfolder import Unfolder
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.dry import DryDevice
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.placement import PlacedCell
@@ -242,7 +242,7 @@ def test_captured_runs_are_measured_apart_and_give_the_same(clock, finite):
 @pytest.mark.parametrize("scratch_rows", [4, 100])
 def test_only_requests_with_a_value_that_is_not_finite_fail(chains, scratch_rows, monkeypatch):
     """Also one in the middle of a run that nobody else sees; and where scratch rows are few, the run goes by steps."""
-    monkeypatch.setattr("cellrt.worker.device.arenas.MAX_SCRATCH_ROWS", scratch_rows)
+    monkeypatch.setattr("cellrt.worker.device.device_arenas.MAX_SCRATCH_ROWS", scratch_rows)
     scratch = DeviceArenas(torch.device("cpu"))
     scratch.add(rows(WIDTH), scratch.allocate(rows(WIDTH), 4))
     assert scratch.num_scratch == [scratch_rows]

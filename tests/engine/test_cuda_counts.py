@@ -8,7 +8,7 @@ from torch import Tensor
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.executor import DeviceOptions
 from tests.engine.helpers import WAIT_S, close_and_check
 from tests.engine.models import WIDTH, chain_model
@@ -58,7 +58,7 @@ def test_runs_by_steps_take_the_room_of_what_nobody_used_for_long(monkeypatch):
 
 def test_statistics_say_what_became_of_tasks_on_a_device(monkeypatch):
     """Of a fused cell whose scratch rows do not suffice, and of what cannot be captured."""
-    monkeypatch.setattr("cellrt.worker.device.arenas.MAX_SCRATCH_ROWS", 4)
+    monkeypatch.setattr("cellrt.worker.device.device_arenas.MAX_SCRATCH_ROWS", 4)
     model = chain_model("chain", cell(FusedAdd(), {"x": (WIDTH,), "h": (WIDTH,)}, max_batch=64))
     options = DeviceOptions(ring_bytes=1 << 16, capture_after=1)
     engine = device_engine("dry", 1, options, settings=SchedulerSettings(join_budget_s=60.0, min_run_s=60.0))

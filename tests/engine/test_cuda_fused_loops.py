@@ -220,7 +220,7 @@ def test_what_the_fused_form_does_not_take_the_plain_form_does():
 
 
 def test_loops_go_through_the_plain_form_where_scratch_rows_do_not_suffice(monkeypatch):
-    monkeypatch.setattr("cellrt.worker.device.arenas.MAX_SCRATCH_ROWS", 8)
+    monkeypatch.setattr("cellrt.worker.device.device_arenas.MAX_SCRATCH_ROWS", 8)
     module = Counts()
     made = make(module)
     model = Unfolder(

@@ -21,7 +21,7 @@ from cellrt.errors import CellError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders.completion import complete
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.executor import DeviceOptions
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, error_of, watch_suspensions
 from tests.engine.paged_models import (

@@ -19,7 +19,7 @@ from cellrt.errors import CancelledError, CellError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.unfolders.completion import complete
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.dry import DryDeviceError
 from cellrt.worker.device.executor import DeviceOptions
 from tests.effort import quickly

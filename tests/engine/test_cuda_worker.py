@@ -370,7 +370,7 @@ def test_a_task_larger_than_the_rings_gets_memory_of_its_own():
 
 
 def test_a_thread_that_is_stuck_in_submitting_loses_its_device(monkeypatch):
-    monkeypatch.setattr("cellrt.worker.device.worker.BEGIN_FACTOR", 1)
+    monkeypatch.setattr("cellrt.worker.device.cuda_worker.BEGIN_FACTOR", 1)
     model = chain_model("chain", cell(add_twice, {"x": (WIDTH,), "h": (WIDTH,)}))
     engine = device_engine("dry", 2, DeviceOptions(ring_bytes=1 << 16, hang_s=0.2))
     engine.register(model, warm_up=False)

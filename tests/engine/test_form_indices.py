@@ -8,8 +8,8 @@ from torch import Tensor, nn
 
 import cellrt
 from cellrt.definition.aot.form import compile_cell
-from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError
+from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.aot.store import LibraryStore
 
 

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 import cellrt
 from cellrt import RaggedRows
 from cellrt.definition.aot.form import compile_cell, compile_cells
-from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.compiled_form import CompiledForm
 from tests.waiting import until

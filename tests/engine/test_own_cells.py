@@ -24,8 +24,8 @@ from torch import Tensor, nn
 import cellrt
 from cellrt import Cell, DefinitionError, RaggedRows, RequestError, Unfolder
 from cellrt.definition.aot.form import compile_cell
-from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import Reason
+from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
 from cellrt.definition.compiled_form import DONE, CompiledForm
 from cellrt.graph.reference import run_one_by_one

@@ -17,8 +17,8 @@ import cellrt
 from cellrt.errors import CellError, DefinitionError, DeviceError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.worker.apart.pool import SharedPool
-from cellrt.worker.apart.ring import FAILURE_BYTES, Slot
-from cellrt.worker.apart.worker import ProcessWorker
+from cellrt.worker.apart.process_worker import ProcessWorker
+from cellrt.worker.apart.task_ring import FAILURE_BYTES, Slot
 from cellrt.worker.blame import Failure
 from cellrt.worker.python_process import PythonProcess
 from tests.engine import apart_models

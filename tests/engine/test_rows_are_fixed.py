@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 import cellrt
-from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
+from cellrt.definition.aot.step_program import export_step
 
 CHOOSING = {"x": (5, 6), "chosen": cellrt.rows(3, dtype=torch.int64)}
 NUMBERS = {"x": (4,)}

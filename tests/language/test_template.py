@@ -8,8 +8,8 @@ from contextlib import contextmanager
 import pytest
 
 from cellrt.errors import RequestError
-from cellrt.language import template
-from cellrt.language.template import ChatTemplate
+from cellrt.language import chat_template
+from cellrt.language.chat_template import ChatTemplate
 from tests.language import tiny
 from tests.waiting import is_running, until
 
@@ -65,7 +65,7 @@ def test_a_hostile_template_is_a_clear_error(source: str, said: str) -> None:
 def test_a_template_that_loops_for_ever_is_stopped_and_the_next_text_is_rendered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(template, "RENDER_S", 0.5)
+    monkeypatch.setattr(chat_template, "RENDER_S", 0.5)
     loop = "{% if thinking %}{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}{% endif %}x"
     with made(loop) as rendering:
         with pytest.raises(RequestError, match="more than 0.5 s"):

@@ -1,4 +1,4 @@
-"""One engine's process for the tests that leave it as they found it; a doorkeeper of their own for others."""
+"""One engine's process for the tests that leave it as they found it; a server of their own for others."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 from cellrt.process import address as addresses
 from cellrt.process.client import Client, connect
 from cellrt.process.engine_process import EngineProcess
-from cellrt.process.host import Doorkeeper
+from cellrt.process.host import EngineServer
 from tests.engine.helpers import WAIT_S, small_engine
 from tests.process.helpers import MODELS, start
 
@@ -32,12 +32,12 @@ def client(served: EngineProcess) -> Iterator[Client]:
 
 
 @pytest.fixture
-def doorkeeper():
+def server():
     """One in a thread of this process, where a test can look at it."""
     engine = small_engine(max_queue=1 << 16)  # more than who floods it hands in before it is seen to be behind
     address = addresses.new_address()
     ours, theirs = socket.socketpair()
-    made = Doorkeeper(engine, addresses.listen(address), theirs)
+    made = EngineServer(engine, addresses.listen(address), theirs)
     made.address = address
     thread = threading.Thread(target=made.run)
     thread.start()

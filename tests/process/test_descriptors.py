@@ -12,9 +12,9 @@ import pytest
 
 from cellrt.errors import DeviceError, OverloadError, RequestTooLargeError
 from cellrt.graph.reference import run_one_by_one
-from cellrt.process import memory
+from cellrt.process import shared_memory
 from cellrt.process.client import connect
-from cellrt.process.patience import Patient, WaitingRoom
+from cellrt.process.submission_queue import QueuedSubmission, SubmissionQueue
 from cellrt.process.wire import Kind, Message
 from tests.engine.helpers import WAIT_S, assert_same
 from tests.process import models
@@ -37,7 +37,7 @@ AT_THE_LIMIT = OSError(errno.EMFILE, os.strerror(errno.EMFILE))
 def test_a_submission_that_cannot_be_sent_fails_alone(client, monkeypatch, raised, met):
     assert_same(client.submit("chain", steps(3)).result(WAIT_S), run_one_by_one(models.chain, steps(3)))
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "make", no_memory(raised))
+        patch.setattr(shared_memory, "make", no_memory(raised))
         with pytest.raises(met):
             client.submit_many("chain", [steps(400)] * 2000)
     assert client.drain(WAIT_S)
@@ -48,7 +48,7 @@ def test_a_submission_that_cannot_be_sent_fails_alone(client, monkeypatch, raise
 def test_messages_are_sent_all_or_none(monkeypatch):
     writer, reader = pair()
     with monkeypatch.context() as patch:
-        patch.setattr(memory, "make", no_memory(AT_THE_LIMIT))
+        patch.setattr(shared_memory, "make", no_memory(AT_THE_LIMIT))
         for _ in range(3):
             with pytest.raises(OverloadError, match=f"expected memory for its {SIZE} bytes, got .* open files"):
                 writer.send([Message(Kind.CALL, (b"small",)), Message(Kind.CALL, (bytes(SIZE),))])
@@ -85,8 +85,8 @@ def test_a_client_without_a_descriptor_to_wait_with_is_not_made(served, monkeypa
 def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
     refused = []
 
-    class Guest:
-        def hand_in(self, patient):
+    class ClientConnection:
+        def hand_in(self, queued):
             raise ValueError("what nobody expected") if room.is_there else OverloadError("no place")
 
         def refuse(self, submission, error):
@@ -109,9 +109,9 @@ def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
         def __init__(self):
             self.unfolding = set()
 
-    waiting = WaitingRoom(room, lambda: None)
+    waiting = SubmissionQueue(room, lambda: None)
     model = Model()
-    waiting.submit(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), {model: ()}, ()))
+    waiting.submit(QueuedSubmission(ClientConnection(), SimpleNamespace(num_requests=1, end_s=None), {model: ()}, ()))
     assert model.unfolding and len(waiting) == 1
     room.is_there = True
     waiting.look()
@@ -122,8 +122,8 @@ def test_a_submission_that_waited_and_cannot_be_handed_in_fails_alone():
 def test_a_submission_that_fits_in_no_tables_is_refused_alone_while_the_engine_is_full():
     refused = []
 
-    class Guest:
-        def hand_in(self, patient):
+    class ClientConnection:
+        def hand_in(self, queued):
             raise OverloadError("no place")
 
         def refuse(self, submission, error):
@@ -139,7 +139,9 @@ def test_a_submission_that_fits_in_no_tables_is_refused_alone_while_the_engine_i
         def plan_of(self, recorded):
             raise RequestTooLargeError("it needs more rows than there are")
 
-    waiting = WaitingRoom(Free(), lambda: None)
+    waiting = SubmissionQueue(Free(), lambda: None)
     alike = SimpleNamespace(recorded=None, places=(0,))
-    waiting.submit(Patient(Guest(), SimpleNamespace(num_requests=1, end_s=None), {Model(): (alike,)}, ()))
+    waiting.submit(
+        QueuedSubmission(ClientConnection(), SimpleNamespace(num_requests=1, end_s=None), {Model(): (alike,)}, ())
+    )
     assert [type(error) for error in refused] == [RequestTooLargeError] and len(waiting) == 0

@@ -238,11 +238,11 @@ def test_models_of_a_client_that_only_opens_sessions_are_given_up(engine, tmp_pa
         until(lambda: len(engine.statistics()["cells"]) == before, "and so is the last")
 
 
-def test_a_binding_that_a_client_may_have_given_up_gets_another_number(doorkeeper):
-    doorkeeper.engine.register(models.chain, warm_up=False)
-    with connect(doorkeeper.address):
-        until(lambda: doorkeeper._guests, "the client is in")
-        (guest,) = doorkeeper._guests.values()
-        model = doorkeeper.engine._models["chain"]
-        first, again, known = (guest.number_of(model, known) for known in ((), (), (1,)))
+def test_a_binding_that_a_client_may_have_given_up_gets_another_number(server):
+    server.engine.register(models.chain, warm_up=False)
+    with connect(server.address):
+        until(lambda: server._connections, "the client is in")
+        (connection,) = server._connections.values()
+        model = server.engine._models["chain"]
+        first, again, known = (connection.number_of(model, known) for known in ((), (), (1,)))
         assert first == known == 1 and again == 2

@@ -89,8 +89,8 @@ def test_a_fault_of_our_own_is_told_to_all_who_wait(client, monkeypatch):
     assert [type(error) for error in told] == [InternalError] * 2
 
 
-def test_answers_that_come_together_are_one_call_of_the_loop(doorkeeper):
-    with connect(doorkeeper.address) as client:
+def test_answers_that_come_together_are_one_call_of_the_loop(server):
+    with connect(server.address) as client:
         client.register(models.kept, warm_up=False)
         sessions = [client.session("kept") for _ in range(4)]
         sessions[-1].close()
@@ -113,11 +113,11 @@ def test_answers_that_come_together_are_one_call_of_the_loop(doorkeeper):
         assert [type(future.error()) for future in ended].count(SessionError) == 1
 
 
-def test_what_is_under_way_ends_with_the_connection_and_is_told(doorkeeper):
-    with connect(doorkeeper.address) as client:
+def test_what_is_under_way_ends_with_the_connection_and_is_told(server):
+    with connect(server.address) as client:
         client.register(models.chain, warm_up=False)
         client.register(models.kept, warm_up=False)
-        doorkeeper.engine._manager.places.limit = QueueLimit(2, None)
+        server.engine._manager.places.limit = QueueLimit(2, None)
         ended: list[Any] = []
 
         async def ask() -> None:
@@ -131,12 +131,12 @@ def test_what_is_under_way_ends_with_the_connection_and_is_told(doorkeeper):
         assert isinstance(ended[0].error(), EngineClosedError)
 
 
-def test_where_a_queue_is_full_those_are_taken_for_which_there_are_places(doorkeeper):
-    with connect(doorkeeper.address) as client:
+def test_where_a_queue_is_full_those_are_taken_for_which_there_are_places(server):
+    with connect(server.address) as client:
         client.register(models.chain, warm_up=False)
         client.register(models.kept, warm_up=False)
         sessions = [client.session("kept") for _ in range(3)]
-        doorkeeper.engine._manager.places.limit = QueueLimit(2, None)
+        server.engine._manager.places.limit = QueueLimit(2, None)
         client.submit("chain", held())
         told = asked_together(client, [(session, steps(1)) for session in sessions])
         assert isinstance(told[0], torch.Tensor)

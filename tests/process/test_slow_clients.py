@@ -11,9 +11,8 @@ import pytest
 from cellrt.errors import DeviceError, OverloadError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process import address as addresses
-from cellrt.process import guest as guest_module
+from cellrt.process import client_connection, shared_memory
 from cellrt.process import host as host_module
-from cellrt.process import memory
 from cellrt.process.client import connect
 from cellrt.process.wire import HEAD
 from tests.engine.helpers import WAIT_S, assert_same
@@ -23,49 +22,49 @@ from tests.waiting import until
 
 
 @pytest.mark.parametrize("most_unsent", [10, 1 << 16])
-def test_a_slow_client_gets_everything_in_the_end(doorkeeper, monkeypatch, most_unsent):
-    monkeypatch.setattr(guest_module, "MAX_UNSENT", most_unsent)
-    client, quick = connect(doorkeeper.address), connect(doorkeeper.address)
+def test_a_slow_client_gets_everything_in_the_end(server, monkeypatch, most_unsent):
+    monkeypatch.setattr(client_connection, "MAX_UNSENT", most_unsent)
+    client, quick = connect(server.address), connect(server.address)
     client.register("tests.process.models:chain", warm_up=False)
     may_go_on = threading.Event()
     client.submit("chain", held()).add_done_callback(lambda _: may_go_on.wait(WAIT_S))
     expected = run_one_by_one(models.chain, steps(4))
     futures = []
-    while not doorkeeper._behind:
+    while not server._behind:
         futures.append(client.submit("chain", steps(4)))
         assert_same(quick.submit("chain", steps(4)).result(WAIT_S), expected)
     futures += [client.submit("chain", steps(4)) for _ in range(20)]
     may_go_on.set()
     for future in futures:
         assert_same(future.result(WAIT_S), expected)
-    until(lambda: not doorkeeper._behind, "it is watched for reading no more")
+    until(lambda: not server._behind, "it is watched for reading no more")
     assert_same(client.submit("chain", steps(4)).result(WAIT_S), expected)
     for each in (client, quick):
         each.close()
-    until(lambda: not doorkeeper._guests, "they have left")
-    assert doorkeeper.engine.statistics()["unfinished"] == 0
+    until(lambda: not server._connections, "they have left")
+    assert server.engine.statistics()["unfinished"] == 0
 
 
-def test_a_slow_client_that_leaves_is_forgotten(doorkeeper):
-    client, other = connect(doorkeeper.address), connect(doorkeeper.address)
+def test_a_slow_client_that_leaves_is_forgotten(server):
+    client, other = connect(server.address), connect(server.address)
     client.register("tests.process.models:chain", warm_up=False)
     may_go_on = threading.Event()
     client.submit("chain", held()).add_done_callback(lambda _: may_go_on.wait(WAIT_S))
-    while not doorkeeper._behind:
+    while not server._behind:
         client.submit("chain", steps(4))
         other.submit("chain", steps(4)).result(WAIT_S)
     client._link._wire.end()
-    until(lambda: len(doorkeeper._guests) == 1, "it has left")
-    assert not doorkeeper._behind
+    until(lambda: len(server._connections) == 1, "it has left")
+    assert not server._behind
     may_go_on.set()
     client.close()
     other.close()
 
 
-def test_a_client_that_talks_nonsense_is_seen_off_alone(doorkeeper, caplog):
-    client = connect(doorkeeper.address)
+def test_a_client_that_talks_nonsense_is_seen_off_alone(server, caplog):
+    client = connect(server.address)
     for nonsense in (b"", b"x" * 33, HEAD.pack(1, 0) + b"\x63" + b"\0" * 23):
-        sock = addresses.connect(doorkeeper.address, WAIT_S)
+        sock = addresses.connect(server.address, WAIT_S)
         sock.recv(1000)
         sock.send(nonsense or b"?")
         assert sock.recv(1000) == b""
@@ -74,15 +73,15 @@ def test_a_client_that_talks_nonsense_is_seen_off_alone(doorkeeper, caplog):
     client.close()
 
 
-def test_a_call_that_nobody_knows_is_an_error_of_ours(doorkeeper):
-    client = connect(doorkeeper.address)
+def test_a_call_that_nobody_knows_is_an_error_of_ours(server):
+    client = connect(server.address)
     with pytest.raises(Exception, match="KeyError: 'no such'"):
         client._link.call("no such")
     client.close()
 
 
-def test_what_cannot_be_told_costs_one_client_its_connection_and_nobody_else(doorkeeper, monkeypatch):
-    client, other = connect(doorkeeper.address), connect(doorkeeper.address)
+def test_what_cannot_be_told_costs_one_client_its_connection_and_nobody_else(server, monkeypatch):
+    client, other = connect(server.address), connect(server.address)
     client.register("tests.process.models:chain", warm_up=False)
 
     def outcome_parts(outcomes):
@@ -90,18 +89,18 @@ def test_what_cannot_be_told_costs_one_client_its_connection_and_nobody_else(doo
             raise KeyError("a bug")
         return original(outcomes)
 
-    original = guest_module.outcome_parts
-    monkeypatch.setattr(guest_module, "outcome_parts", outcome_parts)
+    original = client_connection.outcome_parts
+    monkeypatch.setattr(client_connection, "outcome_parts", outcome_parts)
     assert isinstance(client.submit("chain", steps(7)).exception(WAIT_S), DeviceError)
     assert_same(other.submit("chain", steps(4)).result(WAIT_S), run_one_by_one(models.chain, steps(4)))
-    until(lambda: len(doorkeeper._guests) == 1, "it has left")
+    until(lambda: len(server._connections) == 1, "it has left")
     client.close()
     other.close()
 
 
-def test_what_has_no_memory_for_its_end_fails_alone(doorkeeper, monkeypatch):
+def test_what_has_no_memory_for_its_end_fails_alone(server, monkeypatch):
     monkeypatch.setattr(host_module, "REGION_BYTES", 1 << 12)
-    client = connect(doorkeeper.address)
+    client = connect(server.address)
     client.register("tests.process.models:chain", warm_up=False)
 
     def make_here_only(size):
@@ -109,8 +108,8 @@ def test_what_has_no_memory_for_its_end_fails_alone(doorkeeper, monkeypatch):
             raise OSError(errno.EMFILE, "too many open files")
         return original(size)
 
-    original = memory.make
-    monkeypatch.setattr(memory, "make", make_here_only)
+    original = shared_memory.make
+    monkeypatch.setattr(shared_memory, "make", make_here_only)
     large, small = client.submit_many("chain", [steps(600), steps(4)])
     assert isinstance(large.exception(WAIT_S), OverloadError)
     assert_same(small.result(WAIT_S), run_one_by_one(models.chain, steps(4)))
@@ -120,9 +119,9 @@ def test_what_has_no_memory_for_its_end_fails_alone(doorkeeper, monkeypatch):
     client.close()
 
 
-def test_a_callback_submits_while_another_thread_waits_for_the_engine_to_read(doorkeeper, monkeypatch):
-    monkeypatch.setattr(guest_module, "MAX_UNSENT", 10)
-    client = connect(doorkeeper.address)
+def test_a_callback_submits_while_another_thread_waits_for_the_engine_to_read(server, monkeypatch):
+    monkeypatch.setattr(client_connection, "MAX_UNSENT", 10)
+    client = connect(server.address)
     client.register("tests.process.models:chain", warm_up=False)
     may_go_on, submitted = threading.Event(), Future()
 

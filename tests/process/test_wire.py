@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.process import memory, short_calls
-from cellrt.process.memory import Ring
+from cellrt.process import shared_memory, short_calls
+from cellrt.process.shared_memory import Ring
 from cellrt.process.wire import HEAD, PACKET_MESSAGES, BrokenWireError, Kind, Message, Wire
 from tests.process.helpers import holdings
 
@@ -23,7 +23,7 @@ SIZE = 1 << 10
 def pair(size: int = SIZE) -> tuple[Wire, Wire]:
     """Two ends of a connection, with that much memory for each direction."""
     one, other = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    there, back = memory.make(size), memory.make(size)
+    there, back = shared_memory.make(size), shared_memory.make(size)
     return Wire(one, os.dup(there), os.dup(back)), Wire(other, back, there)
 
 
@@ -40,7 +40,7 @@ def test_places_never_overlap_and_all_memory_is_there_again(asked):
         if begin < 0:
             assert held
             continue
-        end = begin + memory.padded(max(size, 1))
+        end = begin + shared_memory.padded(max(size, 1))
         assert 0 <= begin < end <= SIZE
         assert all(end <= other or begin >= behind for other, behind in held)
         held.append((begin, end))
@@ -130,4 +130,4 @@ def test_memory_whose_size_may_change_is_not_looked_at():
     fd = os.memfd_create("other")
     os.ftruncate(fd, 10)
     with pytest.raises(ValueError, match="sealed"):
-        memory.view(fd, writable=False)
+        shared_memory.view(fd, writable=False)

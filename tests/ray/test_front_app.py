@@ -19,11 +19,11 @@ from starlette.websockets import WebSocket
 
 from cellrt.errors import CellrtError
 from cellrt.ray.front_app import front_app, read_call
+from cellrt.serve.access import DENIAL, AccessPolicy
 from cellrt.serve.app import let_recurse
-from cellrt.serve.guard import DENIAL, Gate
 from cellrt.serve.http import error_response
 from cellrt.serve.keys import Keys
-from cellrt.serve.settings import MOST_DEPTH, Limits
+from cellrt.serve.server_settings import MOST_DEPTH, Limits
 
 MOST_BYTES = 10_000
 LIMITS = Limits(max_body_bytes=MOST_BYTES, max_depth=MOST_DEPTH)
@@ -34,7 +34,7 @@ BODY = json.dumps({"request": 1, "session": "a", "stream": True}).encode()
 class Telling:
     """Answers with what it saw of a request."""
 
-    gate = Gate(Keys([KEY]))
+    access = AccessPolicy(Keys([KEY]))
 
     async def answer(self, request: Request) -> Response:
         try:

@@ -12,7 +12,7 @@ pytest.importorskip("msgspec")
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, SessionError, http_status
 from cellrt.ray.messages import NOT_BEGUN, Answer, Call
 from cellrt.ray.repeating import MOST_TRIES, ReplicaDiedError, answer_of
-from cellrt.serve.door import told
+from cellrt.serve.inference import error_json
 from cellrt.serve.oip import encode
 
 PLAIN = Call("POST", "/v1/models/m/infer", b"", (), b'{"request": 1}')
@@ -21,7 +21,7 @@ LISTING = Call("GET", "/v2", b"", (), b"")
 
 
 def failed(error: CellrtError) -> Answer:
-    return Answer(http_status(error), (), encode(told(error)))
+    return Answer(http_status(error), (), encode(error_json(error)))
 
 
 DONE = Answer(200, (), b"{}")

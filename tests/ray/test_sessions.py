@@ -17,8 +17,8 @@ from cellrt.process.address import new_address
 from cellrt.ray.directory import Directory, Grant, Left, Order
 from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve.app import kept_connected
-from cellrt.serve.settings import Settings
-from cellrt.serve.starting import start_engine
+from cellrt.serve.server_settings import Settings
+from cellrt.serve.start_engine import start_engine
 
 MODEL = "kept"
 KEY = f"{MODEL}/caller"

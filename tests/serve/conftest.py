@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from cellrt.serve.settings import MOST_DEPTH
+from cellrt.serve.server_settings import MOST_DEPTH
 from tests.serve.helpers import KEY, Server, start
 
 ALLOWED_ORIGIN = "https://app.example"

@@ -12,7 +12,7 @@ import torch
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.serve.arrays import array_of
 from cellrt.serve.forms import form_of
-from cellrt.serve.settings import MOST_DEPTH, Limits
+from cellrt.serve.server_settings import MOST_DEPTH, Limits
 from tests.serve.helpers import Server
 
 websocket = pytest.importorskip("websockets.sync.client")

@@ -19,7 +19,7 @@ from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.errors import RequestError
 from cellrt.serve.arrays import array_of, from_bytes, texts_of, to_bytes
 from cellrt.serve.forms import checked, form_of
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 
 DTYPES = sorted(NUMPY_DTYPES, key=str)
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=3, min_side=1, max_side=4)

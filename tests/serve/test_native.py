@@ -12,8 +12,8 @@ from starlette.requests import Request
 from starlette.types import Message
 
 from cellrt.errors import CancelledError
-from cellrt.serve.door import unless_gone
 from cellrt.serve.http import gone
+from cellrt.serve.inference import unless_gone
 from tests.serve.helpers import Server
 from tests.serve.test_watching import samples
 from tests.steps import HOLD, RAISE

@@ -17,7 +17,7 @@ import pytest
 from cellrt.errors import DeadlineError
 from cellrt.language.text import Tokenizer
 from cellrt.serve.http import EventStream
-from cellrt.serve.openai_messages import told
+from cellrt.serve.openai_messages import error_json
 from tests.language import tiny
 from tests.serve.helpers import Server
 from tests.waiting import until
@@ -281,7 +281,7 @@ async def test_an_error_after_the_first_piece_is_an_event() -> None:
     async def send(message: Any) -> None:
         sent.append(message)
 
-    await EventStream(events(), 1.0, {}, told)({"type": "http"}, receive, send)
+    await EventStream(events(), 1.0, {}, error_json)({"type": "http"}, receive, send)
     assert [message.get("status") for message in sent] == [200, None, None, None]
     error = json.loads(sent[2]["body"].removeprefix(b"data: "))["error"]
     assert error == {"message": "too late", "type": "server_error", "param": None, "code": None}

@@ -11,13 +11,13 @@ import pytest
 from starlette.routing import Route, WebSocketRoute
 
 from cellrt.serve.backend import Backend
-from cellrt.serve.door import Door
-from cellrt.serve.http_native import NativeDoor
-from cellrt.serve.http_oip import OipDoor
-from cellrt.serve.http_watching import WatchingDoor
+from cellrt.serve.http_native import NativeHandlers
+from cellrt.serve.http_oip import OipHandlers
+from cellrt.serve.http_watching import WatchingHandlers
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.measures import Measures
-from cellrt.serve.openai_door import OpenAIDoor
-from cellrt.serve.settings import Settings
+from cellrt.serve.openai_handlers import OpenAIHandlers
+from cellrt.serve.server_settings import Settings
 from tests.serve.conftest import MODELS
 from tests.serve.helpers import Server, start
 
@@ -46,8 +46,8 @@ def test_every_model_is_described(server: Server) -> None:
 
 def test_every_door_is_described(server: Server) -> None:
     description = server.http.get("/openapi.json").json()
-    door = Door(Backend(Settings()), Measures(is_shared=False))
-    doors = OipDoor(door), NativeDoor(door), OpenAIDoor(door), WatchingDoor(door)
+    service = InferenceService(Backend(Settings()), Measures(is_shared=False))
+    doors = OipHandlers(service), NativeHandlers(service), OpenAIHandlers(service), WatchingHandlers(service)
     routes = [route for each in doors for route in each.routes()]
     assert len(routes) > 25
     for route in routes:

@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from cellrt.errors import DefinitionError
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from tests.serve.conftest import ALLOWED_ORIGIN as ALLOWED
 from tests.serve.helpers import Server
 

@@ -15,7 +15,7 @@ from cellrt import EngineProcess
 from cellrt.serve import backend
 from cellrt.serve.app import kept_connected
 from cellrt.serve.backend import Backend
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from tests.serve.helpers import KEY, Server, start
 from tests.serve.test_under_fire import children
 from tests.waiting import EVERY_S, until

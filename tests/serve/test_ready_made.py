@@ -14,7 +14,7 @@ from cellrt.errors import RequestError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.serve.described import request_form
 from cellrt.serve.forms import RecordForm
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 from cellrt.serve.sized import SizedGraph
 
 MOST = 7

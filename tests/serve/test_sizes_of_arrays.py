@@ -16,7 +16,7 @@ from cellrt.errors import RequestError
 from cellrt.graph.unfolder import Unfolder
 from cellrt.serve.described import request_form
 from cellrt.serve.forms import Form
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 from cellrt.serve.sized import SizedGraph
 
 ADD = cellrt.cell(lambda x, h: {"h": x + h}, {"x": (2,), "h": (2,)}, name="add")

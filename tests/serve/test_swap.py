@@ -16,7 +16,7 @@ import httpx
 
 from cellrt.process.source import module_of_file
 from cellrt.serve.backend import Backend
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from tests.serve.helpers import WAIT_S, Server
 from tests.waiting import until
 

@@ -20,10 +20,10 @@ from cellrt.errors import DefinitionError
 from cellrt.process.address import new_address
 from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.backend import Backend
-from cellrt.serve.door import Door
+from cellrt.serve.inference import InferenceService
 from cellrt.serve.measures import Measures
-from cellrt.serve.settings import Settings
-from cellrt.serve.starting import start_engine
+from cellrt.serve.server_settings import Settings
+from cellrt.serve.start_engine import start_engine
 from cellrt.serve.telemetry import Traced, make_provider
 from tests.steps import RAISE
 
@@ -51,7 +51,8 @@ async def ask(
     provider.add_span_processor(SimpleSpanProcessor(exporter))
     backend = Backend(settings)
     app = make_app(
-        Door(backend, Measures(is_shared=False)), lambda app: Traced(app, backend, provider, with_tasks=with_tasks)
+        InferenceService(backend, Measures(is_shared=False)),
+        lambda app: Traced(app, backend, provider, with_tasks=with_tasks),
     )
     async with asyncio.timeout(TIME_S), kept_connected(backend):
         await backend.is_connected.wait()

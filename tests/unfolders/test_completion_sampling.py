@@ -20,7 +20,7 @@ from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.serve.forms import form_of
-from cellrt.serve.settings import Limits
+from cellrt.serve.server_settings import Limits
 from cellrt.unfolders.completion import complete
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine, watch_suspensions

@@ -1,10 +1,11 @@
-"""Compiles a step's program to a library: ``python build.py OPERATORS PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
+"""The compiler of a step's program: ``python build.py OPERATORS PROGRAM LIBRARY NUM_WEIGHTS NUM_OUTPUTS``.
 
-A process of its own, which needs nothing of cellrt but the files OPERATORS (``product_operator.py``,
+It is a process of its own, which needs nothing of cellrt but the files OPERATORS (``product_operator.py``,
 ``attention_operator.py`` and ``run_function.py``): compiling takes many seconds and holds the interpreter lock. It
-writes LIBRARY, after its checksum with the suffix ``.sha256``, or, if what it finds is none of a passing trouble's,
-LIBRARY with the suffix ``.refused``: the name of the reason (see ``refusal.py``) and a line. Of several processes
-that want the same library one compiles it, and no more than half the processors compile at once, whoever asked.
+writes LIBRARY, after its checksum with the suffix ``.sha256``. If the program cannot be compiled, for a reason that
+will not pass, it writes LIBRARY with the suffix ``.refused`` instead: the name of the reason (of ``refusal.py``) and a
+line. Of several processes that want the same library one compiles it, and on all the machine no more than half the
+processors compile at once.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ NEEDS_PYTHON = "aoti_torch_proxy_executor_call_function"
 
 
 def build(operators_at: Sequence[str], program_at: Path, library_at: Path, num_weights: int, num_outputs: int) -> None:
-    """Writes the library, or why there is none."""
+    """Write the library, or the reason why there is none."""
     functions: dict[Any, list[str]] = {}
     for at in operators_at:
         functions |= runpy.run_path(at)["c_functions"]()
@@ -61,21 +62,21 @@ def build(operators_at: Sequence[str], program_at: Path, library_at: Path, num_w
 
 
 def _example(value: torch.Tensor) -> torch.Tensor:
-    """Zeros of the sizes and strides of what was traced."""
+    """Return zeros of the sizes and strides of a traced tensor."""
     sizes = [size if isinstance(size, int) else size.node.hint for size in value.shape]
     strides = [stride if isinstance(stride, int) else stride.node.hint for stride in value.stride()]
     return torch.empty_strided(sizes, strides, dtype=value.dtype).zero_()
 
 
 def _write(file: Path, text: str) -> None:
-    """Writes a file that nobody finds half written."""
+    """Write a file atomically."""
     partial = file.with_suffix(f".{os.getpid()}")
     partial.write_text(text)
     os.replace(partial, file)
 
 
 def main() -> None:
-    """Compiles unless another process has done so meanwhile."""
+    """Compile the program unless another process has done so meanwhile."""
     program_at, library_at = map(Path, sys.argv[2:4])
     os.nice(10)
     slot = int(library_at.stem[:8], 16) % max(1, (os.cpu_count() or 1) // 2)

@@ -1,4 +1,4 @@
-"""The compiled form of any cell: exports its step, has it compiled, loads it, and tries it against the module."""
+"""The compiled form of any cell: its step is exported, compiled, loaded, and compared with the module."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from cellrt.definition.aot.compiled_spans import span_form, try_span_form
 from cellrt.definition.aot.library import Library
 from cellrt.definition.aot.pays import check_that_it_pays
-from cellrt.definition.aot.program import with_tied
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
-from cellrt.definition.aot.span_form import span_form, try_span_form
+from cellrt.definition.aot.step_program import with_tied
 from cellrt.definition.aot.store import Compiled, LibraryStore
 from cellrt.definition.company import row_of
 from cellrt.definition.compiled_form import CompiledForm
@@ -29,15 +29,15 @@ from cellrt.definition.spec import CellInput, RowSpec, copy_input
 TRIED_ROWS = (1, 1, 2, 7, 16)
 NAME = "AOTInductor"
 SAME = 1e-6
-"""Of an output's largest value: by more no two calls of a module differ for the order in which threads add up."""
+"""The tolerance for two calls of a module, relative to an output's largest value: threads add up in varying order."""
 
 
 def compile_cells(
     cells: Sequence[Computation], store: LibraryStore, must_pay: bool = True
 ) -> Iterator[CompiledForm | Exception]:
-    """The form of each cell, compiled now unless the store has it, or why there is none: mostly NotCompiledError.
+    """Yield the form of each cell, compiled now unless the store has it, or the error: mostly NotCompiledError.
 
-    ``must_pay`` leaves out one that is clearly slower than its module: see ``pays.py``.
+    ``must_pay`` leaves out forms that are clearly slower than their modules, as ``pays.py`` finds.
     """
     refusals = [_refusal(cell) for cell in cells]
     wanted = [cell for cell, refusal in zip(cells, refusals) if refusal is None]
@@ -46,12 +46,12 @@ def compile_cells(
         made = next(found) if refusal is None else refusal
         try:
             yield made if isinstance(made, NotCompiledError) else _load(cell, made, must_pay)
-        except Exception as error:  # whatever torch makes of somebody's module costs its form alone
+        except Exception as error:  # an error of torch costs this cell's form alone
             yield error
 
 
 def compile_cell(cell: Computation, store: LibraryStore) -> CompiledForm:
-    """The form of one cell, however slow. Raises NotCompiledError: why there is none."""
+    """Return the form of one cell, however slow. Raise NotCompiledError with the reason if there is none."""
     (made,) = compile_cells([cell], store, must_pay=False)
     if isinstance(made, Exception):
         raise made
@@ -59,7 +59,7 @@ def compile_cell(cell: Computation, store: LibraryStore) -> CompiledForm:
 
 
 def _refusal(cell: Computation) -> NotCompiledError | None:
-    """Why nobody need try to compile a cell, if so."""
+    """Return the reason for which compiling a cell need not be tried, if there is one."""
     if numba.config.DISABLE_JIT:
         return NotCompiledError(Reason.NO_JIT)
     unseen = [name for name in cell.finite if cell.outputs[name].dtype != torch.float32]
@@ -67,7 +67,7 @@ def _refusal(cell: Computation) -> NotCompiledError | None:
 
 
 def _load(cell: Computation, made: Compiled, must_pay: bool) -> CompiledForm:
-    """The form of a cell that is compiled, once it gives what the module gives, and is not slower if it must pay.
+    """Return the form of a compiled cell, if it gives the module's results, and is not slower than it if it must pay.
 
     Cells with pages or spans are not timed: their attention and products are ours.
     """
@@ -83,7 +83,7 @@ def _load(cell: Computation, made: Compiled, must_pay: bool) -> CompiledForm:
 
 
 def _constants(cell: Computation, made: Compiled, library: Library) -> NDArray[np.int64]:
-    """See ``run_step.py``."""
+    """Return the constants of the form's task function, in the layout of ``run_step.py``."""
     words = [*library.words(), len(cell.inputs), len(cell.outputs)]
     words += [made.least_rows, LEAST_VALUES, made.has_equal_values]
     for name, spec in cell.inputs.items():
@@ -105,10 +105,11 @@ def _port(spec: RowSpec, library: Library, source: int) -> list[int]:
 
 @torch.inference_mode()
 def _try(cell: Computation, form: CompiledForm) -> bool:
-    """Whether rows give the same bits alone and together.
+    """Return whether rows give the same bits alone and together.
 
-    Raises NotCompiledError if they do not give what the module gives. Integers may differ once: which of two is larger
-    may hang on rounding.
+    Raise NotCompiledError if they do not give the module's results. Integers may differ once: a comparison of two
+    numbers
+    may depend on rounding.
     """
     generator = torch.Generator().manual_seed(0)
     is_invariant, differing = True, Counter[str]()
@@ -143,7 +144,7 @@ def _run_module(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Te
 
 
 def _is_equal(first: torch.Tensor, second: torch.Tensor) -> bool:
-    """Whether two calls on the same rows gave the same, but for the last bits."""
+    """Return whether two calls on the same rows gave the same results, but for the last bits."""
     first, second = first.double(), second.double()
     largest = first.nan_to_num(0.0, 0.0, 0.0).abs().amax() if first.numel() else 0.0
     return torch.allclose(first, second, rtol=0.0, atol=SAME * float(largest), equal_nan=True)

@@ -1,7 +1,7 @@
-"""What an operator refuses, and its compiled code would take: indices, which are refused there, too, and divisors.
+"""Checks of indices and divisors that operators make and their compiled code does not.
 
 The compiler checks that an index is below the size, and takes one below zero from the end, as ``tensor[index]`` does.
-Most operators with an index refuse those.
+Most operators with an index refuse those. The checks here are added to the program, or refuse it.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ INDEX_AT: Mapping[Any, int] = {
     )
     if (operator := getattr(ATEN, name))
 }
-"""Which argument of an operator are indices that must not be below zero."""
+"""The positions of operators' arguments that are indices and must not be below zero."""
 UNCHECKED: Mapping[str, str] = {
     "scatter.value": "scatter of a tensor, torch.full_like(...) instead of a number, compiles",
     "scatter.reduce": "",
     "scatter.value_reduce": "",
     "scatter_reduce.two": 'index_reduce(0, owner, values, "amax") compiles, with one index for each row of values',
 }
-"""Operators whose compiled code leaves out what lies outside, and what does the same and compiles, if anything does."""
+"""Operators whose compiled code skips indices outside of the tensor, each with an alternative that compiles, if any."""
 DIVISIONS = frozenset(
     f"{name}.{overload}"
     for name in ("div", "divide", "floor_divide", "remainder", "fmod")
@@ -44,21 +44,21 @@ DIVISIONS = frozenset(
 """Operators that may divide by a tensor; of integers they give integers if they round."""
 CLAMPS = frozenset((ATEN.clamp.default, ATEN.clamp_min.default))
 OUTSIDE = 2**31 - 1
-"""Above every size, and an int32."""
+"""An index above every size that fits in an int32."""
 
 
 def is_unchecked(operator: torch._ops.OpOverload) -> bool:
-    """Whether nothing checks its indices in compiled code."""
+    """Return whether an operator's indices are not checked in compiled code."""
     return _name_of(operator) in UNCHECKED
 
 
 def instead_of(operator: Any) -> str:
-    """What compiles instead of an operator whose indices nothing checks; empty if nothing is known."""
+    """Return an alternative that compiles for an operator with unchecked indices; empty if none is known."""
     return UNCHECKED.get(_name_of(operator), "")
 
 
 def may_divide_by_zero(node: Node) -> bool:
-    """Whether it divides integers by what may be zero for all that is known: compiled, that would end the process."""
+    """Return whether a node divides integers by a divisor that may be zero: compiled, that would end the process."""
     if _name_of(node.target) not in DIVISIONS or node.meta["val"].dtype.is_floating_point:
         return False
     divisor = node.args[1]
@@ -69,12 +69,12 @@ def may_divide_by_zero(node: Node) -> bool:
 
 
 def _name_of(operator: Any) -> str:
-    """Without its namespace, and the same for what works in place."""
+    """Return an operator's name without its namespace, equal for operators that work in place."""
     return str(operator).removeprefix("aten.").replace("_.", ".")
 
 
 def check_indices(program: ExportedProgram) -> None:
-    """Has the indices of a step's operators checked as the operators do."""
+    """Add the operators' own checks of indices to a step's program."""
     graph = program.graph
     users = [node for node in graph.nodes if node.target in INDEX_AT]
     for user in users:

@@ -1,4 +1,4 @@
-"""A compiled library in this process: its container; packs the weights that it takes packed, and has handles of all."""
+"""A compiled library in this process: its container, its packed weights, and handles of all weights."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from cellrt.definition.aot.packing import packed_values
+from cellrt.definition.aot.packed_products import packed_values
 from cellrt.definition.aot.product_operator import KERNEL
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_function import RUN
@@ -18,7 +18,7 @@ from cellrt.definition.traced_pages import KERNELS
 from cellrt.products.packed import product_kernel
 
 MODELS = 32
-"""As many tasks run at once as there are models in a container; more wait. No more CPU workers are in an engine."""
+"""The models in a container, and so the tasks that can run at once; more wait. No engine has more CPU workers."""
 CREATE = "aoti_torch_create_tensor_from_blob_v2"
 SHARE, DELETE = "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object"
 OPEN, CLOSE = (f"AOTInductorModelContainer{verb}" for verb in ("CreateWithDevice", "Delete"))
@@ -27,7 +27,7 @@ OPEN, CLOSE = (f"AOTInductorModelContainer{verb}" for verb in ("CreateWithDevice
 class Library:
     """A library with the weights of one cell.
 
-    The handles are over the memory of the weights, which must live as long and not change.
+    The handles refer to the memory of the weights, which must live as long and not change.
 
     Attributes:
         container: its address.
@@ -53,11 +53,14 @@ class Library:
         weakref.finalize(self, _close, self._library, self.container, tuple(self.handles)).atexit = False
 
     def words(self) -> list[int]:
-        """The addresses of what a step calls, the container's, and how many weights there are: see ``run_step.py``."""
+        """Return the addresses of the functions that a step calls and of the container, and the number of weights.
+
+        The layout is that of ``run_step.py``.
+        """
         return [*map(self.address, (RUN, CREATE, SHARE, DELETE)), self.container, len(self.handles)]
 
     def address(self, function: str) -> int:
-        """Where a C function of the library, or of torch's, lies."""
+        """Return the address of a C function of the library, or of torch."""
         return ctypes.cast(getattr(self._library, function), ctypes.c_void_p).value or 0
 
     def _open(self) -> int:
@@ -67,7 +70,7 @@ class Library:
         return container.value or 0
 
     def _handle(self, value: torch.Tensor, memory: torch.Tensor) -> int:
-        """A tensor of the sizes of ``value`` over some memory."""
+        """Return the handle of a tensor of the sizes of ``value`` over some memory."""
         shape, strides = ((ctypes.c_int64 * value.dim())(*numbers) for numbers in (value.shape, value.stride()))
         handle, none = ctypes.c_void_p(), ctypes.c_int64(0)
         dtype = ctypes.c_int32(self.dtype_number(value.dtype))
@@ -79,7 +82,7 @@ class Library:
         return handle.value or 0
 
     def dtype_number(self, dtype: torch.dtype) -> int:
-        """The number of a dtype in the C interface."""
+        """Return the number of a dtype in the C interface."""
         return int(getattr(self._library, f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")())
 
 

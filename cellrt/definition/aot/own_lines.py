@@ -1,4 +1,4 @@
-"""Which line of a user's own code torch was at, while it traced a step, when something came up that keeps it eager."""
+"""The line of a user's own code at which tracing met a reason to keep a cell eager."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from cellrt.definition.snapshot import FunctionSnapshot
 
 TORCH, DEFINITION = (f"{path}/" for path in (Path(torch.__file__).parent, Path(__file__).parents[1]))
 NOT_OWN = (TORCH, DEFINITION, contextlib.__file__, functools.__file__, "<")
-"""How the files of code begin that is not the user's."""
+"""The beginnings of the paths of files that are not the user's."""
 FRAME = re.compile(r'File "(.+)", line (\d+), in ')
 TRIED_ROWS = (*range(2, 13), 1000)
-"""What holds for all of these holds for any number of rows, mostly: few of a module's numbers are larger."""
+"""Numbers of rows to try: a condition that holds for all of them mostly holds for any, as few sizes are larger."""
 MOST_CHARACTERS = 100
 
 
@@ -35,7 +35,7 @@ class Line(NamedTuple):
 
     @property
     def text(self) -> str:
-        """What stands there; empty where nobody has the file."""
+        """The text of the line; empty if the file is not there."""
         return linecache.getline(self.file, self.number).strip()
 
     def __str__(self) -> str:
@@ -44,7 +44,7 @@ class Line(NamedTuple):
 
 
 def note_lines_of(module: object) -> None:
-    """Has torch note the lines of a function, too, that is a cell: of others it does those of each ``forward``."""
+    """Have torch record the lines of a cell that is a function, too; by itself it records those of each ``forward``."""
     function = module.function if isinstance(module, FunctionSnapshot) else module
     note = getattr(torch.fx.proxy, "_register_stack_trace_anchor", None)  # torch keeps it for itself
     if note is not None and isinstance(function, FunctionType):
@@ -52,13 +52,15 @@ def note_lines_of(module: object) -> None:
 
 
 def line_of_node(node: Node) -> Line | None:
-    """Where an operator of a program was called: the last line of the user's that torch has noted."""
+    """Return the line where an operator of a program was called: the last line of the user's
+    that torch has recorded.
+    """
     frames = FRAME.findall(node.meta.get("stack_trace") or "")
     return _last_own([Line(file, int(number)) for file, number in frames])
 
 
 def line_of_error(error: BaseException) -> Line | None:
-    """Where in the user's code an error came up."""
+    """Return the line in the user's code where an error was raised."""
     frames = traceback.extract_tb(error.__traceback__)
     return _last_own([Line(frame.filename, frame.lineno or 0) for frame in frames])
 
@@ -72,10 +74,10 @@ def _is_own(file: str) -> bool:
 
 
 class RowsWatch:
-    """Notes where torch decides something of the sizes of a step's inputs.
+    """A recorder of the lines at which torch decides on the sizes of a step's inputs.
 
     Attributes:
-        fixed: where it decided what does not hold for every number of rows, and whether that is one number.
+        fixed: a line with a decision that does not hold for every number of rows, and whether it holds for only one.
     """
 
     def __init__(self) -> None:
@@ -83,7 +85,7 @@ class RowsWatch:
 
     @contextlib.contextmanager
     def watching(self, inputs: Sequence[torch.Tensor]) -> Iterator[None]:
-        """While it lasts a step is traced on these inputs."""
+        """Record decisions while a step is traced on these inputs within the block."""
         size: Any = inputs[0].shape[0]
         shapes: Any = size.node.shape_env if isinstance(size, torch.SymInt) else None
         frame_of = getattr(shapes, "_get_user_frame", None)
@@ -111,7 +113,7 @@ class RowsWatch:
 
 
 def _own_frame(frame: FrameType | None) -> FrameType | None:
-    """The innermost that is the user's; if none is, the one given."""
+    """Return the innermost frame of the user's code; if there is none, the given one."""
     found = frame
     while found is not None and not _is_own(found.f_code.co_filename):
         found = found.f_back

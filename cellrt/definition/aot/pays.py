@@ -1,4 +1,4 @@
-"""Whether a compiled form pays: its time is compared with its module's, once for a library, and kept beside it."""
+"""The comparison of a compiled form's time with its module's, measured once for a library and kept beside it."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from cellrt.definition.spec import plain
 TIMED_ROWS = (64, 512)
 ROUNDS, LEAST_ROUNDS = 7, 3
 LONG_S = 0.05
-"""When rounds took so long, the least of them suffice, and no larger number of rows is timed."""
+"""The seconds of rounds after which the least number suffices, and no larger number of rows is timed."""
 CLEARLY = 1.2
 EAGER_S = 15e-6
-"""About what a step costs beside its module's own time where no form runs: 5 us in chains, 15 in loops."""
+"""The approximate cost of a step without a form, beside its module's own time: 5 us in chains, 15 in loops."""
 
 StepTimes = dict[int, tuple[float, float]]
-"""By rows: seconds of the module, and of the form."""
+"""The seconds of the module and of the form, by rows."""
 
 
 def check_that_it_pays(cell: Computation, form: CompiledForm, library: Path) -> None:
-    """Raises NotCompiledError if the form is clearly slower than the module at all numbers of rows that were timed.
+    """Raise NotCompiledError if the form is clearly slower than the module at all numbers of rows that were timed.
 
-    Cells of one library and one ``max_batch`` get one answer: what was found is read where it was kept.
+    Cells of one library and one ``max_batch`` get one answer: times that were kept are read again.
     """
     kept = library.with_suffix(f".times{min(TIMED_ROWS[-1], cell.max_batch)}")
     times = _read(kept)
@@ -54,11 +54,12 @@ def _is_slower(module_s: float, form_s: float) -> bool:
 
 @torch.inference_mode()
 def _measure(cell: Computation, form: CompiledForm) -> StepTimes:
-    """Of the smallest number of rows alone if the form is not slower there; none if either does not take the rows.
+    """Return the times by rows.
 
-    It is the processor's time of this thread, with one thread of torch, as compiled code has: neither other threads nor
-    other processes lengthen it by having the interpreter's lock or the core. Of several rounds in turns the least is
-    taken.
+    The smallest number of rows suffices if the form is not slower there; there are no times if either does not take the
+    rows. Times are the processor's time of this thread, with one thread of torch, as compiled code has: neither other
+    threads nor other processes lengthen it by having the interpreter's lock or the core. Of several rounds in turns the
+    least is taken.
     """
     times: StepTimes = {}
     with torch_threads(1):
@@ -78,7 +79,7 @@ def _measure(cell: Computation, form: CompiledForm) -> StepTimes:
 
 
 def _least_of_rounds(module: Callable[[], object], form: Callable[[], object]) -> tuple[float, float]:
-    """The least time of each over rounds in which they take turns."""
+    """Return the least time of each over rounds in which they take turns."""
     least, spent = [float("inf")] * 2, 0.0
     for number in range(ROUNDS):
         for which, run in enumerate((module, form)):
@@ -100,7 +101,7 @@ def _read(kept: Path) -> StepTimes | None:
 
 
 def _write(kept: Path, times: StepTimes) -> None:
-    """Unless the folder may only be read, as in an image; nobody finds it half written."""
+    """Write the times atomically, unless the folder is read-only, as in an image."""
     partial = kept.with_suffix(f"{kept.suffix}.{os.getpid()}")
     with suppress(OSError):
         partial.write_text(json.dumps(times))

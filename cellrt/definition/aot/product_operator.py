@@ -1,7 +1,7 @@
 """The operator that a step's program calls for a product with a packed weight, and its C function in a library.
 
 It needs nothing of cellrt: the compiler, a process of its own, reads this file by itself. The kernel
-(``products/packed.py``) is called by its address, which whoever loads the library writes to ``KERNEL``.
+(``products/packed.py``) is called by its address, which is written to ``KERNEL`` when the library is loaded.
 """
 
 from __future__ import annotations
@@ -29,9 +29,11 @@ def _shape_of_product_add(x: torch.Tensor, weight: torch.Tensor, bias: torch.Ten
 torch.library.register_fake("cellrt::product", _shape_of_product, lib=_LIBRARY)
 torch.library.register_fake("cellrt::product_add", _shape_of_product_add, lib=_LIBRARY)
 PRODUCT = torch.ops.cellrt.product.default
-"""``x [..., depth] @ weight.T``: ``[..., columns]``; ``weight`` has any shape, and the memory of a packed one."""
+"""The product ``x [..., depth] @ weight.T``: ``[..., columns]``; ``weight`` has any shape, and the memory of a packed
+one.
+"""
 PRODUCT_ADD = torch.ops.cellrt.product_add.default
-"""The same plus ``bias [columns]``."""
+"""The product ``x [..., depth] @ weight.T + bias [columns]``."""
 
 _DECLARED = "AOTITorchError aoti_torch_cpu_product(AtenTensorHandle, AtenTensorHandle, int64_t, AtenTensorHandle*)"
 _DECLARED_ADD = (
@@ -109,5 +111,5 @@ AOTITorchError aoti_torch_cpu_product_add(
 
 
 def c_functions() -> dict[Any, list[str]]:
-    """What AOTInductor is to declare for the operators; the last declaration is followed by their definition."""
+    """Return the C declarations of the operators for AOTInductor; the last one is followed by their definition."""
     return {PRODUCT: [_DECLARED], PRODUCT_ADD: [f"{_DECLARED_ADD};\n{_DEFINED}"]}

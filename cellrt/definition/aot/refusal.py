@@ -1,4 +1,4 @@
-"""Why a cell has no form that a compiler made: it stays eager, by name and with the reason."""
+"""The reasons why the compiler makes no form of a cell, which then stays eager."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from cellrt.errors import DefinitionError
 
 
 class Reason(StrEnum):
-    """What keeps a cell from being compiled."""
+    """A reason why a cell is not compiled."""
 
     BATCH_SIZES = "it takes certain numbers of rows only"
     FINITE = "it promises finite numbers in an output that is not float32, which nobody looks at without Python"
@@ -41,8 +41,8 @@ class NotCompiledError(DefinitionError):
     """A cell cannot be compiled.
 
     Attributes:
-        reason: what keeps it from it.
-        detail: of what it is so.
+        reason: the kind of reason.
+        detail: the place or the cause.
     """
 
     def __init__(self, reason: Reason, detail: str = "") -> None:
@@ -51,7 +51,7 @@ class NotCompiledError(DefinitionError):
 
     @property
     def partial_fx_graph(self) -> str:
-        """Nothing: torch would hang the graph so far on the error, and print it to the standard error."""
+        """An attribute that is not there: torch would print the graph so far to the standard error."""
         raise AttributeError
 
     @partial_fx_graph.setter

@@ -1,14 +1,16 @@
-"""The C function of a library by which its step is run: it does what AOTInductor's own does, and prints nothing.
+"""The C function of a library that runs its step: like AOTInductor's own, but it prints nothing.
 
 A step refuses rows by an exception, such as that of a token outside the vocabulary. AOTInductor's function writes that
-to the standard error, with a page of C++ frames; the module, which then runs the same rows, raises what is to be told.
-It needs nothing of cellrt: the compiler, a process of its own, reads this file by itself.
+to the standard error, with a page of C++ frames; here the module, which then runs the same rows, raises the error that
+users see.
+
+This file needs nothing of cellrt: the compiler, a process of its own, reads it by itself.
 """
 
 from __future__ import annotations
 
 RUN = "cellrt_run"
-"""Takes what ``AOTInductorModelContainerRun`` does, and returns as that whether it failed."""
+"""The function's name. It takes the arguments of ``AOTInductorModelContainerRun``, and returns whether it failed."""
 
 _DECLARED = (
     "AOTIRuntimeError RUN(AOTInductorModelContainerHandle, AtenTensorHandle*, size_t, AtenTensorHandle*, size_t, "
@@ -34,5 +36,5 @@ __attribute__((visibility("default"))) AOTIRuntimeError RUN(
 
 
 def c_functions() -> dict[str, list[str]]:
-    """What AOTInductor is to declare, and its definition; of no operator."""
+    """Return the function's declaration and definition for AOTInductor; they belong to no operator."""
     return {RUN: [f"{_DECLARED};\n{_DEFINED}".replace("RUN(", f"{RUN}(")]}

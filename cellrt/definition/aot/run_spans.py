@@ -15,7 +15,7 @@ FIRST_WEIGHT = INPUTS
 
 @TaskFunction
 def run_spans(constants, task):  # type: ignore[no-untyped-def]
-    """``task``: how many tensors the library takes besides the weights, and each of them."""
+    """Run a step. ``task`` has the number of tensors that the library takes besides the weights, and each of them."""
     num_weights, num_tensors = read_word(constants, WEIGHTS), read_word(task, 0)
     handles = np.zeros(num_weights + num_tensors + 1, np.int64)
     each, made, has_failed = handles.ctypes.data, 0, False

@@ -1,7 +1,7 @@
 """The task function of every form that AOTInductor compiled: calls its library by address, without Python.
 
-A library takes and returns handles of tensors. Of the weights there are handles that live as long as the form; a call
-gets new references to them, and new tensors over the rows of its inputs and outputs, and the library lets go of both.
+A library takes and returns handles of tensors. The handles of the weights live as long as the form; a call gets new
+references to them, and new tensors over the rows of its inputs and outputs, and the library releases both.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DTYPE, RAGGED, SOURCE, ROW_BYTES, DIMS, SIZES = range(6)
 MOST_DIMS = 8
 PORT = SIZES + 2 * MOST_DIMS
 
-# What a call has of a port, in int64 words: where its rows lie, how many, and the offsets of a ragged one, or 0.
+# A port in a call, in int64 words: where its rows lie, how many, and the offsets of a ragged one, or 0.
 AT, COUNT, OFFSETS, PLACE = range(4)
 
 INT64 = 4  # torch's number of the dtype
@@ -39,7 +39,7 @@ INT64 = 4  # torch's number of the dtype
 
 @nogil_part
 def new_tensor(constants, at, dims, sizes, strides, dtype, handle):  # type: ignore[no-untyped-def]
-    """Writes to ``handle`` that of a new tensor over memory of the CPU; whether that failed."""
+    """Write the handle of a new tensor over memory of the CPU to ``handle``; return whether that failed."""
     word, none, index = np.int64(0), np.int32(0), np.int32(-1)
     given = (at, dims, sizes, strides, word, np.int32(dtype), none, index, handle, none, word, word)
     return call_status(read_word(constants, CREATE), given) != 0
@@ -47,7 +47,7 @@ def new_tensor(constants, at, dims, sizes, strides, dtype, handle):  # type: ign
 
 @nogil_part
 def _call(constants, places, rows):  # type: ignore[no-untyped-def]
-    """Runs the library on what lies at ``places``; whether that failed."""
+    """Run the library on the tensors at ``places``; return whether that failed."""
     num_weights, num_inputs = read_word(constants, WEIGHTS), read_word(constants, INPUTS)
     num_ports = num_inputs + read_word(constants, OUTPUTS)
     handles = np.zeros(num_weights + num_inputs + num_ports + 1, np.int64)
@@ -87,10 +87,10 @@ def _call(constants, places, rows):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _find(constants, task, step, before, first, rows, places, offsets):  # type: ignore[no-untyped-def]
-    """Fills in where the rows of a step lie, which begins at position ``first`` and the step before at ``before``.
+    """Write the places of a step's rows.
 
-    Each ragged input gets offsets from 0 on, ``[rows + 2]`` numbers of ``offsets``. Whether the library can take the
-    step as it is, or wants more rows.
+    The step begins at position ``first``, and the step before at ``before``. Each ragged input gets offsets from 0 on,
+    ``[rows + 2]`` numbers of ``offsets``. Return whether the library can take the step as it is, or needs more rows.
     """
     num_inputs, num_ports = read_word(constants, INPUTS), places.shape[0]
     is_enough = rows >= read_word(constants, LEAST_ROWS)
@@ -117,7 +117,10 @@ def _find(constants, task, step, before, first, rows, places, offsets):  # type:
 
 @nogil_part
 def _call_with_more(constants, places, rows):  # type: ignore[no-untyped-def]
-    """As ``_call``, with a row more, a copy of the first, which has two values of zeros of each ragged input."""
+    """Run the library with one more row, a copy of the first, with two values of zeros in each ragged input.
+
+    Return whether that failed.
+    """
     num_inputs, num_ports, num_bytes = read_word(constants, INPUTS), places.shape[0], 0
     more = places.copy()
     for k in range(num_ports):
@@ -144,7 +147,7 @@ def _call_with_more(constants, places, rows):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _have_equal_values(constants, places):  # type: ignore[no-untyped-def]
-    """Whether all ragged inputs have the same number of values, if they must."""
+    """Return whether all ragged inputs have the same number of values, if they must."""
     found = -1
     for k in range(read_word(constants, INPUTS) if read_word(constants, HAS_EQUAL_VALUES) != 0 else 0):
         if places[k, OFFSETS] != 0:
@@ -156,7 +159,7 @@ def _have_equal_values(constants, places):  # type: ignore[no-untyped-def]
 
 @TaskFunction
 def run_step(constants, task):  # type: ignore[no-untyped-def]
-    """The inputs and outputs of the cell, step by step."""
+    """Run a task, step by step; return DONE or REFUSED."""
     sizes, num_inputs = batch_sizes(task), read_word(constants, INPUTS)
     places = np.empty((num_inputs + read_word(constants, OUTPUTS), PLACE), np.int64)
     offsets = np.empty(num_inputs * (sizes[0] + 2), np.int64)

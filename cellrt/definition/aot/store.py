@@ -1,4 +1,4 @@
-"""Compiled libraries on disk: found again by the structure of their program, or compiled in a process of its own."""
+"""Compiled libraries on disk: found by the structure of their program, or compiled in a process of its own."""
 
 from __future__ import annotations
 
@@ -42,26 +42,26 @@ from cellrt.definition.computation import Computation
 
 CLOSED = "its engine was closed meanwhile"
 MOST_IMPORTING_S = 10.0
-"""No longer is another thread's import waited for: it may be that of a module that serves until the end."""
+"""The longest wait for another thread's import, which may be that of a module that serves until the end."""
 ERROR = re.compile(r"[A-Za-z_][\w.]*(Error|Exception|Exit|Interrupt|Warning|Refused)\b(: |$)")
-"""How the line of a traceback begins that names what was raised."""
+"""The beginning of the line of a traceback that names the exception."""
 ERROR_LINES, MOST_CHARACTERS = 3, 500
 CACHE_VARIABLE = "CELLRT_CACHE"
-"""The environment variable that names the folder of what cellrt keeps; default: ``cellrt`` in the user's cache."""
+"""The environment variable with the folder of cellrt's caches; default: ``cellrt`` in the user's cache."""
 
 
 def cache_folder() -> Path:
-    """Where compiled code is kept."""
+    """Return the folder of compiled code."""
     if named := os.environ.get(CACHE_VARIABLE):
         return Path(named)
     try:
         return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "cellrt"
-    except RuntimeError:  # somebody without a home, as in a container: it is a folder that cannot be made
+    except RuntimeError:  # there is no home, as in a container: a folder that cannot be made
         return Path(os.devnull) / "cellrt"
 
 
 class Compiled(NamedTuple):
-    """What became of a cell: its library, and what of its program a form must know (see ``StepProgram``)."""
+    """A compiled cell: its library, and the facts of its program that a form needs (as of ``StepProgram``)."""
 
     library: Path
     least_rows: int
@@ -80,13 +80,15 @@ class LibraryStore:
     def __init__(self, folder: Path | None = None) -> None:
         self.folder = (folder or cache_folder()) / "compiled"
         self.num_compiled = 0
-        """How often something was compiled."""
+        """The number of libraries that were compiled."""
         self._running: set[int] = set()
         self._owner = os.getpid()
         self._is_closed = False
 
     def compile(self, cells: Sequence[Computation]) -> Iterator[Compiled | NotCompiledError]:
-        """The library of each cell, or why there is none, each as soon as that is known; compiles what is not there."""
+        """Yield the library of each cell, or the reason why there is none, as soon as it is known; compile missing
+        ones.
+        """
         try:
             compiler = find_compiler()
         except NotCompiledError as error:
@@ -124,14 +126,16 @@ class LibraryStore:
                     os.waitpid(process, 0)
 
     def close(self) -> None:
-        """Ends the compilers that run; what waits for them gets NotCompiledError. In a forked process they are not its
-        own."""
+        """End the compilers that run; calls that wait for them get NotCompiledError.
+
+        In a forked process the compilers are the parent's, and go on.
+        """
         self._is_closed = True
         for process in list(self._running) if os.getpid() == self._owner else ():
             _kill(process)
 
     def _new_folder(self) -> tempfile.TemporaryDirectory[str]:
-        """A folder to work in: in the store's, or elsewhere if that may only be read, as in an image."""
+        """Return a folder to work in: in the store's, or elsewhere if that is read-only, as in an image."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             return tempfile.TemporaryDirectory(dir=self.folder, ignore_cleanup_errors=True)
@@ -141,7 +145,7 @@ class LibraryStore:
             return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
     def _wait(self, process: int, folder: Path) -> None:
-        """Waits until a fork is through with a cell, or ended; not long for one that does not begin with it."""
+        """Wait until a fork is through with a cell, or ended; not long for one that does not begin with it."""
         latest_s = time.monotonic() + MOST_TRACING_S
         while not (folder / ENDED).exists() and _is_running(process):
             if self._is_closed or (time.monotonic() > latest_s and not (folder / BEGUN).exists()):
@@ -149,7 +153,7 @@ class LibraryStore:
             time.sleep(POLL_S)
 
     def _result(self, folder: Path) -> Compiled | NotCompiledError:
-        """What became of a cell."""
+        """Return the result of compiling a cell."""
         refused = folder / REFUSED
         if not refused.exists() and (folder / EXPORTED).exists():
             found = json.loads((folder / EXPORTED).read_text())
@@ -165,7 +169,7 @@ class LibraryStore:
         return NotCompiledError(Reason.NOT_COMPILED, self._failure(folder))
 
     def _failure(self, folder: Path) -> str:
-        """What became of a compiler that left no library: what it raised, or how it ended."""
+        """Return why a compiler left no library: its error, or how it ended."""
         said, status = folder / SAID, folder / STATUS
         if said.exists() and (raised := first_lines_of_error(said.read_text(errors="replace"))):
             return raised
@@ -175,7 +179,7 @@ class LibraryStore:
 
 
 def first_lines_of_error(said: str) -> str:
-    """The first lines of the last exception that a Python process told of, or the last line of whatever it said."""
+    """Return the first lines of the last exception in a Python process's output, or the output's last line."""
     lines = [line.rstrip() for line in said.splitlines() if line.strip()]
     starts = [number for number, line in enumerate(lines) if ERROR.match(line)]
     if not starts:
@@ -184,14 +188,14 @@ def first_lines_of_error(said: str) -> str:
 
 
 def _fork() -> int:
-    """``os.fork``; without the warning of forks beside threads: this one traces, in forks that start anew."""
+    """Call ``os.fork`` without its warning about threads: this fork traces, in forks that start anew."""
     with warnings.catch_warnings():  # Python 3.12 warns
         warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
 def wait_for_imports() -> None:
-    """Waits, not for long, while other threads import: a fork that needs such a module would wait for it for ever."""
+    """Wait, not for long, while other threads import: a fork that needs such a module would wait for it for ever."""
     own, frame = set[int](), inspect.currentframe()
     while frame is not None:
         own.add(id(frame.f_globals))
@@ -202,7 +206,7 @@ def wait_for_imports() -> None:
 
 
 def _is_imported_elsewhere(module: object, own: Container[int]) -> bool:
-    """Whether a module is being imported, and not by one whose globals are among these."""
+    """Return whether a module is being imported, by a module whose globals are not among these."""
     if not isinstance(module, ModuleType):
         return False
     names = object.__getattribute__(module, "__dict__")  # which loads no lazy module
@@ -210,7 +214,7 @@ def _is_imported_elsewhere(module: object, own: Container[int]) -> bool:
 
 
 def _is_running(process: int) -> bool:
-    """Whether a child has not ended; it stays to be waited for."""
+    """Return whether a child has not ended; it is not reaped."""
     try:
         return os.waitid(os.P_PID, process, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
     except ChildProcessError:
@@ -218,14 +222,14 @@ def _is_running(process: int) -> bool:
 
 
 def _kill(process: int) -> None:
-    """Kills a compiler with all that it started."""
+    """Kill a compiler with all processes that it started."""
     for kill, signal_number in ((os.killpg, signal.SIGTERM), (os.kill, signal.SIGKILL)):
         with suppress(ProcessLookupError, PermissionError):
             kill(process, signal_number)
 
 
 def find_compiler() -> str:
-    """The C++ compiler that AOTInductor would use. Raises NotCompiledError if there is none."""
+    """Return the C++ compiler that AOTInductor would use. Raise NotCompiledError if there is none."""
     name = os.environ.get("CXX", "clang++" if sys.platform == "darwin" else "g++")
     found = shutil.which(name)
     if found is None or sys.platform == "win32":
@@ -240,7 +244,7 @@ def _version_of(compiler: str) -> str:
 
 @functools.cache
 def _instructions() -> str:
-    """What instructions the processor has."""
+    """Return the processor's instruction sets."""
     flags = ""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()

@@ -1,8 +1,8 @@
-"""The fork that traces cells, one after the other, and has what is not known compiled.
+"""The fork that traces cells, one after the other, and compiles those that are new.
 
-Tracing a module changes torch for all threads of a process, so it is done in a fork of it, which knows the modules.
-Each cell is traced in a fork of that one again, so that none sees what another changed, and goes on as the compiler,
-from a fresh start. What torch imports to trace takes a second, once for all cells.
+Tracing a module changes torch for all threads of a process, so it is done in a fork of it, which has the modules. Each
+cell is traced in a fork of that one again, so that no change by one cell affects another; it goes on as the compiler,
+from a fresh start. The imports that torch needs to trace take a second, once for all cells.
 """
 
 from __future__ import annotations
@@ -22,19 +22,19 @@ from typing import NoReturn
 
 import torch
 
-from cellrt.definition.aot.program import export_step
 from cellrt.definition.aot.refusal import NotCompiledError
+from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.computation import Computation
 
 BUILD, PRODUCT, RUN = map(Path(__file__).with_name, ("build.py", "product_operator.py", "run_function.py"))
 OPERATORS = (PRODUCT, Path(__file__).parents[1] / "attention_operator.py", RUN)
 PROGRAM, EXPORTED, REFUSED, SAID, STATUS = "program.pt2", "exported.json", "refused", "said", "status"
 BEGUN, ENDED = "begun", "ended"
+"""Files with a cell's progress; the files before them have its results."""
 INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
-"""Where torch's compiler keeps what it finds out of the C++ compiler, and headers that are compiled."""
-"""Files that say how far a cell has come; the others say what became of it."""
+"""The environment variable of the folder for torch's compiler: facts about the C++ compiler, and compiled headers."""
 MOST_TRACING_S = 120.0
-"""A fork gets no more: it stops for ever where it needs a lock that another thread had."""
+"""The most time of a fork: it stops for ever where it needs a lock that another thread had."""
 POLL_S = 0.01
 PR_SET_PDEATHSIG = 1
 
@@ -42,18 +42,19 @@ PR_SET_PDEATHSIG = 1
 def trace_all(
     cells: Sequence[Computation], folders: Sequence[Path], libraries: Path, depends_on: str, owner: int
 ) -> NoReturn:
-    """What the fork does: leaves in a cell's folder what became of it. Never returns.
+    """Trace all cells in the fork, and leave each cell's result in its folder. Never return.
 
     Args:
+        cells: the cells.
         folders: one for each cell.
-        libraries: where compiled libraries are kept.
-        depends_on: on what, beside its program, a library depends.
+        libraries: the folder of compiled libraries.
+        depends_on: the dependencies of a library beside its program.
         owner: the process that wants them. If it ends, however it ends, so does this one with all that it started.
     """
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, lambda *_: _end_all(folders[0].parent))
-        _be_told_of_end(signal.SIGTERM)
+        _get_signal_at_end(signal.SIGTERM)
         _end_with(owner, folders[0].parent)
         for number, flags in ((0, os.O_RDONLY), (1, os.O_WRONLY), (2, os.O_WRONLY)):
             os.dup2(os.open(os.devnull, flags), number)
@@ -74,7 +75,7 @@ def trace_all(
 
 
 def _wait(process: int, folder: Path, owner: int) -> None:
-    """Waits for a compiler's end, but not long for one that cannot even trace; says how one ended that failed."""
+    """Wait for a compiler's end, but not long for one that cannot even trace; write how a failed one ended."""
     latest_s, text = time.monotonic() + MOST_TRACING_S, ""
     while (ended := os.waitpid(process, os.WNOHANG)) == (0, 0):
         _end_with(owner, folder.parent)
@@ -89,22 +90,22 @@ def _wait(process: int, folder: Path, owner: int) -> None:
 
 
 def _end_with(owner: int, folder: Path) -> None:
-    """Ends this process and all that it started, if whoever wanted them was ended."""
+    """End this process and all that it started, if the process that wanted them has ended."""
     if os.getppid() != owner:
         _end_all(folder)
 
 
 def _end_all(folder: Path) -> None:
-    """Ends this process and all that it started, and takes away what they left."""
+    """End this process and all that it started, and remove their files."""
     shutil.rmtree(folder, ignore_errors=True)
     os.killpg(0, signal.SIGKILL)
 
 
 def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends_on: str) -> NoReturn:
-    """Traces a cell, then becomes the compiler unless there is a library."""
+    """Trace a cell, then become the compiler unless there is a library."""
     status = 1
     try:
-        _be_told_of_end(signal.SIGKILL)
+        _get_signal_at_end(signal.SIGKILL)
         os.dup2(os.open(folder / SAID, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), 2)
         step = export_step(cell)
         digest = hashlib.sha256(f"{step.digest()}\n{depends_on}".encode()).hexdigest()[:32]
@@ -138,23 +139,22 @@ def _trace_and_compile(cell: Computation, folder: Path, libraries: Path, depends
 
 
 def environment_for(libraries: Path) -> dict[str, str]:
-    """The environment of a compiler whose libraries go to a folder.
+    """Return the environment of a compiler whose libraries go to a folder.
 
-    What AOTInductor finds out of the C++ compiler goes to one folder for all, which somebody may have named.
+    Facts about the C++ compiler go to one folder for all, which the environment may name.
     """
     own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
     return {INDUCTOR_VARIABLE: str(libraries / "inductor"), **os.environ, **own}
 
 
-def _be_told_of_end(signal_number: int) -> None:
-    """Has the kernel send this process, or the program that it becomes, a signal at the end of the one that started it,
-    where it can."""
+def _get_signal_at_end(signal_number: int) -> None:
+    """Have the kernel signal this process, or the program that it becomes, when its parent ends, where it can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal_number)
 
 
 def _is_whole(library: Path) -> bool:
-    """Whether a library is as its compiler wrote it. To load one that was cut off may end the process."""
+    """Return whether a library is as its compiler wrote it. Loading a truncated one may end the process."""
     with suppress(OSError):
         return hashlib.sha256(library.read_bytes()).hexdigest() == library.with_suffix(".sha256").read_text()
     return False

@@ -1,4 +1,4 @@
-"""Checkpoints as others write them: folders of Hugging Face, and GGUF files. One small file an architecture."""
+"""Readers of checkpoints: folders of Hugging Face, and GGUF files. Each architecture has one small file."""
 
 from cellrt.language.checkpoints.reading import read_checkpoint
 

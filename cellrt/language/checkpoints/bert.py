@@ -22,7 +22,7 @@ OLD_NAMES = {".gamma": ".weight", ".beta": ".bias"}
 
 
 def bert(config: Config, weights: Weights, folder: Path) -> Found:
-    """Return that of a ``BertModel``, or of one within another model; all tokens are of its first type."""
+    """Return the description of a ``BertModel``, or of one within another model. All tokens are of its first type."""
     config.expect("hidden_act", "gelu")
     config.expect("position_embedding_type", "absolute")
     for name in ("is_decoder", "add_cross_attention"):
@@ -73,8 +73,10 @@ def _their_name(name: str) -> str:
 
 
 def _sentences_of(folder: Path) -> tuple[Pooling, bool, int]:
-    """How a text's rows become one, whether its length is 1, and the most tokens of a text, as files of
-    ``sentence-transformers`` say; without them the mean, of length 1."""
+    """Return how a text's rows become one embedding, whether its length is 1, and the most tokens of a text.
+
+    Files of ``sentence-transformers`` have them; without these files it is the mean, of length 1.
+    """
     listed = folder / "modules.json"
     if not listed.exists():
         return "mean", True, MOST_TOKENS
@@ -94,8 +96,11 @@ def _sentences_of(folder: Path) -> tuple[Pooling, bool, int]:
 
 
 def _modules_of(listed: Path) -> dict[str, str]:
-    """The folders of modules.json by the last part of the modules' types. Raises DefinitionError for others than a
-    transformer, a pooling and a norm, and for folders that are not within."""
+    """Return the folders of modules.json by the last part of the modules' types.
+
+    Raise DefinitionError for modules other than a transformer, a pooling and a norm, and for folders that are not
+    within.
+    """
     found: dict[str, str] = {}
     modules: Sequence[object] = read_list(listed)
     for each in modules:

@@ -11,16 +11,16 @@ from typing import Any
 from cellrt import DefinitionError
 
 MOST, MOST_TOKENS = 1 << 20, 1 << 24
-"""No size of a layer is larger; no vocabulary and no context."""
+"""The largest size of a layer; the largest vocabulary and context."""
 REQUIRED = object()
-"""As a default: there is none."""
+"""A default that means: the field must be there."""
 Values = Mapping[str, Any]
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return what is in a file of at most so many bytes.
+    """Return the content of a file of at most so many bytes.
 
-    Raises DefinitionError for a larger one, and for what is no plain file or cannot be read.
+    Raise DefinitionError for a larger file, and for one that is no plain file or cannot be read.
     """
     try:
         found = path.stat()
@@ -35,7 +35,7 @@ def read_bytes(path: Path, most: int) -> bytes:
 
 
 def read_json(path: Path, most: int = 1 << 20) -> Values:
-    """Return the object in a file. Raises DefinitionError for anything else."""
+    """Return the JSON object in a file. Raise DefinitionError for anything else."""
     values = _read(path, most)
     if not isinstance(values, dict):
         raise DefinitionError(f"{path}: expected a JSON object, got {type(values).__name__}")
@@ -43,7 +43,7 @@ def read_json(path: Path, most: int = 1 << 20) -> Values:
 
 
 def read_list(path: Path, most: int = 1 << 20) -> list[Any]:
-    """Return the list in a file. Raises DefinitionError for anything else."""
+    """Return the JSON list in a file. Raise DefinitionError for anything else."""
     values = _read(path, most)
     if not isinstance(values, list):
         raise DefinitionError(f"{path}: expected a JSON list, got {type(values).__name__}")
@@ -59,7 +59,7 @@ def _read(path: Path, most: int) -> Any:
 
 
 class Config:
-    """The fields of an object, by name; ``where`` says in errors whose they are. A field that is null is missing."""
+    """The fields of an object, by name. Errors name the object by ``where``. A field that is null counts as missing."""
 
     def __init__(self, where: str, values: Values) -> None:
         self.where, self.values = where, values
@@ -68,7 +68,7 @@ class Config:
         return self.values.get(name) is not None
 
     def count(self, name: str, default: Any = REQUIRED, *, least: int = 1, most: int = MOST) -> int:
-        """Return an int in these bounds."""
+        """Return an int field within these bounds."""
         value = self._get(name, default)
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= most:
             raise self._wrong(name, f"an int from {least} to {most}", value)
@@ -82,28 +82,28 @@ class Config:
         return float(value)
 
     def flag(self, name: str, default: bool = False) -> bool:
-        """Return whether it is so."""
+        """Return a boolean field."""
         value = self._get(name, default)
         if not isinstance(value, bool):
             raise self._wrong(name, "true or false", value)
         return value
 
     def text(self, name: str, default: Any = REQUIRED) -> str:
-        """Return a string."""
+        """Return a string field."""
         value = self._get(name, default)
         if not isinstance(value, str):
             raise self._wrong(name, "a string", value)
         return value
 
     def part(self, name: str) -> Config:
-        """Return an object within, which is empty where there is none."""
+        """Return an object within this one, which is empty if it is missing."""
         value = self._get(name, {})
         if not isinstance(value, dict):
             raise self._wrong(name, "an object", value)
         return Config(f"{self.where}, {name}", value)
 
     def expect(self, name: str, *allowed: object) -> Any:
-        """Return the field; a missing one is the first of those allowed. What is not among them is not supported."""
+        """Return a field that must be one of the allowed values; a missing one is the first of them."""
         value = self._get(name, allowed[0])
         if not any(type(value) is type(one) and value == one for one in allowed):
             raise self._wrong(name, " or ".join(map(repr, allowed)), value)

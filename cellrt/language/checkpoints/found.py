@@ -1,4 +1,4 @@
-"""What an architecture's file finds in a checkpoint, and the model that is made of it."""
+"""The description of a model that an architecture's file returns, and the model that is made of it."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Found:
 
     Attributes:
         kind, vocabulary, context: as of ``Checkpoint``.
-        plan: its module and weights.
+        plan: the module and its weights.
         cells: ``cells(module, end_token, name=, **options)`` -> the cells of the module.
         unfold: ``unfold(name, cells, **options)`` -> the model.
-        finish: what is still to be done with a module that has its weights.
+        finish: the last changes to a module that has its weights.
     """
 
     kind: Kind
@@ -54,19 +54,19 @@ def decoder(
     cells: Callable[..., Any] = SAMPLING,
     unfold: Callable[..., Unfolder] = complete,
 ) -> Found:
-    """Return a language model's; its module has the form of ``Llama``, unless other cells are made of it."""
+    """Return the description of a decoder. Its module has the form of ``Llama``, unless ``cells`` says otherwise."""
     return Found("decoder", vocabulary, context, plan, cells, partial(bounded, context, unfold))
 
 
 class Maker:
-    """Makes the model of a checkpoint under any name; cells that were made with the same options are shared.
+    """The function that makes the model of a checkpoint under any name. Equal options share the same cells.
 
     Args:
         name: of the checkpoint, for the cells.
-        found: what is made.
+        found: the description of the model.
         dtype: of the module's weights.
-        end_tokens: those that end a text; cells that know one alone are given the first.
-        is_told: whether a bar or a line in the log says how far the reading is, where it takes long.
+        end_tokens: the tokens that end a text; cells that support only one get the first.
+        is_told: whether to show the progress, by a bar or a line in the log, where reading takes long.
     """
 
     def __init__(self, name: str, found: Found, dtype: torch.dtype, end_tokens: tuple[int, ...], is_told: bool) -> None:
@@ -77,7 +77,7 @@ class Maker:
         self._made: dict[tuple[tuple[str, Any], ...], Any] = {}
 
     def __call__(self, name: str, **options: Any) -> Unfolder:
-        """Return the model. Raises DefinitionError for options that there are not, and as the cells do."""
+        """Return the model. Raise DefinitionError for unknown options, and what the cells raise."""
         known = inspect.signature(self._found.cells).parameters
         given = {key: options.pop(key) for key in list(options) if key in known and key != "name"}
         key = tuple(sorted(given.items()))
@@ -91,7 +91,7 @@ class Maker:
             raise DefinitionError(f"model {name!r}: {error}") from error
 
     def _module(self) -> nn.Module:
-        """The module with its weights, which only cells keep."""
+        """Return the module with its weights. Only cells keep a reference to it."""
         plan = self._found.plan
         with announced(f"Reading the weights of {self._name}", plan.num_weights, self._quiet_s) as count:
             module = plan.fill(self._dtype, count)

@@ -1,6 +1,6 @@
-"""GGUF, the files of llama.cpp: fields by name, then tensors, some of them in blocks of few bits.
+"""Reader of GGUF, the files of llama.cpp: fields by name, then tensors, some of them in blocks of few bits.
 
-What a file says of sizes is compared with its own size before anything is made of it.
+Sizes in a file are compared with the size of the file before anything is allocated for them.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from cellrt.language.checkpoints.weights import Stored
 MAGIC, VERSIONS = b"GGUF", (2, 3)
 MOST_TENSORS, MOST_NAME, MOST_FIELD_BYTES = 1 << 16, 1 << 16, 1 << 28
 ITEM_BYTES = 32
-"""What an item of a list may take in memory beside its text; all fields together take ``MOST_FIELD_BYTES`` at most."""
+"""The bytes counted for an item of a list beside its text. All fields together may take ``MOST_FIELD_BYTES``."""
 NUMBERS = {0: "B", 1: "b", 2: "H", 3: "h", 4: "I", 5: "i", 6: "f", 7: "?", 10: "Q", 11: "q", 12: "d"}
-"""Kinds of fields that are numbers, as ``struct`` names them."""
+"""Formats of ``struct`` by the kinds of fields that are numbers."""
 TEXT, ARRAY = 8, 9
 PLAIN = {0: torch.float32, 1: torch.float16, 30: torch.bfloat16}
-"""Types of tensors that are no blocks."""
+"""Types of tensors that are not in blocks."""
 
 
 class GgufFile(NamedTuple):
-    """What is in a file.
+    """The content of a file.
 
     Attributes:
         fields: numbers, texts, and lists of them, by name.
@@ -44,9 +44,9 @@ class GgufFile(NamedTuple):
 
 
 def read_gguf(path: Path) -> GgufFile:
-    """Return what is in a file; of its tensors nothing is read yet.
+    """Return the content of a file, without reading its tensors yet.
 
-    Raises DefinitionError for what is no whole GGUF file, and for types of tensors that nobody can read.
+    Raise DefinitionError for a file that is no whole GGUF file, and for unsupported types of tensors.
     """
     try:
         if not path.is_file():
@@ -59,7 +59,7 @@ def read_gguf(path: Path) -> GgufFile:
 
 
 class _Reader:
-    """Reads a file from its beginning; raises ValueError or struct.error where it ends too early."""
+    """A reader of a file from its beginning. It raises ValueError or struct.error where the file ends too early."""
 
     def __init__(self, path: Path, content: mmap.mmap) -> None:
         self._path, self._content, self._at = path, content, 0
@@ -119,7 +119,7 @@ class _Reader:
             raise ValueError(f"its fields take more than {MOST_FIELD_BYTES} bytes")
 
     def _described(self) -> tuple[str, tuple[tuple[int, ...], int, int]]:
-        """The name of a tensor, and its shape, type and offset."""
+        """Return the name of a tensor, and its shape, type and offset."""
         name, (dimensions,) = self._text(MOST_NAME), self._unpack("I")
         if not 1 <= dimensions <= 4:
             raise ValueError(f"{name} has {dimensions} dimensions")
@@ -151,7 +151,7 @@ class _Reader:
 
 
 def _block_of(kind: int, where: str) -> tuple[int, int]:
-    """How many numbers a block of this type has, and how many bytes."""
+    """Return the numbers in a block of this type, and its bytes."""
     gguf = _package(where)
     if kind not in list(gguf.GGMLQuantizationType):
         raise DefinitionError(f"{where} is of the unknown type {kind}")
@@ -163,7 +163,7 @@ def _block_of(kind: int, where: str) -> tuple[int, int]:
 
 
 def _of_blocks(content: mmap.mmap, first: int, num_bytes: int, shape: tuple[int, ...], kind: int) -> Tensor:
-    """The numbers of blocks, whose own memory is given back: the file has them."""
+    """Return the numbers of blocks. Memory that the blocks' pages take is released: the file still has them."""
     gguf = _package("a tensor")
     rows = np.frombuffer(content, np.uint8, num_bytes, first).reshape(*shape[:-1], -1)
     made = set_aside(torch.from_numpy(gguf.dequantize(rows, gguf.GGMLQuantizationType(kind))).view(shape))

@@ -24,25 +24,28 @@ FACTORS = "rope_freqs.weight"
 
 
 class Factors(NamedTuple):
-    """Each rotary frequency is divided by a factor of its own, as files of Llama 3.1 have them."""
+    """A rotary scaling that divides each frequency by a factor of its own, as files of Llama 3.1 have it."""
 
     factors: tuple[float, ...]
     amplitude: float = 1.0
 
     @property
     def factor(self) -> float:
-        """The largest."""
+        """The largest of the factors."""
         return max(self.factors)
 
     def kept(self, frequencies: Tensor, base: float) -> Tensor:
-        """As much as makes them what they are to be."""
+        """Return the part of each frequency that stays unscaled, so that each is divided by its own factor."""
         if self.factor == 1.0:
             return torch.ones_like(frequencies)
         return (1 / torch.tensor(self.factors) - 1 / self.factor) / (1 - 1 / self.factor)
 
 
 def of_gguf(where: str, file: GgufFile) -> Found:
-    """Return the model in a file. Raises DefinitionError for another architecture, and as for folders."""
+    """Return the description of the model in a file.
+
+    Raise DefinitionError for another architecture, and as for folders.
+    """
     config = Config(where, file.fields)
     config.text("general.architecture")
     name = config.expect("general.architecture", *ARCHITECTURES)
@@ -105,7 +108,7 @@ def _scaling_of(own: Config, weights: Weights, size: int) -> Scaling | None:
 
 
 def _in_halves(name: str, stored: Stored, head_dim: int) -> Stored:
-    """The projections of queries and keys, in which neighbours make a rotary pair, as they are in Llama's own files."""
+    """Return projections of queries and keys with rotary pairs in halves; Llama's own files have them as neighbours."""
     if not name.endswith((".attn_q.weight", ".attn_k.weight")):
         return stored
     return stored._replace(read=lambda: set_aside(neighbours_to_halves(stored.read(), head_dim)))

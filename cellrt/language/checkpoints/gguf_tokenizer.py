@@ -1,7 +1,7 @@
-"""The tokenizer within a GGUF file, as a tokenizer.json has it: byte pairs of GPT-2's kind.
+"""The tokenizer within a GGUF file, converted to a tokenizer.json: byte pairs of GPT-2's kind.
 
-What such a file says is which tokens and merges there are, and by a name how text is cut before (llama.cpp's
-``tokenizer.ggml.pre``). Tokenizers of other kinds are left out.
+Such a file has the tokens and merges, and the name of how text is split before (llama.cpp's ``tokenizer.ggml.pre``).
+Tokenizers of other kinds are left out.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ CUTS: dict[str, list[dict[str, Any]]] = {
     "llama-bpe": _split(rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}{{1,3}}|{_REST}"),
     "qwen2": _split(rf"{_CONTRACTIONS}|{_LETTERS}|\p{{N}}|{_REST}"),
 }
-"""How text is cut, by the name of it."""
+"""The steps that split a text, by the name of the split."""
 
 
 def tokenizer_of(where: str, fields: dict[str, Any], vocabulary: int) -> bytes | None:
-    """Return a tokenizer.json; None for another kind of tokenizer than these.
+    """Return a tokenizer.json; None for a tokenizer of another kind.
 
-    Raises DefinitionError for lists that do not go together.
+    Raise DefinitionError for lists that do not fit each other.
     """
     cut = fields.get("tokenizer.ggml.pre", "default")
     if fields.get("tokenizer.ggml.model") != "gpt2" or cut not in CUTS:
@@ -79,7 +79,7 @@ def _texts(where: str, fields: dict[str, Any], name: str) -> list[str]:
 
 
 def _beginning(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any] | None:
-    """What puts the first token of a text before it, if the file says that there is one."""
+    """Return the post-processor that puts the first token before a text, if the file has one."""
     first = fields.get("tokenizer.ggml.bos_token_id")
     if fields.get("tokenizer.ggml.add_bos_token") is not True or type(first) is not int or first >= len(tokens):
         return None
@@ -95,7 +95,10 @@ def _beginning(fields: dict[str, Any], tokens: list[str]) -> dict[str, Any] | No
 
 
 def _pairs(vocabulary: dict[str, int], pairs: list[list[str]], ignores_merges: bool) -> dict[str, Any]:
-    """``ignores_merges``: a piece that is a token is this one, whatever its merges make of it."""
+    """Return the model of byte pairs.
+
+    With ``ignores_merges`` a piece that is a token stays whole, whatever its merges.
+    """
     flags = {"fuse_unk": False, "byte_fallback": False, "ignore_merges": ignores_merges}
     none = dict.fromkeys(("dropout", "unk_token", "continuing_subword_prefix", "end_of_word_suffix"))
     return {"type": "BPE", **none, **flags, "vocab": vocabulary, "merges": pairs}

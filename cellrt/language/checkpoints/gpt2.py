@@ -1,4 +1,4 @@
-"""GPT-2: learned positions, norm first; its linear layers are kept turned around."""
+"""GPT-2: learned positions, norm first. Its linear layers are stored transposed."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ NAMES = {
     "mlp.up": "mlp.c_fc",
     "mlp.down": "mlp.c_proj",
 }
-"""Our names, and those of ``transformers``."""
+"""The names of ``transformers`` by ours."""
 TURNED = ("qkv", "out", "mlp.up", "mlp.down")
 NOT_WEIGHTS = r"h\.\d+\.attn\.(masked_)?bias"
-"""Masks."""
+"""Tensors that are no weights: masks."""
 
 
 def gpt2(config: Config, weights: Weights) -> Found:
-    """Return that of a ``GPT2LMHeadModel``."""
+    """Return the description of a ``GPT2LMHeadModel``."""
     config.expect("activation_function", "gelu_new", "gelu_pytorch_tanh")
     config.expect("scale_attn_weights", True)
     for name in ("scale_attn_by_inverse_layer_idx", "add_cross_attention"):

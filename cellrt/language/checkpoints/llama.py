@@ -14,7 +14,7 @@ NOT_WEIGHTS = r".*rotary_emb\.inv_freq"
 
 
 def llama(config: Config, weights: Weights) -> Found:
-    """Return that of a ``LlamaForCausalLM``."""
+    """Return the description of a ``LlamaForCausalLM``."""
     config.expect("attention_bias", False)
     config.expect("mlp_bias", False)
     return of_llamas_form(config, weights)
@@ -23,7 +23,10 @@ def llama(config: Config, weights: Weights) -> Found:
 def of_llamas_form(
     config: Config, weights: Weights, *, window: int = 0, has_bias: bool = False, norms_heads: bool = False
 ) -> Found:
-    """Return that of a model of this form; ``window``, ``has_bias`` and ``norms_heads`` are as of ``LlamaSizes``."""
+    """Return the description of a model of this form.
+
+    ``window``, ``has_bias``, ``norms_heads``: as of ``LlamaSizes``.
+    """
     config.expect("hidden_act", "silu")
     base, scaling = _rotary_of(config)
     heads = config.count("num_attention_heads", most=1 << 14)
@@ -47,7 +50,10 @@ def of_llamas_form(
 
 
 def of_sizes(sizes: LlamaSizes, context: int, weights: Weights, whose: int) -> Found:
-    """Return that of a model of these sizes; ``whose`` names its weights have, as in ``llama_weights.py``."""
+    """Return the description of a model of these sizes.
+
+    ``whose``: the naming of its weights, as in ``llama_weights.py``.
+    """
     tied = {"head.weight": "embedding.weight"} if sizes.is_tied else {}
     plan = Plan(lambda: Llama(sizes), lambda name: their_name(name, whose), weights, tied=tied)
     weights.refuse_others(NOT_WEIGHTS, *[their_name(name, whose).replace(".", r"\.") for name in tied])
@@ -55,7 +61,7 @@ def of_sizes(sizes: LlamaSizes, context: int, weights: Weights, whose: int) -> F
 
 
 def _rotary_of(config: Config) -> tuple[float, Scaling | None]:
-    """The base and the scaling of rotary positions, as versions 4 and 5 of ``transformers`` write them."""
+    """Return the base and the scaling of rotary positions, as versions 4 and 5 of ``transformers`` write them."""
     own = config.part("rope_parameters" if "rope_parameters" in config else "rope_scaling")
     base = own.number("rope_theta", config.number("rope_theta", 10_000.0))
     own.expect("partial_rotary_factor", config.expect("partial_rotary_factor", 1.0, 1), 1.0, 1)

@@ -27,13 +27,13 @@ LAYER_NAMES = {
     "log_a": "mixer.A_log",
     "d": "mixer.D",
 }
-"""Our names, and those of ``transformers``."""
+"""The names of ``transformers`` by ours."""
 CONTEXT = 1 << 20
-"""There is no longest text."""
+"""The context, in tokens: any number, as its state does not grow."""
 
 
 def mamba2(config: Config, weights: Weights) -> Found:
-    """Return that of a ``Mamba2ForCausalLM``."""
+    """Return the description of a ``Mamba2ForCausalLM``."""
     config.expect("hidden_act", "silu")
     least, most = _limits_of(config)
     sizes = Mamba2Sizes(
@@ -66,7 +66,7 @@ def mamba2(config: Config, weights: Weights) -> Found:
 
 
 def _limits_of(config: Config) -> tuple[float, float]:
-    """The least and the most dt; ``transformers`` writes infinity as an object."""
+    """Return the least and the most dt; ``transformers`` writes infinity as an object."""
     limits = config.values.get("time_step_limit")
     if limits is None:
         return 0.0, math.inf

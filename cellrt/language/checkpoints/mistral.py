@@ -1,4 +1,4 @@
-"""Mistral: Llama's form, where a row looks back a part of the way."""
+"""Mistral: Llama's form with sliding-window attention."""
 
 from __future__ import annotations
 
@@ -9,6 +9,6 @@ from cellrt.language.checkpoints.weights import Weights
 
 
 def mistral(config: Config, weights: Weights) -> Found:
-    """Return that of a ``MistralForCausalLM``."""
+    """Return the description of a ``MistralForCausalLM``."""
     window = config.count("sliding_window", most=MOST_TOKENS) if "sliding_window" in config else 0
     return of_llamas_form(config, weights, window=window)

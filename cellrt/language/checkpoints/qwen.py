@@ -9,13 +9,13 @@ from cellrt.language.checkpoints.weights import Weights
 
 
 def qwen2(config: Config, weights: Weights) -> Found:
-    """Return that of a ``Qwen2ForCausalLM``; a window of some layers alone is not supported."""
+    """Return the description of a ``Qwen2ForCausalLM``; a window of some layers only is not supported."""
     config.expect("use_sliding_window", False)
     return of_llamas_form(config, weights, has_bias=True)
 
 
 def qwen3(config: Config, weights: Weights) -> Found:
-    """Return that of a ``Qwen3ForCausalLM``."""
+    """Return the description of a ``Qwen3ForCausalLM``."""
     config.expect("use_sliding_window", False)
     config.expect("attention_bias", False)
     return of_llamas_form(config, weights, norms_heads=True)

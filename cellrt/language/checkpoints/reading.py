@@ -1,4 +1,4 @@
-"""A checkpoint is read: which architecture it is of, what beside its weights there is, and that all of it fits."""
+"""Reading of checkpoints: find the architecture, the files beside the weights, and check that all of it fits."""
 
 from __future__ import annotations
 
@@ -46,7 +46,8 @@ MOST_TOKENIZER_BYTES, MOST_TEXT_BYTES = 1 << 28, 1 << 24
 def read_checkpoint(
     path: str | os.PathLike[str], *, name: str | None = None, dtype: torch.dtype | None = None, progress: bool = True
 ) -> Checkpoint:
-    """Return what is in a folder of Hugging Face, or in a GGUF file of Llama's form (llama, qwen2, qwen3).
+    """Return the description of a checkpoint: a folder of Hugging Face, or a GGUF file of Llama's form (llama, qwen2,
+    qwen3).
 
     A folder has config.json and model.safetensors, or several files with model.safetensors.index.json; and it may have
     tokenizer.json, tokenizer_config.json, generation_config.json and chat_template.jinja. The names, shapes and types
@@ -61,9 +62,9 @@ def read_checkpoint(
         name: of the checkpoint; None: that of the folder or file.
         dtype: in which it computes: float32 (None), bfloat16 or float16. With int8 it computes in float32, and the
             weights of linear layers are int8, rounded with a factor for each output.
-        progress: whether it is said how far the reading is, where it takes long.
+        progress: whether to show the progress where reading takes long.
 
-    Raises DefinitionError, naming the file and what is wrong in it, for what is missing, not supported, misshapen,
+    Raise DefinitionError, naming the file and the fault, for a part that is missing, not supported, misshapen,
     superfluous, cut off or larger than any model's.
     """
     wanted = torch.float32 if dtype is None else dtype
@@ -150,7 +151,7 @@ def _tokenizer_in(folder: Path) -> bytes | None:
 
 
 def _template_in(folder: Path, texts: Values) -> str | None:
-    """The template of chat_template.jinja, else that of tokenizer_config.json, of several the default one."""
+    """Return the template of chat_template.jinja, else that of tokenizer_config.json, of several the default one."""
     path = folder / "chat_template.jinja"
     if path.exists():
         try:
@@ -165,7 +166,7 @@ def _template_in(folder: Path, texts: Values) -> str | None:
 
 
 def _special_tokens(texts: Values) -> dict[str, str]:
-    """Those of tokenizer_config.json, which are texts or objects with a content."""
+    """Return the special tokens of tokenizer_config.json, which are texts or objects with a content."""
     found = {}
     for key, value in texts.items():
         text = value.get("content") if isinstance(value, dict) else value

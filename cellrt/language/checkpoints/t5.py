@@ -19,7 +19,7 @@ NOT_WEIGHTS = r"(encoder|decoder)\.embed_tokens\.weight"
 
 
 def t5(config: Config, weights: Weights) -> Found:
-    """Return that of a ``T5ForConditionalGeneration``."""
+    """Return the description of a ``T5ForConditionalGeneration``."""
     is_gated = config.expect("feed_forward_proj", "relu", "gated-gelu") == "gated-gelu"
     hidden, layers = config.count("d_model"), config.count("num_layers", most=len(weights))
     is_scaled = config.flag("scale_decoder_outputs", config.flag("tie_word_embeddings", True))

@@ -1,4 +1,5 @@
-"""The tensors of a checkpoint by name, each checked before it is read; those of safetensors stay in their files.
+"""The tensors of a checkpoint by name, each checked before it is read; those of safetensors are mapped from their
+files.
 
 Nothing of a file is executed: safetensors has numbers alone, and files of pickles are not read.
 """
@@ -28,7 +29,7 @@ WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 MOST_HEADER_BYTES = 1 << 26
 MOST_INDEX_BYTES = 1 << 24
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
-"""Those that weights may have; a file may have others beside them, which no model takes."""
+"""The dtypes that weights may have. A file may have tensors of others, which no model takes."""
 NOTHING: Mapping[str, str] = MappingProxyType({})
 
 
@@ -36,10 +37,10 @@ class Stored(NamedTuple):
     """A tensor in a file.
 
     Attributes:
-        file: for errors.
-        shape, dtype: as it is there; ``dtype`` None: what no weight may have.
-        read: returns it.
-        close: says that nothing more is read for now.
+        file: its path, for errors.
+        shape, dtype: as stored; ``dtype`` None: one that no weight may have.
+        read: returns the tensor.
+        close: closes the file until the next read.
     """
 
     file: str
@@ -52,7 +53,8 @@ class Stored(NamedTuple):
 class Weights:
     """The tensors of a checkpoint.
 
-    What a model takes has its shape checked by ``expect``; ``refuse_others`` names what no one has asked for.
+    ``expect`` checks the shape of each tensor that a model takes; ``refuse_others`` names the tensors that it did not
+    take.
     """
 
     def __init__(self, where: str, tensors: Mapping[str, Stored]) -> None:
@@ -66,7 +68,7 @@ class Weights:
         return len(self._tensors)
 
     def renamed(self, rename: Callable[[str], str]) -> Weights:
-        """Return the same under other names. Raises DefinitionError if two get one name."""
+        """Return the same tensors under other names. Raise DefinitionError if two get one name."""
         made: dict[str, Stored] = {}
         for name, stored in self._tensors.items():
             if (other := rename(name)) in made:
@@ -75,7 +77,7 @@ class Weights:
         return Weights(self.where, made)
 
     def shape_of(self, name: str) -> tuple[int, ...]:
-        """Return a shape. Raises DefinitionError, as ``expect``, for a weight that is not there."""
+        """Return the shape of a tensor. Raise DefinitionError, like ``expect``, for a tensor that is not there."""
         if name not in self._tensors:
             raise DefinitionError(f"{self.where}: expected a weight {name}, which is not there")
         return self._tensors[name].shape
@@ -91,8 +93,10 @@ class Weights:
         self._expected.add(name)
 
     def refuse_others(self, *ignored: str) -> None:
-        """Raise DefinitionError if there are weights that were not expected, but for those of names like
-        ``ignored``, regular expressions."""
+        """Raise DefinitionError if there are tensors that were not expected.
+
+        ``ignored``: regular expressions of names that may be there.
+        """
         pattern = re.compile("|".join(f"(?:{one})" for one in ignored) or "(?!)")
         others = sorted(name for name in self._tensors.keys() - self._expected if not pattern.fullmatch(name))
         if others:
@@ -100,7 +104,10 @@ class Weights:
             raise DefinitionError(f"{self.where}: the model has no use for the weights {', '.join(others[:5])}{more}")
 
     def read(self, name: str, dtype: torch.dtype) -> Tensor:
-        """Return a weight; one of that dtype lies in its file, and must not be written to."""
+        """Return a weight in a dtype.
+
+        If it is stored in that dtype it is mapped from its file, and must not be written to.
+        """
         stored = self._tensors[name]
         try:
             return stored.read() if stored.dtype == dtype else set_aside(stored.read().to(dtype))
@@ -116,8 +123,8 @@ class Weights:
 def read_folder(folder: Path) -> Weights:
     """Return the weights of a folder, in one file or in several with an index. Nothing of them is read yet.
 
-    Raises DefinitionError, naming the file, if there are none, for files that are cut off or hold something else, and
-    for an index that leads out of the folder or to what is not there.
+    Raise DefinitionError, naming the file, if there are none, for files that are cut off or hold something else, and
+    for an index that leads out of the folder or to a file or weight that is not there.
     """
     if not (folder / INDEX).exists():
         if not (folder / WHOLE).exists():
@@ -144,7 +151,7 @@ def read_folder(folder: Path) -> Weights:
 
 
 def _read_file(path: Path) -> dict[str, Stored]:
-    """What is in a file of safetensors; its library checks that all tensors lie in it, without gaps."""
+    """Return the tensors of a file of safetensors; its library checks that all of them lie in it, without gaps."""
     try:
         if not path.is_file():
             raise DefinitionError(f"{path}: expected a file of safetensors, which is not there")
@@ -159,18 +166,18 @@ def _read_file(path: Path) -> dict[str, Stored]:
 
 
 class _File:
-    """A file of safetensors, open while somebody reads it: its tensors are memory of the file, which they keep."""
+    """A file of safetensors, open while it is read. Its tensors are memory of the file, and keep it mapped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
 
     @cached_property
     def opened(self) -> Any:
-        """What reads it."""
+        """The library's reader of the file."""
         return safe_open(self._path, "pt")
 
     def close(self) -> None:
-        """Open it anew when it is read again."""
+        """Close the file; the next read opens it again."""
         vars(self).pop("opened", None)
 
     def stored(self, name: str) -> Stored:
@@ -181,14 +188,14 @@ class _File:
 
 
 class Plan:
-    """How a module's weights are made of a checkpoint's.
+    """The way from a checkpoint's weights to a module's.
 
     Args:
         make: makes the module, whose first weights do not matter.
-        names: of each weight of the module, theirs.
-        weights: of the checkpoint.
-        turned: which of ours are theirs turned around.
-        tied: which of ours are others of ours, too.
+        names: returns the name in the checkpoint of each weight of the module.
+        weights: the tensors of the checkpoint.
+        turned: the module's weights that are stored transposed.
+        tied: the module's weights that equal another one of its weights, by name.
 
     Raises DefinitionError, as ``Weights.expect``.
     """
@@ -215,7 +222,9 @@ class Plan:
         self._linear = [(shapes[name], name in tied) for name in linear]
 
     def num_bytes(self, dtype: torch.dtype) -> int:
-        """How many the module's weights have, each once; of int8 are those of its linear layers alone."""
+        """Return the bytes of the module's weights, each counted once; with int8 only those of its linear layers are
+        int8.
+        """
         wide_bytes: int = torch.float32.itemsize if dtype is torch.int8 else dtype.itemsize
         num_bytes: int = wide_bytes * sum(self._sizes.values())
         if dtype is torch.int8:
@@ -226,11 +235,11 @@ class Plan:
 
     @property
     def num_weights(self) -> int:
-        """How many weights are read."""
+        """The number of weights that are read."""
         return len(self._names)
 
     def fill(self, dtype: torch.dtype, count: Callable[[], object] = lambda: None) -> nn.Module:
-        """Return the module with its weights; ``count`` is called as each of them is there."""
+        """Return the module with its weights; ``count`` is called after each of them."""
         found, wide = {}, torch.float32 if dtype is torch.int8 else dtype
         for name, theirs in self._names.items():
             value = self._weights.read(theirs, wide)

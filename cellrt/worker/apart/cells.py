@@ -1,6 +1,6 @@
-"""Cells for workers' processes: pickled by the engine, once each, where all its workers find them.
+"""Cells for workers' processes: the engine pickles each once into shared memory.
 
-Pickle is for a process that the engine itself starts. A cell's code must be found by import there, so a cell whose
+Pickle is for a process that the engine itself starts. A cell's code must be importable there, so a cell whose
 module or function is local to a function, or to the program's main module, has to run in threads.
 """
 
@@ -17,13 +17,13 @@ from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.errors import DefinitionError
-from cellrt.worker.apart.arenas import MappedArenas, PlacedArena, SharedArenas
 from cellrt.worker.apart.pool import Place, SharedPool, mapped
+from cellrt.worker.apart.shared_arenas import MappedArenas, PlacedArena, SharedArenas
 from cellrt.worker.cell_type import CellType
 
 
 class PlacedType(NamedTuple):
-    """What a worker's process must know of a cell type."""
+    """The description of a cell type for a worker's process."""
 
     id: int
     cell: Place
@@ -31,7 +31,7 @@ class PlacedType(NamedTuple):
     output_kinds: tuple[int, ...]
     has_form: bool
     arenas: list[list[PlacedArena]]
-    """By location and kind."""
+    """The arenas, by location and kind."""
 
 
 class SharedCells:
@@ -47,15 +47,15 @@ class SharedCells:
         self._types: dict[int, tuple[CellType, Place]] = {}
 
     def add(self, cell: Cell) -> None:
-        """Pickles a cell, if that was not done; takes long for one with many weights.
+        """Pickle a cell, unless it is pickled already; takes long for one with many weights.
 
-        Raises DefinitionError if another process could not make it.
+        Raise DefinitionError if another process could not load it.
         """
         if cell.identity not in self._cells:
             self._cells[cell.identity] = self._write(_pickled(cell))
 
     def forget(self, cell_type: CellType) -> None:
-        """Gives up a type that no task has, and its cell if no type that is described has it; in a turn."""
+        """Free a type without tasks, and its cell if no other described type has it; in a turn."""
         known = self._types.pop(cell_type.id, None)
         if known is not None:
             self.pool.free(known[1])
@@ -66,7 +66,7 @@ class SharedCells:
                 self.pool.free(cell)
 
     def place_of(self, cell_type: CellType, arenas: Sequence[SharedArenas]) -> Place:
-        """Where a type of a known cell is described; in a turn."""
+        """Return the place of the description of a type, which is written if it is new; in a turn."""
         known = self._types.get(cell_type.id)
         if known is not None and known[0] is cell_type:
             return known[1]
@@ -90,7 +90,7 @@ class SharedCells:
 
 
 def load_type(fd: int, place: Place, arenas: Sequence[MappedArenas]) -> CellType:
-    """A cell type in a worker's process, which adopts the arenas that it does not know."""
+    """Return a cell type in a worker's process, and map the arenas that are new to it."""
     placed: PlacedType = pickle.loads(mapped(fd, place))
     for at, known in zip(arenas, placed.arenas, strict=True):
         at.adopt(known)
@@ -100,14 +100,14 @@ def load_type(fd: int, place: Place, arenas: Sequence[MappedArenas]) -> CellType
 
 
 def _form_of(cell: Cell) -> CompiledForm:
-    """The form that the engine's process has, made from the same library."""
+    """Return the form that the engine's process has, made from the same library."""
     form = cell.compiled_form
     return compile_cell(cell, LibraryStore()) if form is None else form
 
 
 class _Pickler(pickle.Pickler):
     def reducer_override(self, value: Any) -> Any:
-        """Refuses what another process would look for in its own main module."""
+        """Refuse classes and functions that another process would look for in its own main module."""
         if isinstance(value, type | FunctionType) and value.__module__ == "__main__":
             raise pickle.PicklingError(f"{value.__qualname__} is of the main module, which it does not have")
         return NotImplemented

@@ -1,6 +1,6 @@
-"""A worker's process: runs the tasks that the engine puts in its ring, one after the other.
+"""The process of a worker: it runs the tasks that the engine puts in its ring, one after the other.
 
-It ends with whoever started it: when the socket between them ends, be it by that one's death.
+It ends with the process that started it, however that ends: the socket between them closes then.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from numpy.typing import NDArray
 from cellrt.core.state.task_layout import TaskView
 from cellrt.definition.modes import use_torch_threads
 from cellrt.errors import CellError
-from cellrt.worker.apart.arenas import MappedArenas
 from cellrt.worker.apart.cells import load_type
 from cellrt.worker.apart.pool import Place, mapped
-from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Record, Result, Slot, TaskRing
+from cellrt.worker.apart.shared_arenas import MappedArenas
+from cellrt.worker.apart.task_ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Record, Result, Slot, TaskRing
 from cellrt.worker.blame import Failure, describe_error
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.executor import Executor
@@ -52,14 +52,16 @@ class Child:
         self._arenas: Sequence[MappedArenas] = [MappedArenas(pool) for _ in range(num_locations)]
         self._types: dict[int, CellType] = {}
         self._known: dict[int, int] = {}
-        """Where the pool describes each type that is known."""
+        """The place of the description of each known type."""
         self._slots: dict[int, Slot] = {}
         self._executors: dict[int, Executor] = {}
-        """By the location for which they run tasks: their own, and those of workers whose successors are not there."""
+        """Executors by the location whose tasks they run: this worker's, and those of dead workers without a successor
+        yet.
+        """
         self._executor(location).load()
 
     def run(self) -> None:
-        """Runs tasks for ever."""
+        """Run tasks for ever."""
         ring = self._ring
         ring.count(READY)
         os.eventfd_write(self._back, 1)
@@ -88,7 +90,7 @@ class Child:
         return Result(start_ns, end_ns, busy_ns, retries.count - before, slot.put_failures(failures))
 
     def _load(self, record: Record) -> Result:
-        """Has the tasks of a type find all that they need."""
+        """Load everything that the tasks of a type need."""
         try:
             self._know(record.type_id, Place(record.type_offset, record.type_bytes))
             self._executor(record.location).prepare(record.type_id)
@@ -102,7 +104,7 @@ class Child:
         return self._executors[location]
 
     def _refuse(self, slot: Slot, buffer: NDArray[np.int32], error: BaseException) -> Result:
-        """What comes of a task whose cell cannot be loaded here."""
+        """Fail all rows of a task whose cell cannot be loaded here."""
         rows = TaskView(buffer).has_failed
         rows[:] = 1
         said = CellError(f"the worker's process cannot load the cell: {describe_error(error)}")
@@ -125,9 +127,9 @@ class Child:
 
 
 def main() -> None:
-    """The process: ``python -c "..." LIFELINE`` and the arguments of ``Child``."""
+    """Run the process: ``python -c "..." LIFELINE`` and the arguments of ``Child``."""
     lifeline, *numbers = map(int, sys.argv[1:])
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: whoever started the process decides
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent process handles it
     end_with(socket.socket(fileno=lifeline))
     gc.freeze()  # else a collection of what cells keep would go through all that is imported, in the middle of a task
     Child(*numbers).run()

@@ -1,6 +1,7 @@
 """Memory that an engine shares with the processes of its workers.
 
-One file without a name, which grows and never shrinks: it goes with the last process that has it, however that ends.
+It is one file without a name, which grows and never shrinks. It is freed with the last process that has it, however
+that ends.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ class Place(NamedTuple):
 
 
 class SharedPool:
-    """Gives out places and maps them. Safe from several threads.
+    """An allocator of places in shared memory, which it maps. Safe from several threads.
 
     Attributes:
         fd: of the file, for a process that is started.
@@ -35,7 +36,7 @@ class SharedPool:
         self._lock = threading.Lock()
 
     def allocate(self, size: int) -> Place:
-        """A new place, of zeros; memory is taken when it is written to."""
+        """Return a new place, of zeros; its memory is allocated when it is written to."""
         with self._lock:
             place = Place(self._size, max(1, size))
             self._size += -(-place.size // mmap.PAGESIZE) * mmap.PAGESIZE
@@ -43,15 +44,15 @@ class SharedPool:
         return place
 
     def map(self, place: Place) -> memoryview:
-        """The bytes of a place, mapped as long as somebody has the view."""
+        """Return the bytes of a place, mapped as long as the view exists."""
         return mapped(self.fd, place)
 
     def free(self, place: Place) -> None:
-        """Gives the memory of a place back; the place is not given out again."""
+        """Free the memory of a place; the place is not allocated again."""
         with mmap.mmap(self.fd, place.size, offset=place.offset) as memory:
             memory.madvise(mmap.MADV_REMOVE)
 
 
 def mapped(fd: int, place: Place) -> memoryview:
-    """The bytes of a place of the pool behind a descriptor."""
+    """Return the bytes of a place of the pool behind a descriptor."""
     return memoryview(mmap.mmap(fd, place.size, offset=place.offset))

@@ -1,1 +1,1 @@
-"""Workers on GPUs, and the stand-in that plays one."""
+"""Workers on GPUs, and the stand-in for a GPU in tests."""

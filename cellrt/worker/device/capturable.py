@@ -1,7 +1,7 @@
-"""Whether work can be captured: run under this mode, it raises where it hands a value to the host.
+"""A check whether work can be captured: in this mode, it raises where it transfers a value to the host.
 
-A capture that fails on a device costs it more than the capture (see ``CudaDevice.capture``), so what would fail there
-is found beforehand, where it does no harm.
+A capture that fails on a device costs it more than the capture (as of ``CudaDevice.capture``), so work that would fail
+is found before, where it does no harm.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _NEEDS_VALUES = frozenset({torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape})
 _ATEN = torch.ops.aten
 _BY_INDEX = frozenset({_ATEN.index, _ATEN.index_put, _ATEN.index_put_, _ATEN._unsafe_index})
-"""They need values only where an index is a mask."""
+"""Operators that need values only where an index is a mask."""
 _MASKS = (torch.bool, torch.uint8)
 
 
@@ -23,7 +23,7 @@ class NotCapturableError(RuntimeError):
 
 
 class Capturable(TorchDispatchMode):
-    """While it lasts, operations that hand a value of the device to the host raise NotCapturableError.
+    """A mode in which operations that transfer a value of the device to the host raise NotCapturableError.
 
     Args:
         device: of the work.
@@ -39,7 +39,7 @@ class Capturable(TorchDispatchMode):
 
     @classmethod
     def ignore_compile_internals(cls) -> bool:
-        """Lets compiled functions run, which torch otherwise runs as they are inside of a mode."""
+        """Return True, so that compiled functions run, whose operations torch would run one by one in a mode."""
         return True
 
     def __torch_dispatch__(
@@ -62,7 +62,9 @@ class Capturable(TorchDispatchMode):
         return result
 
     def _check_copy(self, packet: Any, given: object, result: torch.Tensor) -> None:
-        """A copy between host and device waits, unless it is from or to pinned memory."""
+        """Raise NotCapturableError for a copy between host and device, which waits unless the
+        host's memory is pinned.
+        """
         on_host = [value for value in (*_tensors(given), result) if value.device.type == "cpu" and value.dim() > 0]
         on_device = [value for value in (*_tensors(given), result) if value.device.type == self._type]
         if on_device and any(not value.is_pinned() for value in on_host):

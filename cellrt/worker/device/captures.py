@@ -1,4 +1,4 @@
-"""Captured work: that of each signature that recurs, while there is memory for them."""
+"""Captured CUDA graphs of recurring signatures, within a budget of memory."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ from cellrt.worker.device.signature import Signature
 
 MAX_COUNTED = 4096
 STALE_AFTER = 1024
-"""A capture that so many tasks did without gives way to another where memory is short."""
+"""The number of tasks without use after which a capture may be evicted where memory is short."""
 ASKED_AGAIN = 16
-"""For a run that should be captured as a whole room is looked for again behind so many that went by steps."""
+"""The runs by steps between two checks of the budget, for a run that should be captured as a whole."""
 
 
 @dataclass
 class Side:
-    """Work that was captured, with the words that it reads.
+    """Captured work, with the words that it reads.
 
-    ``numbers``: as compiled code launches it (``launch.py``), where it can.
+    ``numbers``: its addresses for compiled code, in the layout of ``launch.py``, if that may launch it.
     """
 
     words: torch.Tensor
@@ -39,32 +39,38 @@ class Side:
 
 @dataclass
 class Capture:
-    """What was captured of a signature: once, or for compiled code twice, with words of their own: while one side runs
-    the words of the other are uploaded."""
+    """The capture of a signature: one side, or for compiled code two, each with its own words.
+
+    While one side runs, the words of the other are uploaded.
+    """
 
     sides: list[Side]
     num_bytes: int
     last_used: int
-    """The number of the last task that this was looked up for."""
+    """The number of the last task that used this."""
 
     def next_numbers(self) -> NDArray[np.int64] | None:
-        """Of the side whose turn it is; None: it must be replayed."""
+        """Return the numbers of the side whose turn it is; None if it must be replayed."""
         sides = self.sides
         sides.append(sides.pop(0))
         return sides[-1].numbers
 
     def replay(self, words: torch.Tensor) -> None:
-        """Inside ``work``: repeats it with these words."""
+        """Repeat it with these words, inside ``work``."""
         self.sides[0].words.copy_(words)
         self.sides[0].captured.replay()
 
 
 class CapturedSteps:
-    """What was captured of steps of runs, which differ in their numbers of rows alone: one after the other, they read
-    the same words, which each takes from where the first of these words says.
+    """Captured steps of runs, one for each number of rows. They share one array of words.
+
+    They run one after the other, and each copies its words from the ring, from where the first of the shared words
+    says.
 
     Attributes:
-        numbers: as compiled code launches it (``launch.py``): where the words are, and a graph for each size, or 0.
+        numbers: the addresses for compiled code, in the layout of ``launch.py``: of the words, and a graph for each
+            size,
+            or 0.
     """
 
     def __init__(self, words: torch.Tensor, sizes: Sequence[int], num_tasks: int) -> None:
@@ -75,33 +81,34 @@ class CapturedSteps:
         self._captured: dict[int, Captured] = {}
 
     def add(self, rows: int, captured: Captured, num_bytes: int) -> None:
-        """Another size."""
+        """Add the capture of another number of rows."""
         self._captured[rows] = captured
         self.numbers[1 + self._sizes.index(rows)] = captured.handle
         self.num_bytes += num_bytes
 
     def has(self, rows: int) -> bool:
-        """Whether steps of so many rows were captured."""
+        """Return whether steps of so many rows were captured."""
         return rows in self._captured
 
     def point_at(self, at: int) -> None:
-        """Inside ``work``: has the next step take its words from word ``at`` of the ring on."""
+        """Set where the next step takes its words from: word ``at`` of the ring. Call it inside ``work``."""
         self.words[:1].fill_(at)
 
     def replay(self, rows: int, at: int) -> None:
-        """Inside ``work``: repeats a step whose words begin at word ``at`` of the ring."""
+        """Repeat a step whose words begin at word ``at`` of the ring, inside ``work``."""
         self.point_at(at)
         self._captured[rows].replay()
 
 
 class Captures:
-    """Decides which signatures are captured. Belongs to whoever runs the device's work.
+    """The choice of signatures to capture, and their captures. Belongs to the thread that runs the device's work.
 
     Args:
-        device: that captures.
+        device: captures.
         budget_bytes: device memory that captures may take in all; 0 captures nothing.
-        after: how often a signature runs before it is captured, at least 1, which warms its cell up.
-        whole_after: how often a run that may go by steps does so before it is captured as a whole; None: always.
+        after: the runs of a signature before it is captured, at least 1, which warms its cell up.
+        whole_after: the runs by steps, of a run that may go by steps, before it is captured as a whole; None: it never
+            is.
 
     Attributes:
         counts: ``captures`` made, ``captures_refused`` by work that cannot be captured, ``captures_failed`` on the
@@ -114,32 +121,36 @@ class Captures:
         self._device, self._budget_bytes, self._after = device, budget_bytes, max(1, after)
         self._whole_after = whole_after
         self._by_steps: Counter[Signature] = Counter()
-        """How often a run of a signature that may be captured as a whole went by steps."""
+        """The number of runs by steps of each signature that may be captured as a whole."""
         self._by_steps_now: Signature | None = None
-        """That of the run that was asked about last, if it goes by steps."""
+        """The signature of the run that ``goes_whole`` was last called for, if it goes by steps."""
         self._refusing: set[int] = set()
-        """Cell types some of whose work was refused."""
+        """Cell types with work that was refused."""
         self._known: dict[Signature, Capture | CapturedSteps | None] = {}
-        """Those that cannot be captured have none."""
+        """Captures by signature; None for those that cannot be captured."""
         self._seen: OrderedDict[Signature, int] = OrderedDict()
         self._num_tasks = 0
         self._lost_bytes = 0
-        """What captures took that failed: nobody gives it back."""
+        """The bytes that failed captures took, which are never freed."""
         self.counts: Counter[str] = Counter()
 
     @property
     def used_bytes(self) -> int:
-        """Device memory that captures have taken."""
+        """The device memory that captures have taken."""
         return self._lost_bytes + sum(capture.num_bytes for capture in list(self._known.values()) if capture)
 
     def find(self, signature: Signature) -> Capture | None:
-        """The capture of a signature, if there is one."""
+        """Return the capture of a signature, if there is one."""
         capture = self._use(signature)
         return capture if isinstance(capture, Capture) else None
 
     def goes_whole(self, signature: Signature) -> bool:
-        """Whether a run that may go by steps is captured, may not go by captured steps, or has gone by steps often
-        enough to be captured now: a graph for each size of a run takes long to make, and saves little of a run."""
+        """Return whether a run that may go by steps goes as a whole.
+
+        It does if it is captured, may not go by captured steps, or has gone by steps often enough to be captured now. A
+        graph
+        for each size of a run takes long to make, and saves little of a run.
+        """
         self._by_steps_now = None
         if signature.type_id in self._refusing:
             return True
@@ -156,7 +167,7 @@ class Captures:
         return True
 
     def note_task(self) -> None:
-        """A task was begun; if it is the run that was asked about last, it goes by steps."""
+        """Count a task; if it is the run that ``goes_whole`` was last called for, count it as one by steps."""
         self._num_tasks += 1
         if self._by_steps_now is not None:
             if len(self._by_steps) > MAX_COUNTED:
@@ -165,7 +176,7 @@ class Captures:
             self._by_steps_now = None  # the next may be of a cell that is not asked about
 
     def find_steps(self, signature: Signature) -> CapturedSteps | None:
-        """What was captured of steps, by the signature of all."""
+        """Return the captured steps of a signature of all sizes, if there are any."""
         capture = self._use(signature)
         return capture if isinstance(capture, CapturedSteps) else None
 
@@ -176,9 +187,9 @@ class Captures:
         return capture
 
     def is_due(self, signature: Signature) -> bool:
-        """Counts a signature that has run without a capture; whether it should be captured now.
+        """Count a run of a signature without a capture; return whether it should be captured now.
 
-        Where there is no memory, captures that nobody used for long give way, if there are such.
+        Where memory is short, captures that were not used for long are evicted.
         """
         if signature in self._known or not self._budget_bytes:
             return False
@@ -195,11 +206,11 @@ class Captures:
         operations_of: Callable[[torch.Tensor], Work],
         has_download: bool,
     ) -> bool:
-        """Captures a signature's work, unless that is refused (False). What is not captured runs as before; what loses
-        the device raises.
+        """Capture a signature's work; return False if it cannot be captured. Raise an error that loses the device.
 
-        ``words`` are those of a task that has just run. No row is read and written in one task, so a device that runs
-        what it captures does it no harm.
+        Work that is not captured runs as before. ``words`` are those of a task that has just run. No row is read and
+        written in
+        one task, so a device that runs the work while capturing it does no harm.
         """
 
         def make(before: int) -> None:
@@ -214,10 +225,11 @@ class Captures:
     def make_step(
         self, signature: Signature, steps: RunSteps, of_all: Signature, at: int, work_of: Callable[[torch.Tensor], Work]
     ) -> None:
-        """Captures a step, which has just run and whose words begin at word ``at`` of the ring; as ``make``.
+        """Capture a step, which has just run and whose words begin at word ``at`` of the ring, like ``make``.
 
-        ``of_all`` is its signature without its size. ``work_of`` is given words of its own, of which the first says
-        where the others are to be copied from.
+        ``of_all`` is its signature without its size. ``work_of`` gets words of its own, of which the first says where
+        the
+        others are to be copied from.
         """
         rows = signature.sizes[0]
 
@@ -236,8 +248,10 @@ class Captures:
         self._try(signature, make)
 
     def _try(self, signature: Signature, make: Callable[[int], None]) -> bool:
-        """Calls ``make`` with the memory that is in use; if it fails the signature is not captured. False: it does what
-        cannot be captured."""
+        """Call ``make`` with the memory that is in use; if it fails the signature is not captured.
+
+        Return False if the work cannot be captured.
+        """
         before = self._device.memory_in_use()
         self._seen.pop(signature, None)
         self._known[signature] = None
@@ -265,7 +279,7 @@ class Captures:
         return Side(words, captured, done, numbers)
 
     def forget(self, type_id: int) -> None:
-        """Drops the captures of a cell type that no task has; while others are found and made."""
+        """Drop the captures of a cell type without tasks, while others are found and made."""
         for signature in [signature for signature in list(self._known) if signature.type_id == type_id]:
             self._known.pop(signature, None)
         for signature in [signature for signature in list(self._by_steps) if signature.type_id == type_id]:
@@ -273,7 +287,7 @@ class Captures:
         self._refusing.discard(type_id)
 
     def _has_room(self) -> bool:
-        """Whether the budget allows one more, for which others may be dropped."""
+        """Return whether the budget allows one more capture, for which others may be evicted."""
         made = [(signature, capture) for signature, capture in list(self._known.items()) if capture is not None]
         for signature, capture in sorted(made, key=lambda known: known[1].last_used):
             if self.used_bytes < self._budget_bytes or self._num_tasks - capture.last_used < STALE_AFTER:

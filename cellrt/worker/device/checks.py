@@ -1,4 +1,4 @@
-"""What is bad of a task's rows: an output that is not finite, an input outside its limits (``limits.py``)."""
+"""Checks of a task's rows: outputs that are not finite, inputs outside their limits (``limits.py``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cellrt.worker.device.signature import OUTSIDE, Signature
 
 
 def check_uploaded(cell: Cell, task: TaskView, values: NDArray[Any], limits: Limits, failures: Failures) -> None:
-    """Fails the rows of a task that bring a number outside an input's limits, and brings it within.
+    """Fail the rows of a task with a number outside an input's limits, and clamp it.
 
     ``values`` ``[n, numbers of a row]`` are those of the first positions.
     """
@@ -30,7 +30,7 @@ def check_uploaded(cell: Cell, task: TaskView, values: NDArray[Any], limits: Lim
 
 
 def bad_rows(signature: Signature, task: TaskView, answers: NDArray[np.int32]) -> dict[int, int]:
-    """What is bad of each row of which something is."""
+    """Return the flags of the bad rows, by row."""
     if not (signature.tells_bad or signature.is_loop):
         return {}
     behind = signature.sizes[0] if signature.tells_rows else 0
@@ -44,7 +44,7 @@ def bad_rows(signature: Signature, task: TaskView, answers: NDArray[np.int32]) -
 
 
 def error_of(cell: Cell, what: int) -> CellError:
-    """The error of a row of which that is bad."""
+    """Return the error of a row with these flags."""
     if what & OUTSIDE:
         said = "a number of an integer input is outside what the cell indexes with it"
         return CellError(f"cell {cell.name!r} raised IndexError: {said}")  # as it does where it sees the number
@@ -53,5 +53,5 @@ def error_of(cell: Cell, what: int) -> CellError:
 
 
 def _row_of_position(task: TaskView) -> NDArray[np.int64]:
-    """Of a loop its rows are its first positions, too."""
+    """Return the row of each position. A loop's first positions are its rows, too."""
     return np.concatenate([np.arange(size) for size in task.batch_sizes])

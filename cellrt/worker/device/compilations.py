@@ -1,4 +1,4 @@
-"""Counts what Triton and ``torch.compile`` compile, by thread: on a worker's own thread that is while it serves."""
+"""Counts of compilations by Triton and ``torch.compile``, by thread: a worker's own thread compiles while it serves."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 
 class Compilations:
-    """Counts compilations of this process from the first ``watch_*`` on."""
+    """The compilations of this process from the first ``watch_*`` on."""
 
     def __init__(self) -> None:
         self._counts: Counter[int] = Counter()
@@ -17,11 +17,11 @@ class Compilations:
         self._lock = threading.Lock()
 
     def of_this_thread(self) -> int:
-        """How many the calling thread began."""
+        """Return the number of compilations that the calling thread began."""
         return self._counts[threading.get_ident()]
 
     def watch_triton(self) -> None:
-        """From now on kernels are counted, if Triton is there."""
+        """Count Triton's compilations from now on, if Triton is installed."""
         if importlib.util.find_spec("triton") is None or not self._is_first("triton"):
             return
         from triton import knobs
@@ -35,7 +35,7 @@ class Compilations:
         knobs.runtime.jit_cache_hook = note
 
     def watch_torch(self) -> None:
-        """From now on what ``torch.compile`` makes is counted."""
+        """Count compilations of ``torch.compile`` from now on."""
         if self._is_first("torch"):
             from torch._dynamo.callback import callback_handler
 
@@ -48,9 +48,9 @@ class Compilations:
             return is_first
 
     def note(self, count: int = 1) -> None:
-        """The calling thread began so many."""
+        """Count compilations that the calling thread began."""
         self._counts[threading.get_ident()] += count
 
 
 COMPILATIONS = Compilations()
-"""Of the process, as the hooks of Triton and torch are."""
+"""The compilations of the process, as the hooks of Triton and torch are the process's."""

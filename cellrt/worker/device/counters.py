@@ -1,9 +1,9 @@
-"""How a host learns what a stream of a CUDA device has reached (``benchmarks/gpu_completion.py`` compares the ways).
+"""Ways for a host to learn how far a stream of a CUDA device is (``benchmarks/gpu_completion.py`` compares them).
 
 - "signal": a kernel of one thread adds 1 to a count and stores it to a word of pinned memory, which the host reads
   without a call (BatchMaker section 2.5);
 - "copy": the count is added to by torch and copied there, which takes two launches but no Triton;
-- "event": an event is recorded, and asked about.
+- "event": an event is recorded, and queried.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from cellrt.worker.blame import describe_error
 
 
 class Counter(Protocol):
-    """Counts what a stream has reached."""
+    """A counter of how far a stream is."""
 
     def send(self) -> None:
-        """Puts one more count behind what the current stream holds."""
+        """Queue one more count on the current stream."""
 
     def completed(self) -> int:
-        """How many counts the stream has reached."""
+        """Return the number of counts that the stream has reached."""
 
 
 class CopiedCounter:
-    """Counts by an addition on the device and a copy to pinned memory."""
+    """A counter by an addition on the device and a copy to pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._count = torch.zeros(1, dtype=torch.int64, device=device)
@@ -40,17 +40,17 @@ class CopiedCounter:
         self._view = self._word.numpy()
 
     def send(self) -> None:
-        """Two launches; may be captured."""
+        """Queue a count with two launches; may be captured."""
         self._count += 1
         self._word.copy_(self._count, non_blocking=True)
 
     def completed(self) -> int:
-        """Reads host memory."""
+        """Return the count in host memory."""
         return int(self._view[0])
 
 
 class EventCounter:
-    """Counts by CUDA events, in order."""
+    """A counter by CUDA events, in order."""
 
     def __init__(self) -> None:
         self._waiting: deque[torch.cuda.Event] = deque()
@@ -58,13 +58,13 @@ class EventCounter:
         self._num_reached = 0
 
     def send(self) -> None:
-        """Records an event; cannot be captured."""
+        """Record an event; cannot be captured."""
         event = self._spare.pop() if self._spare else torch.cuda.Event()
         event.record()
         self._waiting.append(event)
 
     def completed(self) -> int:
-        """Asks the oldest events."""
+        """Return the number of reached events, after queries of the oldest."""
         while self._waiting and self._waiting[0].query():
             self._spare.append(self._waiting.popleft())
             self._num_reached += 1
@@ -72,14 +72,15 @@ class EventCounter:
 
 
 def page_locked(num_bytes: int) -> torch.Tensor:
-    """Host memory ``[num_bytes]`` uint8 that asynchronous copies may read and write."""
+    """Return host memory ``[num_bytes]`` uint8 that asynchronous copies may read and write."""
     return torch.empty(num_bytes, dtype=torch.uint8, pin_memory=True)
 
 
 def counter_maker(kind: str | None, device: torch.device) -> Callable[[], Counter]:
-    """What makes counters: "signal", "copy" or "event"; None takes "signal" if that works here, else "copy".
+    """Return a function that makes counters: "signal", "copy" or "event"; None takes "signal" if that works here, else
+    "copy".
 
-    Waits for the device. Raises DefinitionError for other words.
+    It waits for the device. Raise DefinitionError for other words.
     """
     if kind == "signal" or (kind is None and _can_signal(device)):
         return lambda: _signal(device)
@@ -97,7 +98,9 @@ def _signal(device: torch.device) -> Counter:
 
 
 def _can_signal(device: torch.device) -> bool:
-    """Whether a signal arrives: Triton needs a C compiler to launch the kernel, which a bare machine may lack."""
+    """Return whether a signal arrives: Triton needs a C compiler to launch the kernel, which a
+    bare machine may lack.
+    """
     if importlib.util.find_spec("triton") is None:
         return False
     try:

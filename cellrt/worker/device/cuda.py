@@ -1,4 +1,4 @@
-"""A CUDA device through torch. ``device.py`` says what each method promises, ``counters.py`` how a task ends."""
+"""A CUDA device through torch, with the methods of ``device.py`` and the counters of ``counters.py``."""
 
 from __future__ import annotations
 
@@ -16,20 +16,22 @@ from cellrt.worker.device.capturable import Capturable
 from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.device import Captured, Device, Work, nothing
 from cellrt.worker.device.driver import find_driver
-from cellrt.worker.device.sharing import STREAMS, capturing
+from cellrt.worker.device.streams import STREAMS, capturing
 
 SMALL_BYTES = 64 << 10
-"""Uploads up to this size go on the compute stream itself: the copy costs less than ordering two streams."""
+"""The largest upload on the compute stream itself: such a copy costs less than ordering two streams."""
 HEAD_START_CYCLES = 5_000_000
-"""Of the device's clock, 2 to 4 ms: what the host needs to launch a step call by call."""
+"""Cycles of the device's clock, 2 to 4 ms: the time that the host needs to launch a step call by call."""
 FATAL_WORDS = ("CUDA error", "CUDA driver error", "CUBLAS_STATUS", "CUDNN_STATUS", "cuDNN error", "an illegal memory")
 
 
 class CudaDevice(Device):
-    """Args:
-    name: "cuda:0" or so.
-    completion: see ``counter_maker``.
-    direct: have compiled code launch what was captured, by the driver's functions.
+    """A CUDA device.
+
+    Args:
+        name: "cuda:0" or so.
+        completion: as of ``counter_maker``.
+        direct: have compiled code launch captured work, by the driver's functions.
     """
 
     def __init__(self, name: str, completion: str | None = None, direct: bool = True) -> None:
@@ -51,11 +53,11 @@ class CudaDevice(Device):
         self._ends: list[Captured] = []
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Page-locked host memory."""
+        """Return page-locked host memory."""
         return counters.page_locked(num_bytes)
 
     def entered(self) -> AbstractContextManager[object]:
-        """This thread computes on this device's compute stream."""
+        """Let this thread compute on this device's compute stream."""
         return self._enter()
 
     @contextmanager
@@ -64,7 +66,7 @@ class CudaDevice(Device):
             yield
 
     def submit(self, work: Work, has_download: bool) -> None:
-        """Queues the kernels and copies of a task, then its signal on the stream that ends it."""
+        """Queue the kernels and copies of a task, then its signal on the stream that ends it."""
         self.note_launched(has_download)
         with torch.inference_mode():
             work()
@@ -75,7 +77,7 @@ class CudaDevice(Device):
                 self._counters[False].send()
 
     def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """A large copy overlaps with the tasks before: its memory is nobody else's."""
+        """Copy to the device. A large copy overlaps with the tasks before, none of which uses its memory."""
         if source.numel() * source.element_size() <= SMALL_BYTES:
             target.copy_(source, non_blocking=True)
             return
@@ -85,14 +87,16 @@ class CudaDevice(Device):
         self._compute.wait_event(self._uploaded)
 
     def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Overlaps with the tasks behind."""
+        """Copy to the host, overlapping with the tasks after this one."""
         self._computed.record()
         self._down.wait_event(self._computed)
         with torch.cuda.stream(self._down):
             target.copy_(source, non_blocking=True)
 
     def num_completed(self) -> int:
-        """Reads two words of pinned memory, unless completion is by events."""
+        """Return the number of completed tasks, by reading two words of pinned memory, unless
+        completion is by events.
+        """
         if self._in_flight:
             reached = [counter.completed() for counter in self._counters]
             while self._in_flight and reached[self._in_flight[0][0]] >= self._in_flight[0][1]:
@@ -101,11 +105,11 @@ class CudaDevice(Device):
         return self._num_completed
 
     def check(self) -> None:
-        """An error of any earlier kernel comes up in this call."""
+        """Raise an error of any earlier kernel, which this call reports."""
         self._compute.query()
 
     def is_fatal(self, error: BaseException) -> bool:
-        """Errors of CUDA and its libraries, and running out of memory."""
+        """Return whether an error is one of CUDA and its libraries, or of memory that ran out."""
         if isinstance(error, torch.OutOfMemoryError):
             return True
         accelerator = getattr(torch, "AcceleratorError", None)
@@ -114,9 +118,11 @@ class CudaDevice(Device):
         return isinstance(error, RuntimeError) and any(words in describe_error(error) for words in FATAL_WORDS)
 
     def capture(self, work: Work, ends_task: bool = False, before: Work = nothing) -> Captured:
-        """A CUDA graph. All graphs share their memory: they run one after the other, and nothing of one outlives it.
+        """Return a CUDA graph of the work.
 
-        Where random numbers are drawn torch must prepare each replay, so there is no handle.
+        All graphs share their memory: they run one after the other, and no result of one is used by another. Where
+        random
+        numbers are drawn torch must prepare each replay, so there is no handle.
         """
         before()
         with Capturable(self.torch_device) as seen:
@@ -143,7 +149,7 @@ class CudaDevice(Device):
 
     @property
     def direct(self) -> NDArray[np.int64] | None:
-        """Made when it is first asked for, which captures how a task ends."""
+        """The addresses for compiled code, made at the first use, which captures the end of a task."""
         if self._driver is None or self._direct is not None:
             return self._direct
         for has_download, stream in ((True, self._down), (False, self._compute)):
@@ -158,36 +164,40 @@ class CudaDevice(Device):
         return self._direct
 
     def note_launched(self, has_download: bool) -> None:
-        """See ``Device.note_launched``."""
+        """Count a task that compiled code launched, as of ``Device.note_launched``."""
         self._submitted[has_download] += 1
         self._in_flight.append((has_download, self._submitted[has_download]))
 
     def make_event(self) -> torch.cuda.Event:
-        """Recorded once, as an event has no address before."""
+        """Return an event that was recorded once, as an event has no address before."""
         event = torch.cuda.Event()
         event.record(self._compute)
         return event
 
     def _leave_pool(self) -> None:
-        """After a capture that failed: torch 2.11 goes on recording to its pool, and refuses the next capture there."""
+        """Change the pool after a failed capture: torch 2.11 goes on recording to it, and refuses the next capture
+        there.
+        """
         with suppress(RuntimeError):
             torch._C._cuda_endAllocateToPool(self.torch_device.index or 0, self._pool)
         self._pool = torch.cuda.graph_pool_handle()
 
     def settle(self) -> None:
-        """Waits for the compute stream."""
+        """Wait for the compute stream."""
         self._compute.synchronize()
 
     def memory_in_use(self) -> int:
-        """What is not free, whoever has it: the driver's part of a graph is in no count of torch's."""
+        """Return all bytes that are not free, in any use: the driver's part of a graph is in no count of torch's."""
         free, total = torch.cuda.mem_get_info(self.torch_device)
         return total - free
 
     def fetch(self, arena: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Rows whose tasks are known to be done: of a worker on this device read in place, on the compute stream.
+        """Return rows whose tasks are known to be done; those of a worker on this device are read on the compute
+        stream.
 
-        At another device they are gathered on a stream of our own. That waits for what had the memory of the copy
-        before, and the compute stream waits for the copy.
+        At another device they are gathered on a stream of our own. That waits for the earlier use of the copy's memory,
+        and
+        the compute stream waits for the copy.
         """
         other = arena.device
         if other == self.torch_device:
@@ -205,12 +215,15 @@ class CudaDevice(Device):
 
     @contextmanager
     def beside(self) -> Iterator[Work]:
-        """This thread computes on this device, on a stream that is not the worker's."""
+        """Let this thread compute on this device, on a stream that is not the worker's."""
         with torch.cuda.device(self.torch_device):
             yield lambda: torch.cuda.current_stream(self.torch_device).synchronize()
 
     def elapsed(self, work: Work) -> float:
-        """By events. The device is kept busy before, until all is launched."""
+        """Return the seconds of work on the device, by events.
+
+        The device is kept busy before, until all is launched.
+        """
         start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
         torch.cuda._sleep(HEAD_START_CYCLES)
         start.record()
@@ -221,12 +234,14 @@ class CudaDevice(Device):
         return milliseconds / 1e3
 
     def synchronize(self) -> None:
-        """Waits for the three streams."""
+        """Wait for the three streams."""
         for stream in (self._compute, self._up, self._down):
             stream.synchronize()
 
     def close(self) -> None:
-        """Memory goes with the object, and its streams if a task is still on them; else they are free now."""
+        """Release the streams, unless a task is still on them: then they are released with the object, as its memory
+        is.
+        """
         with suppress(RuntimeError):  # of a device that is lost
             self.num_completed()
             if not self._in_flight:

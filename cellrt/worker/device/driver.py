@@ -1,4 +1,4 @@
-"""The functions of CUDA's driver that compiled code calls, by their addresses."""
+"""Addresses of the functions of CUDA's driver that compiled code calls."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Driver(NamedTuple):
 
 
 _NAMES = ("cuMemcpyHtoDAsync_v2", "cuMemcpyDtoHAsync_v2", "cuGraphLaunch", "cuEventRecord", "cuStreamWaitEvent")
-"""In this order."""
+"""The names of the functions, in the order of ``Driver``."""
 
 
 @functools.cache
 def find_driver() -> Driver | None:
-    """The driver of this machine; None where there is none."""
+    """Return the driver of this machine; None if there is none."""
     try:
         library = ctypes.CDLL("libcuda.so.1")
         found = [ctypes.cast(getattr(library, name), ctypes.c_void_p).value or 0 for name in _NAMES]

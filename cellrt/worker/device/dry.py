@@ -1,4 +1,4 @@
-"""A device that is not there: the order of events of a GPU on two threads of the CPU, to test all that surrounds one.
+"""A stand-in for a GPU: its order of events on two threads of the CPU, to test the code around it.
 
 Like a GPU it runs a task long after the task was submitted, copies inputs only then, and delivers results later
 still; so memory that is rewritten too early, or read too early, gives wrong results here too.
@@ -24,11 +24,11 @@ SYNCHRONIZE_S = 60.0
 
 
 class DryDeviceError(RuntimeError):
-    """What a cell raises to play a device that fails."""
+    """An error that a cell raises to simulate a device that fails."""
 
 
 class DryDevice(Device):
-    """See the module. Arenas are plain CPU memory.
+    """A simulated device, whose arenas are plain CPU memory.
 
     Args:
         delay_s: between submission and execution, and between execution and the arrival of results.
@@ -49,46 +49,48 @@ class DryDevice(Device):
             ServiceThread(run, f"cellrt-dry-{name}").start()
 
     def pinned(self, num_bytes: int) -> torch.Tensor:
-        """Plain host memory."""
+        """Return plain host memory."""
         return torch.zeros(num_bytes, dtype=torch.uint8)
 
     def entered(self) -> AbstractContextManager[object]:
-        """Nothing to do: the device's thread computes."""
+        """Do nothing: the device's thread computes."""
         return nullcontext()
 
     def submit(self, work: Work, has_download: bool) -> None:
-        """Hands the task to the compute thread."""
+        """Pass the task to the compute thread."""
         self.check()
         self._submitted[has_download] += 1
         self._in_flight.append((has_download, self._submitted[has_download]))
         self._compute.put((work, has_download))
 
     def upload(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Copies, on the compute thread."""
+        """Copy, on the compute thread."""
         target.copy_(source)
 
     def download(self, target: torch.Tensor, source: torch.Tensor) -> None:
-        """Hands the copy to the download thread."""
+        """Pass the copy to the download thread."""
         self._download.put((lambda: _copy(target, source), self._delay_s))
 
     def num_completed(self) -> int:
-        """Counts as a CUDA worker does: two counters, one for each stream that ends tasks."""
+        """Return the number of completed tasks, by two counters like a CUDA device, one for each stream that ends
+        tasks.
+        """
         while self._in_flight and self._counts[self._in_flight[0][0]] >= self._in_flight[0][1]:
             self._in_flight.popleft()
             self._num_completed += 1
         return self._num_completed
 
     def check(self) -> None:
-        """Raises what killed the compute thread."""
+        """Raise the error that ended the compute thread."""
         if self._failure is not None:
             raise self._failure
 
     def is_fatal(self, error: BaseException) -> bool:
-        """A DryDeviceError is; what a cell raises is not."""
+        """Return whether an error is a DryDeviceError; other errors are the cell's."""
         return isinstance(error, DryDeviceError)
 
     def capture(self, work: Work, ends_task: bool = False, before: Work = nothing) -> Captured:
-        """The work itself: it must find all it reads at the same addresses. It may not look at values."""
+        """Return the work itself. It must read from the same addresses each time, and may not look at values."""
         before()
         with Capturable(self.torch_device):
             work()
@@ -96,22 +98,22 @@ class DryDevice(Device):
         return Captured(work)
 
     def settle(self) -> None:
-        """Nothing to do: this is the thread that computes."""
+        """Do nothing: this is the thread that computes."""
 
     def memory_in_use(self) -> int:
-        """A kilobyte for each capture, so that budgets can be tested."""
+        """Return a kilobyte for each capture, so that budgets can be tested."""
         return self.num_captured << 10
 
     def fetch(self, arena: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-        """Rows of another location's arena."""
+        """Return rows of another location's arena."""
         return arena.index_select(0, rows)
 
     def beside(self) -> AbstractContextManager[Work]:
-        """Nothing to do, and nothing to wait for."""
+        """Do nothing; there is nothing to wait for."""
         return nullcontext(lambda: None)
 
     def synchronize(self) -> None:
-        """Waits until both threads have done all there is."""
+        """Wait until both threads have done all their work."""
         for queue in (self._compute, self._download):
             reached = threading.Event()
             if queue is self._compute:
@@ -127,7 +129,7 @@ class DryDevice(Device):
                     raise TimeoutError(f"the device is not done within {SYNCHRONIZE_S} s")
 
     def close(self) -> None:
-        """Lets both threads end after what they have."""
+        """End both threads after their work."""
         self._compute.put(None)
         self._download.put(None)
 

@@ -1,7 +1,7 @@
-"""Runs tasks on a device: packs what a task needs, submits its operations, and takes in what came back.
+"""Execution of tasks on a device: their inputs are packed, their operations submitted, and their results written.
 
 ``begin`` and ``collect`` are called by the worker's thread. In between the device owns the task's blocks of both
-rings. The host's rows are read by ``begin`` and written by ``collect``, and by nobody else on this side.
+rings. The host's rows are read by ``begin`` and written by ``collect``, and by no other code on this side.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cellrt.worker.base import Launch
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch as compiled
-from cellrt.worker.device.arenas import DeviceArenas
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.checks import bad_rows, check_uploaded, error_of
 from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.device.operations import ANSWER, Memory
 from cellrt.worker.device.placement import Forms, PlacedCell, UnplacedCell
@@ -44,25 +44,27 @@ class DeviceOptions:
     """Sizes and switches of a device worker.
 
     Attributes:
-        ring_bytes: pinned memory, and as much on the device, for what tasks upload; the same again for what they
-            download. A task that needs more gets memory of its own.
+        ring_bytes: pinned memory, and as much on the device, for uploads of tasks; the same again for downloads. A task
+            that needs more gets memory of its own.
         graph_bytes: device memory for captured CUDA graphs; 0 runs everything eagerly.
-        capture_after: how often a task of the same signature runs eagerly before it is captured.
-        whole_runs_after: how often a run of the same signature goes over captured steps, of which there are few, before
-            it is captured as a whole; None: never. Such a capture held up all requests of an H200 for 0.4 s, and gained
-            nothing that could be measured. Of cells whose kernels read on the device how many rows there are.
+        capture_after: the eager runs of a signature before it is captured.
+        whole_runs_after: the runs of a signature over captured steps, of which there are few, before the run is
+            captured
+            as a whole; None: it never is. Such a capture held up all requests of an H200 for 0.4 s, and gained nothing
+            that could be measured. It is for cells whose kernels read the number of rows on the device.
         fused: use ``run_rows`` of cells that have it: always, never, or (None) if it measures faster than their plain
             form in the geometric mean over numbers of rows.
         chains: use ``run_chain_rows`` of such cells for runs of several steps: always, never, or (None) where it
             measures faster and runs are captured as a whole.
         compiled: pass other cells through ``torch.compile`` when they are registered, gather and scatter included.
             Those with pages or spans run as they are, with a warning.
-        compile_backend: which of its backends compiles them.
-        completion: how a finished task is noticed: "signal" (a kernel stores a count in pinned memory), "copy" (a copy
-            does) or "event" (a CUDA event is asked). Default: "signal" where Triton is installed, else "copy".
+        compile_backend: the backend of ``torch.compile``.
+        completion: the way to notice that a task is done: "signal" (a kernel stores a count in pinned memory), "copy"
+            (a
+            copy does) or "event" (a CUDA event is queried). Default: "signal" where Triton is installed, else "copy".
         direct: have compiled code launch captured tasks by the driver's functions, where there is a driver.
         hang_s: a task that takes longer than this, and than 100 times the longest of its cell so far, loses the device.
-        dry_delay_s: how late the device "dry" is.
+        dry_delay_s: the delay of the device "dry".
     """
 
     ring_bytes: int = 32 << 20
@@ -85,7 +87,7 @@ class DeviceOptions:
 
 
 class DeviceExecutor:
-    """Executes the tasks of one location on its device; ``num_flags``: of loops (``core/state/task_layout.py``)."""
+    """The executor of one location's tasks on its device. ``num_flags``: of loops (``core/state/task_layout.py``)."""
 
     def __init__(
         self,
@@ -112,19 +114,22 @@ class DeviceExecutor:
         self._works = Works(device, self._memory, self._captures)
         self._placed: dict[int, PlacedCell] = {}
         self._waiting: tuple[Launch, Plan] | None = None
-        """A task that found no room in the rings, which comes again."""
+        """A task for which there was no room in the rings, with its plan; it is begun again later."""
         self._host_bytes: list[NDArray[np.uint8]] = []
         self._counts: Counter[str] = Counter()
 
     def counts(self) -> dict[str, int]:
-        """See ``CudaWorker.counts``; any thread may ask."""
+        """Return the counts of ``CudaWorker.counts``; any thread may call this."""
         names = (*Captures.COUNTED, "eager", "unfused", "plain_faster", "compilations", "not_compiled")
         counted = self._captures.counts | self._plans.counts | self._works.counts | self._counts
         counted["not_compiled"] = self.device.placements.num_not_compiled()
         return {name: counted[name] for name in names}
 
     def place(self, cell_type: CellType) -> PlacedCell:
-        """The cell with its weights on this device, copied the first time. Raises what the device is lost by."""
+        """Return the cell with its weights on this device, copied the first time.
+
+        Raise the error by which the device is lost.
+        """
         placed = self._placed.get(cell_type.id)
         if placed is None:
             try:
@@ -137,14 +142,14 @@ class DeviceExecutor:
         return placed
 
     def forget(self, cell_type: CellType) -> None:
-        """Drops what was kept for a cell type that no task has: its weights and captures, above all."""
+        """Drop everything that was kept for a cell type without tasks: above all its weights and captures."""
         self._plans.forget(cell_type.id)
         self._captures.forget(cell_type.id)
         self._placed.pop(cell_type.id, None)
         self.device.placements.forget(cell_type.cell.identity)  # though no task placed it: it may have been measured
 
     def begin(self, launch: Launch) -> InFlight | None:
-        """Submits a task; None if the rings have no room until a task in flight is collected."""
+        """Submit a task; return None if the rings have no room until a task in flight is collected."""
         begun_ns = time.perf_counter_ns()
         placed = self.place(self._types[launch.type_id])
         if self._waiting is not None and self._waiting[0] is launch:
@@ -168,7 +173,7 @@ class DeviceExecutor:
         return begun
 
     def collect(self, done: InFlight) -> list[Failure]:
-        """Takes in what a task that is done brought back; returns the rows on which its cell failed."""
+        """Write the results of a completed task; return the rows on which its cell failed."""
         plan, failures = done.plan, done.failures
         take_in = compiled.take_in_nogil if plan.is_large else compiled.take_in
         is_bad = take_in(done.launch.buffer, plan.arrays, done.up.state, done.down.state, done.slots)
@@ -177,7 +182,7 @@ class DeviceExecutor:
         return failures
 
     def _launch(self, begun: InFlight) -> int:
-        """Has compiled code launch a task, if it was captured for that; returns what it says."""
+        """Launch a task by compiled code, if it was captured for that; return the code that it returns."""
         plan, direct, steps = begun.plan, self.device.direct, begun.plan.packing.steps
         if direct is None or not plan.packing.can_capture:
             return compiled.NOT_CAPTURED
@@ -198,13 +203,13 @@ class DeviceExecutor:
         return code
 
     def _submit(self, begun: InFlight, placed: PlacedCell) -> bool:
-        """Has the device run a task call by call, or repeat what was captured of it; False: the rings have no room."""
+        """Run a task call by call, or replay its capture; return False if the rings have no room."""
         plan, buffer = begun.plan, begun.launch.buffer
         prepare = compiled.prepare_nogil if plan.is_large else compiled.prepare
         if not prepare(buffer, plan.arrays, begun.up.state, begun.down.state, begun.slots):
             if not (begun.up.is_empty and begun.down.is_empty):
                 return False
-            # What the rings can never hold gets memory of its own.
+            # A task that the rings can never hold gets memory of its own.
             pieces = plan.arrays[compiled.UP_PIECES], plan.arrays[compiled.DOWN_PIECES]
             begun.up, begun.down = (Ring(self.device, bytes_for(some)) for some in pieces)
             prepare(buffer, plan.arrays, begun.up.state, begun.down.state, begun.slots)
@@ -217,7 +222,7 @@ class DeviceExecutor:
         return True
 
     def _write_computed(self, begun: InFlight) -> None:
-        """Words and rows of a task whose inputs lie at several places."""
+        """Write the words and rows of a task whose inputs lie at several places."""
         packing, block = begun.plan.packing, begun.up_block
         words = begun.up.array[block.starts[0] : block.starts[0] + WORD_BYTES * packing.signature.num_words]
         for at, values in packing.computed:
@@ -229,7 +234,7 @@ class DeviceExecutor:
                 get_rows(arena, upload.rows, target.reshape(upload.num_rows, -1))
 
     def _check_inputs(self, begun: InFlight, cell: Cell) -> None:
-        """Fails the rows that brought a number outside an input's limits; the device has another instead."""
+        """Fail the rows with a number outside an input's limits, which was clamped for the device."""
         if not begun.slots[compiled.IS_OUTSIDE]:
             return
         for number, limits in begun.plan.packing.checked:
@@ -239,7 +244,7 @@ class DeviceExecutor:
             check_uploaded(cell, begun.task, values.numpy().reshape(len(rows), -1), limits, begun.failures)
 
     def _note_failures(self, done: InFlight) -> None:
-        """Adds what the answers say is bad to what the cell raised."""
+        """Add the faults in the answers to the cell's failures, and mark the failed rows."""
         failures, task, packing = done.failures, done.task, done.plan.packing
         cell_type = self._types[done.launch.type_id]
         at = done.down_block.starts[-1]
@@ -256,7 +261,7 @@ class DeviceExecutor:
             task.has_failed[failure.row] = 1
 
     def _host(self, kind: int) -> NDArray[np.uint8]:
-        """The host's arena of a kind as rows of bytes."""
+        """Return the host's arena of a kind as rows of bytes."""
         while len(self._host_bytes) <= kind:
             arena = self._arenas[HOST][len(self._host_bytes)]
             self._host_bytes.append(arena.view(len(arena), -1).view(torch.uint8).numpy())
@@ -264,7 +269,7 @@ class DeviceExecutor:
 
 
 def _rest_of_spans(task: TaskView, failures: list[Failure]) -> list[Failure]:
-    """Failures of the rows that are of one span with some that failed."""
+    """Return failures of the rows that are of one span with a row that failed."""
     failed = {failure.row: failure.error for failure in failures}
     spans = np.searchsorted(task.spans, list(failed), side="right") - 1
     errors = dict(zip(spans.tolist(), failed.values()))

@@ -1,9 +1,9 @@
-"""Loops' tasks of cells that read and write arena rows themselves (``FusedModule``).
+"""Tasks of loops whose cells read and write arena rows themselves (``FusedModule``).
 
-Each step is a call of ``run_rows`` and, between two of them, one launch that finds out which rows go on
-(``cellrt.kernels.loop_rows``). A row that has stopped reads what it read at its last step, and writes nothing; one that
-stopped in a task before, which the host did not know when it sent this one, reads the state it is given. So its
-outputs stay those of its last step, and its state what it was.
+Each step is a call of ``run_rows`` and, between two of them, one launch that finds the rows that go on
+(``cellrt.kernels.loop_rows``). A row that has stopped reads the rows of its last step again, and writes nothing; one
+that stopped in a task before, which the host did not know when it sent this one, reads the state that it was given. So
+its outputs stay those of its last step, and its state stays as it was.
 """
 
 from __future__ import annotations
@@ -24,10 +24,12 @@ from cellrt.worker.torch_state import CellMode
 
 
 class FusedLoopOperations(Operations):
-    """Calls ``run_rows`` for each step."""
+    """Operations that call ``run_rows`` for each step."""
 
     def run(self, counts: Counts, failures: Failures | None) -> None:
-        """See ``Operations.run``; on an error the task is run again by the plain form, to find the rows to blame."""
+        """Run the task, as of ``Operations.run``; after an error run it again by the plain form, to find the failing
+        rows.
+        """
         try:
             with CellMode(self._memory.device.torch_device.type):
                 found = self._run_steps()
@@ -51,7 +53,7 @@ class FusedLoopOperations(Operations):
         self._answer([found.done, bad])
 
     def _run_steps(self) -> LoopRows:
-        """Runs all steps; returns what is known of the rows behind the last."""
+        """Run all steps; return the state of the rows after the last."""
         cell, signature, run_rows = self._placed.cell, self._signature, self._placed.run_rows
         if run_rows is None:
             raise CannotFuseError(f"cell {cell.name!r} has no method run_rows")
@@ -72,7 +74,7 @@ class FusedLoopOperations(Operations):
         return found
 
     def _take_from_host(self) -> None:
-        """Copies carried state that comes from the host to where that of later steps lies."""
+        """Copy carried state that comes from the host to the rows of later steps' state."""
         signature = self._signature
         for number in self._carried:
             first = signature.scratch[len(signature.outputs) + number]
@@ -84,7 +86,7 @@ class FusedLoopOperations(Operations):
             target.copy_(source.index_select(0, self._slice(given.rows_at, given.num_rows)))
 
     def _step_inputs(self, found: LoopRows) -> Mapping[str, StepRows | CellInput]:
-        """The inputs of every step: which rows of state they are is written anew before each."""
+        """Return the inputs of every step; the row numbers of state are written anew before each."""
         inputs: dict[str, StepRows | CellInput] = {}
         carried = list(self._carried)
         for number, (name, given) in enumerate(zip(self._placed.cell.inputs, self._signature.inputs)):
@@ -106,14 +108,14 @@ class FusedLoopOperations(Operations):
         }
 
     def _rows(self, values: torch.Tensor, numbers: torch.Tensor) -> StepRows:
-        """All rows of the task, or as many of them as its span says."""
+        """Return all rows of the task, or those of its span."""
         signature = self._signature
         if signature.spans_at == NOWHERE:
             return IndexedRows(values, numbers)
         return SpannedRows(values, numbers, signature.sizes[0], self._slice(signature.spans_at, SPAN))
 
     def _shown(self, number: int, output: OutputSignature, left: torch.Tensor) -> torch.Tensor:
-        """An output by row, where a row shows every step behind all steps: ``[rows, *shape]``."""
+        """Return an output by row, with every step first if a row shows them: ``[rows, *shape]``."""
         arena, signature = self._arena(output.kind), self._signature
         last = arena.index_select(0, left)
         if not output.every_step:
@@ -122,7 +124,7 @@ class FusedLoopOperations(Operations):
         return torch.cat([arena[first : first + len(signature.sizes) * signature.sizes[0]], last])
 
     def _bad(self, found: LoopRows) -> torch.Tensor:
-        """What is bad of each row, of the steps that it took: int32 ``[rows]``."""
+        """Return the flags of each row's faults, in the steps that it took: int32 ``[rows]``."""
         cell, limits, signature = self._placed.cell, self._placed.limits, self._signature
         rows, done = signature.sizes[0], found.done.abs()
         bad = torch.zeros(rows, dtype=torch.int32, device=done.device)
@@ -154,6 +156,6 @@ class FusedLoopOperations(Operations):
 
 
 def build_loop_kernel(device: torch.device) -> None:
-    """Launches what runs between two steps, for a row of no step: it has one form for all loops."""
+    """Launch the kernel between two steps, for a row of no step: it has one form for all loops."""
     words, flags = torch.zeros(1, dtype=torch.int64, device=device), torch.zeros(1, dtype=torch.bool, device=device)
     begin(LoopTask(words, 1, 0, 0, 0, 0, NOWHERE, NOWHERE), flags, flags)

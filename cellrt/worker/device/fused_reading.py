@@ -1,8 +1,8 @@
-"""Reads shapes of tasks of cells that read and write arena rows themselves (``FusedModule``).
+"""Readers of the shapes of tasks whose cells read and write arena rows themselves (``FusedModule``).
 
-Every position of every output that somebody reads needs a row of the arena. Those that the scheduler gave no row lie
-in the arena's scratch rows: state for the next step of the run takes turns in two sets of rows, a result that nobody
-else reads has one of its own until it is downloaded.
+Every position of every output that is read needs a row of the arena. Positions without a row from the scheduler get
+one of the arena's scratch rows: state for the next step of the run takes turns in two sets of rows; a result that is
+only downloaded has one of its own until then.
 """
 
 from __future__ import annotations
@@ -18,25 +18,25 @@ SPAN = 2
 
 
 class CannotFuseError(Exception):
-    """The task must run through the cell's plain form."""
+    """A task must run in the cell's plain form."""
 
 
 def check_place(given: InputShape, location: int) -> None:
-    """Raises CannotFuseError for rows of several or of other places, and for ragged ones."""
+    """Raise CannotFuseError for rows of several or of other places, and for ragged ones."""
     if given.num_offsets >= 0 or given.source not in (-2, HOST, location):
         raise CannotFuseError
 
 
 class FusedReader(TaskReader):
-    """Reads a shape of such a cell; raises CannotFuseError if it cannot run fused."""
+    """A reader of the shape of such a task; raises CannotFuseError if it cannot run fused."""
 
     form = FUSED
     is_fused = True
     keeps_finite = False
-    """Whether what must be finite is kept at every position until the end, not only until the next step."""
+    """True if values that must be finite are kept at every position until the end, not only until the next step."""
 
     def read(self) -> Packing:
-        """Reads it."""
+        """Return the packing of the shape."""
         self._scratch_used: dict[int, int] = {}
         return super().read()
 
@@ -61,7 +61,7 @@ class FusedReader(TaskReader):
         return OutputSignature(kind, positions, first_row, NOWHERE, *delivered, False)
 
     def _scratch_rows(self, number: int, kind: int, results: int, at: int) -> None:
-        """Gives each position a scratch row that needs one if it is not stored, the others -1."""
+        """Give each position a scratch row if it needs one and is not stored, and -1 else."""
         cell, shape, record = self._type.cell, self._shape, self._record_of(number)
         name = list(cell.outputs)[number]
         first, room = self._arenas.scratch_rows(kind)
@@ -85,7 +85,7 @@ class FusedReader(TaskReader):
 
 
 class ChainReader(FusedReader):
-    """Reads a run of several steps that may go in one call."""
+    """A reader of a run of several steps that may go in one call."""
 
     keeps_finite = True
 
@@ -94,7 +94,7 @@ class ChainReader(FusedReader):
 
 
 class ExactSpanReader(FusedReader):
-    """Reads a task of a form that reads spans, with its own numbers of rows."""
+    """A reader of a task of a form that reads spans, with unpadded numbers of rows."""
 
     def _spans_words(self) -> int:
         steps = self._shape.steps
@@ -104,8 +104,11 @@ class ExactSpanReader(FusedReader):
 
 
 class SpanReader(ExactSpanReader):
-    """The same for a run that may go in one call, and, where tasks are captured, padded to a few numbers of rows, steps
-    and positions."""
+    """A reader of a task of a form that reads spans, with padded numbers of rows, steps and positions if it is
+    captured.
+
+    A run may go in one call.
+    """
 
     form = SPANS
     keeps_finite = True

@@ -1,4 +1,4 @@
-"""A task that a device has."""
+"""A task that is on a device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from cellrt.worker.device.ring import Block, Ring, block_at
 
 @dataclass(slots=True)
 class InFlight:
-    """A task on the device; ``slots`` say where it lies in the rings (``launch.py``)."""
+    """A task on the device; ``slots`` have its places in the rings, in the layout of ``launch.py``."""
 
     launch: Launch
     plan: Plan
@@ -34,10 +34,10 @@ class InFlight:
 
     @property
     def up_block(self) -> Block:
-        """What it uploads: its words first."""
+        """The block of its uploads: its words first."""
         return block_at(self.slots, compiled.UP_BLOCK, len(self.plan.arrays[compiled.UP_PIECES]))
 
     @property
     def down_block(self) -> Block:
-        """What it downloads: its answers last."""
+        """The block of its downloads: its answers last."""
         return block_at(self.slots, self.plan.down_at, len(self.plan.arrays[compiled.DOWN_PIECES]))

@@ -1,9 +1,9 @@
-"""What the host does for a task on a device, in compiled code: places it in the rings, writes its words, copies its
-rows, and, where it was captured, hands it to the driver by the addresses of its functions; and takes its results in.
+"""The host's part of a task on a device, in compiled code: memory in the rings, words, copies of rows, and the launch.
 
-One call from Python a task, and none back: the driver's functions are called as they are. Uploads go on their own
-stream, to one of two copies of the words that the captured graph of that side reads; so they do not wait for the task
-before. The count that ends a task is in its graph, or, where results are copied behind it, in a graph of its own.
+A captured task is launched by the driver's functions, by their addresses; then its results are read. There is one call
+from Python for a task, and none back. Uploads go on their own stream, to one of two copies of the words that the
+captured graph of that side reads; so they do not wait for the task before. The count that ends a task is in its graph,
+or, where results are copied after it, in a graph of its own.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cellrt.worker.device.signature import HAD_STOPPED, STOPS
 from cellrt.worker.device.step_words import class_of, count_words, spread_words
 from cellrt.worker.device.words import write_words
 
-# What travels, one row an arena: its address on the host, bytes of a row, fields (``words.py``) with the place of the
-# rows in the buffer and how many they are; the words that name them in the ring; and for int64 inputs the limits, if
-# there are. Where ROWS_AT is none the rows come from elsewhere, and NUM_ROWS is how many they are.
+# Uploads and downloads, one row an arena: its address on the host, bytes of a row, fields (``words.py``) with the place
+# of the rows in the buffer and how many they are; the words that name them in the ring; and for int64 inputs the
+# limits, if there are. Where ROWS_AT is none the rows come from elsewhere, and NUM_ROWS is how many they are.
 ARENA, ROW_BYTES, ROWS_AT, NUM_ROWS, WORDS_AT, NUM_PADDED, FIRST, END = range(8)
 TRANSFER = 8
 # Results of loops that go ahead have instead of limits fields with the place of their positions in the buffer, and with
@@ -31,8 +31,11 @@ POSITIONS_AT, BY_STEP = FIRST, END
 # A plan's arrays (``plans.py``).
 NUMBERS, OPERATIONS, UPLOADS, DOWNLOADS, UP_PIECES, DOWN_PIECES, PARTS, SIZES = range(8)
 NUM_WORDS, ANSWERS_AT, NUM_ANSWERS, BAD_AT, NUM_BAD, WORDS = range(6)
-"""A plan's numbers; BAD_AT: which of a task's answers say what is bad, NUM_BAD: the field with how many, or -1; WORDS:
-of a run that goes step by step, where the words are that its blocks are made of, else 0."""
+"""A plan's numbers.
+
+BAD_AT: the first of a task's answers that are flags of faults. NUM_BAD: the field with their number, or -1. WORDS: of a
+run that goes step by step, the address of the words that its blocks are made of, else 0.
+"""
 
 # A ring: its bytes, where they are on the host and on the device, which block is the oldest and how many there are;
 # then first byte and end of each. Pieces of a block: bytes, and what their start is a multiple of.
@@ -45,10 +48,10 @@ ALIGNMENT = 16
 TO_DEVICE, TO_HOST, LAUNCH, RECORD, WAIT, COMPUTE, UP, DOWN, UPLOADED, COMPUTED, END_GRAPH, END_COMPUTE = range(12)
 # One of two sides of a capture: its words, its graph, and an event when it has run.
 SIDE_WORDS, SIDE_GRAPH, SIDE_DONE = range(3)
-# What is captured of steps: their words, and a graph for each size of a step, or 0.
+# Captured steps: their words, and a graph for each size of a step, or 0.
 STEP_WORDS, STEP_GRAPHS = range(2)
 
-# Where a task lies: whether a number was outside its limits, then the block of the ring up and that of the ring down:
+# The slots of a task: whether a number was outside its limits, then the block of the ring up and that of the ring down:
 # first byte, end, and the start of each piece.
 IS_OUTSIDE, UP_BLOCK = range(2)
 STARTS = 2
@@ -57,7 +60,9 @@ NO_ROOM, NOT_CAPTURED = -1, -2
 
 @compiled
 def _place(pieces, first, slots, at):  # type: ignore[no-untyped-def]
-    """Writes where a block of these pieces lies behind ``first``: as near as their alignment lets them."""
+    """Write the place of a block of these pieces after ``first``, as near as their alignment
+    lets them; return its end.
+    """
     first = (first + ALIGNMENT - 1) // ALIGNMENT * ALIGNMENT
     end = first
     for k in range(pieces.shape[0]):
@@ -71,7 +76,7 @@ def _place(pieces, first, slots, at):  # type: ignore[no-untyped-def]
 
 @compiled
 def _take(ring, pieces, slots, at):  # type: ignore[no-untyped-def]
-    """Takes a block of a ring; whether there was room."""
+    """Take a block of a ring; return whether there was room."""
     count, limit = ring[NUM_BLOCKS], ring[RING_BYTES]
     if count == MOST_BLOCKS:
         return False
@@ -96,7 +101,7 @@ def _take(ring, pieces, slots, at):  # type: ignore[no-untyped-def]
 
 @short_entry
 def take_block(ring, pieces, slots, at):  # type: ignore[no-untyped-def]
-    """As ``_take``, for Python."""
+    """Take a block of a ring, for Python; return whether there was room."""
     return _take(ring, pieces, slots, at)
 
 
@@ -108,7 +113,7 @@ def _give_back(ring):  # type: ignore[no-untyped-def]
 
 @compiled
 def _bring_within(address, count, first, end):  # type: ignore[no-untyped-def]
-    """Brings int64 numbers at an address within limits; whether one was outside."""
+    """Clamp int64 numbers at an address to limits; return whether one was outside."""
     is_outside = False
     for k in range(count):
         number = read_word(address, k)
@@ -120,7 +125,7 @@ def _bring_within(address, count, first, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _gather_rows(to, arena, task, source, count, size):  # type: ignore[no-untyped-def]
-    """Copies the host's rows of so many bytes, whose numbers are in the task's buffer, to an address."""
+    """Copy the host's rows of so many bytes, whose numbers are in the task's buffer, to an address."""
     if size == WORD_BYTES:
         for j in range(count):
             write_word(to, j, read_word(arena, read_int(task, source + j)))
@@ -131,7 +136,7 @@ def _gather_rows(to, arena, task, source, count, size):  # type: ignore[no-untyp
 
 @compiled
 def _scatter_rows(arena, given, task, source, count, size):  # type: ignore[no-untyped-def]
-    """The other way."""
+    """Copy rows of so many bytes from an address to the host's rows, whose numbers are in the task's buffer."""
     if size == WORD_BYTES:
         for j in range(count):
             write_word(arena, read_int(task, source + j), read_word(given, j))
@@ -142,7 +147,7 @@ def _scatter_rows(arena, given, task, source, count, size):  # type: ignore[no-u
 
 @compiled
 def _name_rows(words, at, first, count, padded):  # type: ignore[no-untyped-def]
-    """Writes the numbers of so many rows in a row; behind them the last again."""
+    """Write consecutive row numbers, padded with the last of them."""
     for j in range(count):
         write_word(words, at + j, first + j)
     for j in range(count, padded):
@@ -151,7 +156,7 @@ def _name_rows(words, at, first, count, padded):  # type: ignore[no-untyped-def]
 
 @compiled
 def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
-    """Takes blocks of both rings, writes the words and copies the rows that travel; False if there is no room."""
+    """Take blocks of both rings, write the words and copy the rows to upload; return False if there is no room."""
     numbers, operations, uploads, downloads, up_pieces, down_pieces, parts, sizes = plan
     down_block = UP_BLOCK + STARTS + up_pieces.shape[0]
     for k in range(uploads.shape[0]):
@@ -189,12 +194,12 @@ def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
 
 
 def _prepare_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
-    """For Python: see ``_prepare``."""
+    """Prepare a task, for Python, like ``_prepare``."""
     return _prepare(buffer, plan, up, down, slots)
 
 
 def _launch_task(buffer, plan, up, down, slots, device, side):  # type: ignore[no-untyped-def]
-    """Prepares a captured task and hands it to the driver. Returns 0, NO_ROOM, or the number of the driver's error."""
+    """Prepare a captured task and launch it. Return 0, NO_ROOM, or the number of the driver's error."""
     if not _prepare(buffer, plan, up, down, slots):
         return NO_ROOM
     return (
@@ -206,8 +211,10 @@ def _launch_task(buffer, plan, up, down, slots, device, side):  # type: ignore[n
 
 
 def _launch_run(buffer, plan, up, down, slots, device, first, later):  # type: ignore[no-untyped-def]
-    """Prepares a run and hands its steps to the driver, as what was captured of first and of later steps. Returns as
-    ``_launch_task`` does, or NOT_CAPTURED."""
+    """Prepare a run and launch its steps, from the captures of first and of later steps.
+
+    Return what ``_launch_task`` does, or NOT_CAPTURED.
+    """
     sizes, num_steps, sizes_at = plan[SIZES], buffer[layout.H_STEPS], buffer[layout.H_BATCH_SIZES]
     size = largest = sizes.size - 1
     for step in range(num_steps):
@@ -233,8 +240,12 @@ def _launch_run(buffer, plan, up, down, slots, device, first, later):  # type: i
 
 @compiled
 def _upload_run(up, slots, device, first, later):  # type: ignore[no-untyped-def]
-    """All blocks and rows go to the ring; then, behind what is computed before, the steps' words are told where the
-    first block is, and those of the later steps, if they have others, where the second is."""
+    """Upload all blocks and rows of a run to the ring, and then the places of the first blocks.
+
+    After all earlier computation the first step's words get the place of the first block, and those of the later steps,
+    if
+    they are others, that of the second.
+    """
     begin, links, none = slots[UP_BLOCK], slots[UP_BLOCK + STARTS], np.int32(0)
     to, source = up[DEVICE_AT] + begin, up[HOST_AT] + begin
     link = up[HOST_AT] + links
@@ -252,7 +263,10 @@ def _upload_run(up, slots, device, first, later):  # type: ignore[no-untyped-def
 
 @compiled
 def _upload(plan, up, slots, device, side):  # type: ignore[no-untyped-def]
-    """The words of this side are free once its graph has run; the rows' block is free since its last task is done."""
+    """Upload the words and rows of a task.
+
+    The words of this side are free once its graph has run; the rows' block is free since its last task is done.
+    """
     words, none = slots[UP_BLOCK + STARTS], np.int32(0)
     code = call_status(device[WAIT], (device[UP], side[SIDE_DONE], none)) or call_status(
         device[TO_DEVICE], (side[SIDE_WORDS], up[HOST_AT] + words, 8 * plan[NUMBERS][NUM_WORDS], device[UP])
@@ -269,7 +283,9 @@ def _upload(plan, up, slots, device, side):  # type: ignore[no-untyped-def]
 
 @compiled
 def _bring_back(plan, down, slots, device, done):  # type: ignore[no-untyped-def]
-    """Copies results behind what made them, and ends the task there; without any its own graph has ended it."""
+    """Copy results after the work that made them, and end the task there; without results its
+    own graph has ended it.
+    """
     if plan[DOWNLOADS].shape[0] == 0 and plan[NUMBERS][NUM_ANSWERS] == 0:
         return np.int32(0)
     block, none = UP_BLOCK + STARTS + plan[UP_PIECES].shape[0], np.int32(0)
@@ -283,7 +299,7 @@ def _bring_back(plan, down, slots, device, done):  # type: ignore[no-untyped-def
 
 @compiled
 def _is_shown(buffer, download, j):  # type: ignore[no-untyped-def]
-    """Whether result ``j`` is of a step that its row took; only then does its host row belong to the task."""
+    """Return whether result ``j`` is of a step that its row took; only then does its host row belong to the task."""
     position = buffer[buffer[download[POSITIONS_AT]] + j]
     rows, steps, done_at = buffer[layout.H_ROWS], buffer[layout.H_STEPS], buffer[layout.H_DONE_STEPS]
     if buffer[download[BY_STEP]] != 0:
@@ -294,9 +310,9 @@ def _is_shown(buffer, download, j):  # type: ignore[no-untyped-def]
 
 
 def _take_in_task(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
-    """Takes in what a task brought back, and gives back its blocks, the oldest of both rings.
+    """Read the answers and results of a task, and release its blocks, the oldest of both rings.
 
-    Returns whether an answer says that something is bad.
+    Return whether an answer has a fault.
     """
     numbers, downloads, up_pieces = plan[NUMBERS], plan[DOWNLOADS], plan[UP_PIECES]
     block = UP_BLOCK + STARTS + up_pieces.shape[0]
@@ -334,7 +350,7 @@ take_in, take_in_nogil = short_entry(_take_in_task), entry(_take_in_task)
 
 
 def compile_all(buffer: NDArray[np.int32]) -> None:
-    """Compiles all of it for buffers like this one, or loads what was compiled before: no task shall wait for that."""
+    """Compile all functions for buffers like this one, or load them, so that no task waits for a compilation."""
     numbers, table = np.zeros(1, np.int64), np.zeros((1, 1), np.int64)
     plan = (numbers, table, table, table, table, table, table, numbers)
     prepared = tuple(map(typeof, (buffer, plan, numbers, numbers, numbers)))

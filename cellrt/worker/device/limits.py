@@ -1,4 +1,4 @@
-"""Which numbers a cell takes as an integer input, found by watching it read its example.
+"""The numbers that a cell takes as an integer input, found by watching it run on its example.
 
 On a CPU a token outside an embedding is an error of one row. On a GPU it is an assertion in a kernel, which loses the
 device with every request on it. So such inputs are checked before a cell reads them there.
@@ -20,21 +20,21 @@ _INTEGERS = (torch.int64, torch.int32)
 
 
 class Limits(NamedTuple):
-    """What an input may be: ``first`` up to, but not with, ``end``."""
+    """The range of an input's values: from ``first`` up to, but without, ``end``."""
 
     first: int
     end: int
 
     def are_left_by(self, values: torch.Tensor) -> torch.Tensor:
-        """For each row of values ``[rows, *shape]`` whether one is outside: bool ``[rows]``."""
+        """Return whether a value is outside, for each row of values ``[rows, *shape]``: bool ``[rows]``."""
         is_outside = (values < self.first) | (values >= self.end)
         return is_outside.reshape(len(values), -1).any(1) if values.dim() > 1 else is_outside
 
 
 def find_limits(cell: Cell) -> Mapping[str, Limits]:
-    """The limits of those integer inputs that a cell on the CPU was seen to index a tensor with, as they are.
+    """Return the limits of those integer inputs that a cell on the CPU was seen to index a tensor with, unchanged.
 
-    None are found of what it computes from an input, nor of a cell that does not run on zeros.
+    None are found for indices that it computes from an input, nor for a cell that does not run on zeros.
     """
     if not any(spec.dtype in _INTEGERS and not spec.has_nodes for spec in cell.inputs.values()):
         return {}
@@ -52,7 +52,7 @@ def find_limits(cell: Cell) -> Mapping[str, Limits]:
 
 
 class _Watch(TorchDispatchMode):
-    """Notes what is indexed with one of the inputs."""
+    """A mode that records the sizes of tensors that are indexed with one of the inputs."""
 
     def __init__(self, inputs: Mapping[str, CellInput]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -1,9 +1,9 @@
-"""Reads shapes of loops' tasks of cells that read and write arena rows themselves (``FusedModule``).
+"""Readers of the shapes of loops whose cells read and write arena rows themselves (``FusedModule``).
 
-Each step writes rows behind those of the scheduler: state takes turns in two sets of them, what is wanted of every
-step, or looked at in the end, has a row for each. Where they lie is a rule that the words hold
-(``cellrt.kernels.loop_rows``), as only the device knows which rows go on. In the end the last rows are copied to where
-the scheduler wants them.
+Each step writes scratch rows: state takes turns in two sets of them; outputs that are needed of every step, or checked
+in the end, have a row for each. The words hold a rule for where the rows are (``cellrt.kernels.loop_rows``), as only
+the
+device knows which rows go on. In the end the last rows are copied to the rows that the scheduler chose.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from cellrt.worker.device.signature import NOWHERE, InputSignature
 
 
 class LoopReader(TaskReader):
-    """Reads a shape of such a task; raises CannotFuseError if it cannot run fused."""
+    """A reader of the shape of such a task; raises CannotFuseError if it cannot run fused."""
 
     is_fused = True
     padding_steps = 0
 
     def read(self) -> Packing:
-        """Reads it."""
+        """Return the packing of the shape."""
         stop = self._shape.stop
         if stop >= 0 and list(self._type.cell.outputs.values())[stop].dtype != torch.bool:
             raise CannotFuseError
@@ -49,7 +49,7 @@ class LoopReader(TaskReader):
         return super()._input(number, kind, given)
 
     def _output_rows(self, number: int) -> int:
-        """The first scratch row of an output, or NOWHERE if nobody wants it."""
+        """Return the first scratch row of an output, or NOWHERE if it is not needed."""
         cell, made = self._type.cell, self._shape.outputs[number]
         name = list(cell.outputs)[number]
         if keeps_steps(cell, self._limits, name, made.every_step):
@@ -59,7 +59,7 @@ class LoopReader(TaskReader):
         return NOWHERE
 
     def _input_rows(self, number: int) -> int:
-        """The first scratch row of carried state that comes from the host, which then lies where later state does."""
+        """Return the first scratch row of carried state from the host, which is copied there; or NOWHERE."""
         if number not in carried_inputs(self._type.cell) or self._shape.inputs[number].source != HOST:
             return NOWHERE
         return self._scratch(self._type.input_kinds[number], self._shape.rows)
@@ -73,7 +73,10 @@ class LoopReader(TaskReader):
         return first + used
 
     def _plan(self, outputs: list[int], inputs: list[int], rows_at: list[int]) -> int:
-        """Words with where rows lie, as ``LoopTask`` has them: of carried inputs, in order, and of all outputs."""
+        """Write the places of rows in the layout of ``LoopTask``: of carried inputs, in order, and of all outputs.
+
+        Return the first word.
+        """
         cell, rows, steps = self._type.cell, self._shape.rows, self._shape.steps
         carried, names = carried_inputs(cell), list(cell.outputs)
         plan = []
@@ -95,7 +98,7 @@ class LoopReader(TaskReader):
 
 
 class SpanLoopReader(LoopReader):
-    """The same of a form that reads spans, padded to few numbers of rows."""
+    """A reader of a loop's task of a form that reads spans, padded to few numbers of rows."""
 
     form = LOOP
 
@@ -106,17 +109,19 @@ class SpanLoopReader(LoopReader):
 
 
 class RaggedLoopReader(RaggedInputs, SpanLoopReader):
-    """The same of a form that takes ragged inputs, whose numbers of rows are padded, too."""
+    """A reader of a loop's task of a form that reads spans and takes ragged inputs, whose numbers of rows are padded,
+    too.
+    """
 
 
 def keeps_steps(cell: Cell, limits: Mapping[str, Limits], name: str, every_step: bool) -> bool:
-    """Whether an output of a loop has rows for every step: they are shown, or looked at in the end."""
+    """Return whether an output of a loop has rows for every step, to be shown, or checked in the end."""
     return (
         every_step or name in cell.finite or any(limits.keys() & {key for key in cell.carry if cell.carry[key] == name})
     )
 
 
 def carried_inputs(cell: Cell) -> dict[int, int]:
-    """Which inputs a loop carries, and from which outputs, by their numbers."""
+    """Return the numbers of the inputs that a loop carries, with those of their outputs."""
     inputs, outputs = list(cell.inputs), list(cell.outputs)
     return {inputs.index(name): outputs.index(source) for name, source in cell.carry.items()}

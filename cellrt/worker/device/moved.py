@@ -14,7 +14,7 @@ from cellrt.definition.snapshot import FunctionSnapshot
 
 
 def move(definition: Callable[..., Any], device: torch.device) -> Callable[..., Any]:
-    """A copy of a cell's module or function with its tensors on a device."""
+    """Return a copy of a cell's module or function with its tensors on a device."""
     if isinstance(definition, nn.Module):
         moved = copy.deepcopy(definition).to(device)
         for part in moved.modules():

@@ -1,15 +1,15 @@
-"""Reads shapes of tasks whose cell is told which rows are of one node: it has spans, or states that grow in pages.
+"""Readers of the shapes of tasks whose cells get the rows of each node: they have spans, or states that grow in pages.
 
-What it is told lies in the words, as int32 and bytes, so that on the device it is there without another operation:
+The arrays for them are in the words, as int32 and bytes, so that on the device they need no further operation:
 
 - of the task: offsets ``[nodes + 1]``, each row's node and its step ``[rows]``; then, from a new word on, whether each
   row is read ``[rows]``, bytes;
 - of each input with pages: tables ``[nodes, pages of a node]``, lengths ``[nodes]``, positions ``[rows]``.
 
-The numbers of rows and nodes are padded, and tasks are captured: further nodes have a row of no position, and append it
-to a page that nobody reads. Where each node has one row, as in the steps of loops, it stays so. With pieces of longer
-inputs among them, the last of the further nodes has all further rows. Pages of a node are rounded up to a power of two,
-for there are more at each step.
+The numbers of rows and nodes are padded, and tasks are captured: padding nodes have a row of no position, and append it
+to a page that is never read. Where each node has one row, as in the steps of loops, so have padding nodes. With pieces
+of longer inputs among them, the last of the padding nodes has all padding rows. Pages of a node are rounded up to a
+power of two, for there are more at each step.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ FLAGS_A_WORD = 8
 
 
 class NodeReader(TaskReader):
-    """Reads a task for the plain form."""
+    """A reader of such a task for the plain form."""
 
     form = NODES
 
@@ -48,5 +48,5 @@ class NodeReader(TaskReader):
 
 
 def words_of(numbers: int) -> int:
-    """How many words int32 numbers take."""
+    """Return the number of words that int32 numbers take."""
     return -(-numbers // words.INTS_A_WORD)

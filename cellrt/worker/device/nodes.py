@@ -1,5 +1,7 @@
-"""What a task does on a device whose cell is told which rows are of one node. What fails, and is tried again, is a node
-with all its rows: they look at each other."""
+"""Operations of tasks whose cells get the rows of each node.
+
+A failed node is tried again with all its rows, as they depend on each other.
+"""
 
 from __future__ import annotations
 
@@ -8,14 +10,14 @@ import torch
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput
 from cellrt.worker.blame import Failure, Failures, take_rows
-from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs
+from cellrt.worker.device.device_attempt import DeviceAttempt, DeviceOutcome, Inputs
 from cellrt.worker.device.node_reading import words_of
 from cellrt.worker.device.operations import Counts, Operations
 from cellrt.worker.device.signature import InputSignature
 
 
 class NodeAttempt(DeviceAttempt):
-    """Tries a cell on one task. The rows of ``Attempt`` are the task's nodes.
+    """An attempt to run a cell on one task. The rows of ``Attempt`` are the task's nodes.
 
     Attributes:
         offsets: where each node's rows begin, without the padding, and the number of rows.
@@ -24,7 +26,7 @@ class NodeAttempt(DeviceAttempt):
     offsets: tuple[int, ...]
 
     def put(self, whole: DeviceOutcome, first: int, end: int, outcome: DeviceOutcome) -> None:
-        """See ``Attempt``."""
+        """Put the outcome of some nodes in its place, as of ``Attempt``."""
         rows = slice(self.offsets[first], self.offsets[end])
         targets = *whole.outputs, whole.bad, whole.done_steps, whole.is_over
         found = *outcome.outputs, outcome.bad, outcome.done_steps, outcome.is_over
@@ -45,7 +47,7 @@ class NodeOperations(Operations):
     """The operations of such tasks; the arguments are those of ``Operations``."""
 
     def run(self, counts: Counts, failures: Failures | None) -> None:
-        """See ``Operations``."""
+        """Run the task, as of ``Operations``; a failed node fails all its rows."""
         if failures is None:
             super().run(counts, None)
             return
@@ -64,7 +66,10 @@ class NodeOperations(Operations):
         return attempt
 
     def _without(self, number: int, stopped: torch.Tensor, value: CellInput) -> CellInput:
-        """See ``Operations``. A node that has stopped has the page that further nodes have (``node_reading.py``)."""
+        """Return an input without stopped rows, as of ``Operations``.
+
+        A node that has stopped gets the page of padding nodes (``node_reading.py``).
+        """
         if isinstance(value, Spans):
             return value
         if not isinstance(value, PagedRows):
@@ -94,7 +99,7 @@ class NodeOperations(Operations):
         return PagedRows(pages, tables, lengths, offsets, of_rows, positions, is_read, spec.page_dim)
 
     def _numbers(self, at: int, *counts: int) -> list[torch.Tensor]:
-        """Arrays of int32 one behind the other, from word ``at`` on."""
+        """Return consecutive arrays of int32, from word ``at`` on."""
         return list(torch.split(self._words[at:].view(torch.int32)[: sum(counts)], list(counts)))
 
 

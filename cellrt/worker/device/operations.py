@@ -1,7 +1,7 @@
-"""What a task does on its device: gather, run the cell, scatter, and put what comes back into the download ring.
+"""The operations of a task on its device: gather, run the cell, scatter, and copy results into the download ring.
 
 Everything is found through the task's words (``packing.py``), which lie on the device, at addresses that do not
-change. So they can be captured, and the capture repeated with other words. Nothing here waits for the device.
+change. So the operations can be captured, and the capture repeated with other words. Nothing here waits for the device.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from cellrt.core.state.tables import HOST
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.blame import Failures, run_or_blame
-from cellrt.worker.device.attempt import DeviceAttempt, DeviceOutcome, Inputs, without
 from cellrt.worker.device.device import Device
+from cellrt.worker.device.device_attempt import DeviceAttempt, DeviceOutcome, Inputs, without
 from cellrt.worker.device.limits import Limits
 from cellrt.worker.device.placement import PlacedCell, zeros
 from cellrt.worker.device.ring import Ring
@@ -32,21 +32,23 @@ ANSWER = RowSpec((), torch.int32)
 
 
 class Memory(NamedTuple):
-    """What a location's operations read and write."""
+    """The memory that a location's operations read and write."""
 
     device: Device
     location: int
     arenas: list[Arenas]
-    """Of all locations."""
+    """The arenas of all locations."""
     up: Ring
     down: Ring
     flags: torch.Tensor
-    """Whether rows of loops have stopped, bool, by the numbers that ``core/state/task_layout.py`` gives."""
+    """Flags of stopped rows of loops, bool, by the numbers of ``core/state/task_layout.py``."""
 
 
 class Counts(NamedTuple):
-    """How many rows and positions a task or a step has, and rows at each step, without padding; ``offsets``: where the
-    rows of each node begin, and the number of rows, of a cell that is told that."""
+    """The numbers of rows and positions of a task or a step, and the rows of each step, without padding.
+
+    ``offsets``: where the rows of each node begin, and the number of rows, for a cell that gets the rows of each node.
+    """
 
     rows: int
     positions: int
@@ -79,9 +81,9 @@ class Operations:
         self._output_specs = list(placed.cell.outputs.values())
 
     def run(self, counts: Counts, failures: Failures | None) -> None:
-        """Does it all. What is captured may not depend on ``counts``.
+        """Run all operations. Captured operations may not depend on ``counts``.
 
-        Rows on which the cell fails are noted in ``failures``; their outputs are zeros. With None the error is raised.
+        Rows on which the cell fails are added to ``failures``; their outputs are zeros. With None the error is raised.
         """
         attempt = self._attempt(counts)
         is_ragged = any(given.num_offsets for given in self._signature.inputs)
@@ -103,7 +105,7 @@ class Operations:
         return DeviceAttempt(self._placed, self._memory.device, counts.rows, self._inputs, signature.stop, every)
 
     def _answers(self, outcome: DeviceOutcome) -> list[torch.Tensor]:
-        """What comes back beside the results: see ``Signature.answers``."""
+        """Return the answers beside the results, as of ``Signature.answers``."""
         if self._signature.is_loop:
             return [outcome.done_steps, outcome.bad]
         signature, rows = self._signature, self._signature.sizes[0]
@@ -116,32 +118,32 @@ class Operations:
         return parts
 
     def _note_over(self, is_over: torch.Tensor) -> None:
-        """Has the next task know which rows of loops that go ahead go no further: the first ones, without padding."""
+        """Write flags, for the next task, of the rows of loops that go no further: the first ones, without padding."""
         signature = self._signature
         if signature.flags_at != NOWHERE and (signature.is_loop or signature.stop != NOWHERE):
             flags = self._slice(signature.flags_at + signature.sizes[0], len(is_over))
             self._memory.flags.index_copy_(0, flags, is_over)
 
     def _stopped(self) -> torch.Tensor | None:
-        """Which rows have stopped in a task before; None: none has."""
+        """Return flags of the rows that stopped in a task before; None: none has."""
         signature = self._signature
         if signature.flags_at == NOWHERE:
             return None
         return self._memory.flags.index_select(0, self._slice(signature.flags_at, signature.sizes[0]))
 
     def _without(self, number: int, stopped: torch.Tensor, value: CellInput) -> CellInput:
-        """Input ``number`` with nothing of the rows that have stopped."""
+        """Return input ``number`` with zeros for the rows that have stopped."""
         return without(stopped, value)
 
     def prepare_capture(self) -> None:
-        """Called before ``run`` is captured instead of called: what cannot be done meanwhile."""
+        """Prepare the capture of ``run``: do what cannot be done while capturing."""
 
     def _answer(self, parts: list[torch.Tensor]) -> None:
         answers = torch.cat([part.to(torch.int32) for part in parts])
         self._memory.down.rows(ANSWER).index_copy_(0, self._slice(self._signature.answers_at, len(answers)), answers)
 
     def _inputs(self) -> Inputs:
-        """Copies of all inputs, within their limits."""
+        """Return copies of all inputs, clamped to their limits."""
         signature = self._signature
         values, stopped = [self._gather(k, given) for k, given in enumerate(signature.inputs)], self._stopped()
         if stopped is not None and not signature.is_loop:
@@ -183,7 +185,7 @@ class Operations:
         return memory.device.fetch(memory.arenas[source.location][kind], rows)
 
     def _rows_at(self, kind: int, spec: RowSpec, source: Source) -> torch.Tensor:
-        """The tensor in which rows from the host or of this location lie."""
+        """Return the tensor with the rows from the host or of this location."""
         memory = self._memory
         return memory.up.rows(spec) if source.location == HOST else memory.arenas[memory.location][kind]
 
@@ -199,7 +201,7 @@ class Operations:
             arena.index_copy_(0, rows, value.index_select(0, positions))
 
     def _show(self, number: int, output: OutputSignature, outcome: DeviceOutcome) -> None:
-        """Puts an output's results into the download ring."""
+        """Copy an output's results into the download ring."""
         if not output.results:
             return
         value = outcome.outputs[number]
@@ -218,7 +220,7 @@ class Operations:
 
 
 def _bring_within(value: CellInput, limits: Limits, bad: torch.Tensor) -> CellInput:
-    """An input within its limits; notes in ``bad`` which of its first positions were not."""
+    """Return an input clamped to its limits, and flag those of its first positions in ``bad`` that were outside."""
     given = plain(value)
     values = given.values if isinstance(given, RaggedRows) else given
     is_outside = limits.are_left_by(values).to(torch.int32)

@@ -1,12 +1,12 @@
-"""Reads a task's shape (``shape.py``) into what a device needs: how to write one vector of words, and a signature.
+"""Reading of a task's shape (``shape.py``) for a device: operations that write one vector of words, and a signature.
 
 The *words* are the row numbers of all inputs and outputs, int64, in one piece, so that they travel in one copy. The
 *signature* says where in the words each of them lies and how many there are; it holds no addresses and no row numbers,
 so tasks with equal signatures do the same operations on the same memory, and can share a captured graph.
 
 Rows that come from the host lie in the upload ring, and are named like rows of an arena. Where the number of rows
-is padded, further inputs repeat the last row, which is always legal for the cell, and further outputs go to the
-arena's last row, which nobody reads.
+is padded, padding inputs repeat the last row, which is always legal for the cell, and padding outputs go to the
+arena's trash row, which is never read.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cellrt.core.state.tables import HOST, LOCATION_SHIFT, MIXED, NUM_PERMANENT,
 from cellrt.core.state.task_layout import input_record_at, output_record_at
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import step_words, words
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.limits import Limits
 from cellrt.worker.device.shape import PLAIN, InputShape, OutputShape, Shape
 from cellrt.worker.device.signature import NOWHERE, InputSignature, OutputSignature, Signature, Source
@@ -34,10 +34,10 @@ Numbers = NDArray[np.int64] | Ints
 
 
 class Transfer(NamedTuple):
-    """Rows that travel with the task, or come back: ``words[at : at + padded]`` become their rows in that ring.
+    """Rows that are uploaded or downloaded: ``words[at : at + padded]`` become their rows in that ring.
 
-    ``source`` and ``num_rows`` are fields of a task with the place of the numbers of the host's rows and how many they
-    are; if ``source`` is NOWHERE the numbers are ``rows``, and ``num_rows`` is how many.
+    ``source`` and ``num_rows`` are fields of a task: the place of the numbers of the host's rows, and their number. If
+    ``source`` is NOWHERE the numbers are ``rows``, and ``num_rows`` is their number.
     """
 
     kind: int
@@ -48,7 +48,7 @@ class Transfer(NamedTuple):
     rows: Ints | None = None
 
     def host_rows(self, buffer: Ints) -> Ints:
-        """The numbers of the host's rows."""
+        """Return the numbers of the host's rows."""
         if self.rows is not None:
             return self.rows
         first = int(buffer[self.source])
@@ -56,17 +56,17 @@ class Transfer(NamedTuple):
 
 
 Part = tuple[int, int, int, int, int, int, int]
-"""An array of a block, as ``step_words.py`` has it."""
+"""An array of a block, in the layout of ``step_words.py``."""
 
 
 class RunSteps(NamedTuple):
-    """How a run goes step by step.
+    """The way of a run step by step.
 
     Attributes:
         sizes: the numbers of rows that a step may have, rising.
         parts: the arrays of a block.
-        first: the signature of the first step, as if it had one row; ``sizes`` are none, as it is that of all.
-        later: of the others: what they carry lies in arena rows, wherever the first step's does.
+        first: the signature of the first step, for one row; ``sizes`` is empty, as it is that of all sizes.
+        later: of the other steps: their carried inputs lie in arena rows, wherever those of the first step are.
     """
 
     sizes: list[int]
@@ -75,35 +75,38 @@ class RunSteps(NamedTuple):
     later: Signature
 
     def num_words(self, rows: int) -> int:
-        """Words of the block of a step of so many rows."""
+        """Return the words of the block of a step of so many rows."""
         return step_words.HEAD + len(self.parts) * rows
 
 
 class Packing(NamedTuple):
-    """A task's shape, read. Tasks of the same shape have the same packing, unless ``computed`` is not empty."""
+    """The result of reading a task's shape.
+
+    Tasks of the same shape have the same packing, unless ``computed`` has entries.
+    """
 
     signature: Signature
     operations: list[tuple[int, ...]]
-    """How the buffer's numbers get into the words (``words.py``)."""
+    """The operations that copy the buffer's numbers into the words (``words.py``)."""
     computed: list[tuple[int, Numbers]]
-    """(word, values): what is not in the buffer as it is."""
+    """Pairs of (word, values) for numbers that are not in the buffer."""
     uploads: list[Transfer]
     downloads: list[Transfer]
     checked: list[tuple[int, Limits]]
-    """Uploads whose values must be within limits."""
+    """The numbers of uploads whose values must be within limits."""
     can_capture: bool
     steps: RunSteps | None = None
-    """How a run goes step by step; None: it is no run, or goes at once."""
+    """The way of a run step by step; None: it is no run, or goes in one call."""
 
 
 class TaskReader:
-    """One shape being read: words are appended one array after the other.
+    """A reader of one shape: it appends words, one array after the other.
 
     Args:
         location: of the worker.
         cell_type: of the task.
         shape: of the task.
-        buffer: of the task, where numbers of the shape are computed; of the others it is not looked at.
+        buffer: of the task; it is only read where numbers of the shape are computed.
         arenas: of the location.
         pads: whether numbers of rows are padded, and tasks are captured.
         limits: of inputs.
@@ -113,9 +116,9 @@ class TaskReader:
     is_fused = False
     pads_ragged = False
     has_further = False
-    """Whether further nodes have rows of ragged inputs."""
+    """True if padding nodes have rows of ragged inputs."""
     padding_steps = 1
-    """Steps of a loop that the rows take which are padding."""
+    """The steps of a loop that padding rows take."""
 
     def __init__(
         self,
@@ -140,7 +143,7 @@ class TaskReader:
         self._can_capture = self._pads
 
     def read(self) -> Packing:
-        """Reads it."""
+        """Return the packing of the shape."""
         cell, shape = self._type.cell, self._shape
         inputs = []
         for number, (name, kind, given) in enumerate(zip(cell.inputs, self._type.input_kinds, shape.inputs)):
@@ -197,36 +200,36 @@ class TaskReader:
         )
 
     def _num_answers(self, tells_rows: bool, tells_bad: bool) -> int:
-        """See ``Signature.answers``."""
+        """Return the number of answers, as of ``Signature.answers``."""
         shape = self._shape
         if shape.is_loop:
             return 2 * shape.rows
         return (shape.rows if tells_rows else 0) + (shape.positions if tells_bad else 0)
 
     def _is_checked_here(self, name: str, given: InputShape) -> bool:
-        """Whether the host checks an input with limits: it does where it uploads all of it, a row for each position."""
+        """Return whether the host checks an input with limits: it uploads all of it, a row for each position."""
         is_uploaded = given.source == HOST and given.num_offsets < 0
         return is_uploaded and name in self._limits and self._type.cell.inputs[name].dtype == torch.int64
 
     def _reads_unchecked(self) -> bool:
-        """Whether an input with limits is left for the device to check."""
+        """Return whether an input with limits is left for the device to check."""
         given = zip(self._type.cell.inputs, self._shape.inputs)
         return any(name in self._limits and not self._is_checked_here(name, one) for name, one in given)
 
     def _sizes(self) -> tuple[int, ...]:
-        """Rows of each step, with the padding."""
+        """Return the rows of each step, with the padding."""
         return self._shape.sizes if self._is_run else (self._shape.rows,) * self._shape.steps
 
     def _sizes_words(self) -> int:
-        """Words of the steps' sizes, where they are needed."""
+        """Return the first word of the steps' sizes, where they are needed."""
         return NOWHERE
 
     def _spans_words(self) -> int:
-        """Words of the steps' spans, where they are needed."""
+        """Return the first word of the steps' spans, where they are needed."""
         return NOWHERE
 
     def _nodes_words(self) -> int:
-        """Words of what a cell is told of its nodes, where it is."""
+        """Return the first word of the arrays of nodes, where they are needed."""
         return NOWHERE
 
     def _input(self, number: int, kind: int, given: InputShape) -> InputSignature:
@@ -247,7 +250,7 @@ class TaskReader:
         return InputSignature(kind, given.num_rows, sources, offsets_at, given.num_offsets)
 
     def _source(self, kind: int, given: InputShape, record: int) -> Source:
-        """Rows that all lie at one location."""
+        """Return the source of rows that all lie at one location."""
         location = given.source if given.source >= 0 else self._location
         fields, padded = (record + layout.IN_ROWS, record + layout.IN_COUNT), given.num_rows
         if location == HOST and padded:
@@ -259,7 +262,7 @@ class TaskReader:
         return Source(location, padded, at, NOWHERE)
 
     def _sources(self, kind: int, handles: Ints, padded: int) -> tuple[Source, ...]:
-        """Splits rows from several locations."""
+        """Return the sources of rows from several locations."""
         if padded > len(handles):
             handles = np.concatenate([handles, np.repeat(handles[-1:], padded - len(handles))])
         locations = np.where(handles < NUM_PERMANENT, self._location, handles >> LOCATION_SHIFT)
@@ -277,7 +280,7 @@ class TaskReader:
         return tuple(sources)
 
     def _record_of(self, number: int) -> int:
-        """Where the record of an output begins."""
+        """Return the place of the record of an output."""
         return output_record_at(len(self._type.input_kinds), number)
 
     def _output(self, number: int, kind: int, made: OutputShape) -> OutputSignature:
@@ -296,9 +299,11 @@ class TaskReader:
         return OutputSignature(kind, made.stores, first_row, first_position, *delivered, made.every_step)
 
     def _results(self, kind: int, count: int, record: int) -> tuple[int, int, int]:
-        """Results go to host rows.
+        """Add the download of results to host rows.
 
-        Returns (how many, words of their rows in the ring, words of where they are from, which are yet to be written).
+        Return their number, the first word of their rows in the ring, and the first word of their positions, which the
+        caller
+        writes.
         """
         if not count:
             return 0, NOWHERE, NOWHERE
@@ -314,13 +319,15 @@ class TaskReader:
         return at
 
     def _copy(self, source: int, count: int, padded: int, pad: int) -> int:
-        """Words that are copied from the buffer, where and how many two fields say; returns the first."""
+        """Add words that are copied from the buffer, from the place and in the number of two
+        fields; return the first.
+        """
         at = self._room(padded)
         self._operations.append((words.COPY, at, source, 0, count, padded, pad))
         return at
 
     def _compute(self, values: Numbers) -> int:
-        """Words with values of their own; returns the first."""
+        """Add words with values of their own; return the first."""
         at = self._room(len(values))
         self._computed.append((at, values))
         return at

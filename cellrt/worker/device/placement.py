@@ -1,4 +1,4 @@
-"""A cell placed on a device: a copy of its weights there, and how to call it."""
+"""A cell placed on a device: a copy with its weights there, and the ways to call it."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ from cellrt.worker.device.torch_compile import (
 from cellrt.worker.torch_state import HOST_THREADS, on_a_new_thread
 
 EXAMPLE_ROWS = 64
-"""How many rows a compiled step is given first: it is made for any number, and best for about as many."""
+"""The rows of the first call of a compiled step: it is compiled for any number, and best for about as many."""
 
 
 class Forms(NamedTuple):
@@ -61,9 +61,10 @@ class Forms(NamedTuple):
 
 
 class Chains:
-    """A cell's ``run_chain_rows``, and whether a run goes through it (``always``; None: where that measures faster).
+    """A cell's ``run_chain_rows``, and the choice of runs for it (``always``; None: those that measure faster).
 
-    The choice is kept for runs of about as many rows and steps; apart for tasks that are launched call by call and for
+    The choice is kept for runs of about as many rows and steps; separately for tasks that are launched call by call and
+    for
     those in captured graphs, where calls cost the host nothing.
     """
 
@@ -72,11 +73,11 @@ class Chains:
         self._chosen: dict[tuple[int, int, bool], bool] = {}
 
     def find(self, sizes: Sequence[int], is_captured: bool) -> bool | None:
-        """The choice for a run with these sizes, or None if there is none yet."""
+        """Return the choice for a run with these sizes, or None if there is none yet."""
         return self._chosen.get(_run_class(sizes, is_captured)) if self.always is None else self.always
 
     def keep(self, sizes: Sequence[int], is_captured: bool, choice: bool) -> None:
-        """Makes the choice for such runs."""
+        """Store the choice for such runs."""
         self._chosen[_run_class(sizes, is_captured)] = choice
 
 
@@ -84,16 +85,16 @@ class PlacedCell:
     """A cell with its weights on a device. ``call`` is as ``Cell.run``; ``steps`` as ``Cell.run_steps``.
 
     Attributes:
-        device: where its weights are.
+        device: the device of its weights.
         limits: of its integer inputs, by name.
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
-        reads_spans: whether these find on the device how many rows there are.
+        reads_spans: whether these read the number of rows on the device.
         reads_ragged: whether ``run_rows`` takes ragged inputs.
         pads_ragged: whether tasks of its plain form are padded: it has ragged inputs, and works padded and captured.
-        not_compiled: why it runs as it is where ``torch.compile`` was asked for; "": it does not.
+        not_compiled: the error of ``torch.compile`` for a cell that then runs as it is; "": there was none.
         is_measured: whether ``run_rows`` is to be used only where it measures faster than the plain form.
-        prefers_plain: whether the plain form did.
+        prefers_plain: whether the plain form measured faster.
         prefers_steps: whether its author's ``steps`` takes runs, and ``run_rows`` only single steps.
         goes_by_steps: whether runs go over captured steps all the same, as those measured faster than ``steps``.
     """
@@ -120,19 +121,19 @@ class PlacedCell:
             self._compile(forms.backend)
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-        """One step."""
+        """Run one step; return its outputs."""
         return self._on_device(lambda: self.cell.run_step(*inputs))
 
     def steps(self, sizes: Sequence[int], inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-        """Several steps, packed."""
+        """Run several steps, packed; return their outputs."""
         return self._on_device(lambda: self.cell.run_steps(list(sizes), *inputs))
 
     def example_step(self, rows: int) -> Callable[[], object]:
-        """A step of so many rows of zeros, in the form that is used on this device."""
+        """Return a function that runs a step of so many rows of zeros, in the form that is used on this device."""
         return self.plain_step(rows) if self.run_rows is None or self.prefers_plain else self.fused_step(rows)
 
     def plain_step(self, rows: int) -> Callable[[], object]:
-        """The same in the plain form: gathered from a tensor, computed and scattered, as a task does it."""
+        """Return a function that runs such a step in the plain form: gather, compute and scatter, like a task."""
         inputs = self.cell.example_inputs(rows, str(self.device))
         if self.cell.has_spans:
             return lambda: self.call(inputs)
@@ -148,12 +149,12 @@ class PlacedCell:
         return step
 
     def step_of_nodes(self, nodes: int, rows: int, keys: int) -> Callable[[], object]:
-        """A step of a cell that is told which rows are of one node: see ``zero_nodes``."""
+        """Return a function that runs a step of a cell that gets the rows of each node, on inputs of ``zero_nodes``."""
         inputs = zero_nodes(self.cell.inputs.values(), nodes, rows, keys, str(self.device))
         return lambda: self.call(inputs)
 
     def fused_step(self, rows: int) -> Callable[[], object]:
-        """The same in the fused form, which there must be."""
+        """Return a function that runs such a step in the fused form, which must exist."""
         run_rows = self.run_rows
         if run_rows is None:
             raise InternalError(f"cell {self.cell.name!r} has no fused form")
@@ -164,7 +165,7 @@ class PlacedCell:
         return lambda: run_rows(read, written)  # brings nothing from the host: that would wait, and be timed
 
     def authors_run(self, rows: int, steps: int) -> Callable[[], object]:
-        """So many steps of so many rows of zeros by its author's ``steps``."""
+        """Return a function that runs so many steps of so many rows of zeros by its author's ``steps``."""
         inputs = [
             zeros(spec, self.device, rows if name in self.cell.carry else rows * steps)
             for name, spec in self.cell.inputs.items()
@@ -172,7 +173,9 @@ class PlacedCell:
         return lambda: self.steps([rows] * steps, inputs)
 
     def example_run(self, rows: int, steps: int) -> Callable[[], bool] | None:
-        """So many steps of so many rows of zeros in one call, if the cell has a form for that."""
+        """Return a function that runs so many steps of so many rows of zeros in one call, if the cell has a form for
+        that.
+        """
         chains = self.chains
         if chains is None:
             return None
@@ -183,7 +186,8 @@ class PlacedCell:
         return lambda: chains.run(sizes, given, made)
 
     def keep_times(self, fused: Mapping[int, float], plain: Mapping[int, float]) -> None:
-        """Seconds of a step by rows, in both forms: all tasks use the one that is faster in the geometric mean.
+        """Store the seconds of a step by rows, in both forms: all tasks use the one that is faster in the geometric
+        mean.
 
         The first times stay: requests and sessions that began in a form go on in it.
         """
@@ -193,11 +197,11 @@ class PlacedCell:
 
     @property
     def has_times(self) -> bool:
-        """Whether both forms were timed."""
+        """True if both forms were timed."""
         return bool(self._times)
 
     def __repr__(self) -> str:
-        """The cell, its forms, and what was measured."""
+        """Return the cell's name, its forms, and the measured times."""
         forms = ["plain", *(["fused"] if self.run_rows else []), *(["chain"] if self.chains else [])]
         times = (
             f"{rows} rows: fused {1e6 * fused_s:.1f} us, plain {1e6 * plain_s:.1f} us"
@@ -207,7 +211,7 @@ class PlacedCell:
         return f"PlacedCell({', '.join([repr(self.cell.name), *forms, *refused, *times])})"
 
     def _as_served(self, given: Mapping[str, IndexedRows]) -> Mapping[str, StepRows]:
-        """A step's rows in the way in which tasks have them."""
+        """Return a step's rows in the form that tasks have."""
         if not self.reads_spans:
             return given
         count = len(next(iter(given.values())).rows)
@@ -216,7 +220,7 @@ class PlacedCell:
 
     @torch.inference_mode()
     def _example_rows(self, rows: int, from_host: bool) -> tuple[dict[str, IndexedRows], dict[str, IndexedRows]]:
-        """Inputs and outputs of zeros that lie as those of a task: rows of one kind in one tensor.
+        """Return inputs and outputs of zeros that lie like those of a task: rows of one kind in one tensor.
 
         With ``from_host`` the inputs apart from state lie in a ring. Arenas are no inference tensors, views of a ring
         are: torch compiles for one or the other.
@@ -235,7 +239,7 @@ class PlacedCell:
         return dict(zip(cell.inputs, made)), dict(zip(cell.outputs, made[len(cell.inputs) :]))
 
     def _compile(self, backend: str) -> None:
-        """Compiles what there is to compile. Warns and leaves the cell as it is if that cannot be done."""
+        """Compile the cell, if that is possible; else warn and leave it as it is."""
         try:
             check_compilable(self.cell)
             plain, step, count = on_a_new_thread(lambda: self._compiled(backend))
@@ -248,7 +252,7 @@ class PlacedCell:
             self.run_rows, self.prefers_steps = step.run_rows, plain.has_steps
 
     def _compiled(self, backend: str) -> tuple[Cell, CompiledStep | None, int]:
-        """The plain form; a step, unless rows are ragged; how many compilations that took."""
+        """Return the plain form; a step, unless rows are ragged; and the number of compilations."""
         before = COMPILATIONS.of_this_thread()
         with torch_threads(HOST_THREADS):
             plain = self._compiled_plain(backend)
@@ -257,7 +261,7 @@ class PlacedCell:
         return plain, step, COMPILATIONS.of_this_thread() - before
 
     def _compiled_step(self, backend: str) -> CompiledStep:
-        """A step with its gather and scatter, for inputs from the arenas and from the host."""
+        """Return a step with its gather and scatter, for inputs from the arenas and from the host."""
         cell = copy.copy(self.cell)
         cell.module = as_function(cell.module)
         step = CompiledStep(cell, backend, self.limits)
@@ -266,7 +270,7 @@ class PlacedCell:
         return step
 
     def _compiled_plain(self, backend: str) -> Cell:
-        """The plain form, which loops use."""
+        """Return the plain form, which loops use."""
         cell = copy.copy(self.cell)
         # The function itself copies what it writes to, as a call that cannot be compiled is made twice.
         function = CompiledFunction(cell.name, cell.guarded(as_function(cell.module)), backend, is_whole=False)
@@ -286,7 +290,7 @@ class PlacedCell:
         return sizes[-1] if sizes else min(EXAMPLE_ROWS, self.cell.max_batch)
 
     def _on_device(self, run: Callable[[], list[torch.Tensor]]) -> list[torch.Tensor]:
-        """Runs a cell; if it fails, once more with new tensors made on the device, as its author may have meant.
+        """Run a cell; if it fails, run it once more with new tensors made on the device, as its author may have meant.
 
         That costs a little at each operation, so it is done only for cells that need it.
         """
@@ -305,7 +309,7 @@ class PlacedCell:
 
 
 class UnplacedCell(PlacedCell):
-    """A cell that cannot be placed on a device: every call says why."""
+    """A cell that cannot be placed on a device: every call raises the reason."""
 
     def __init__(self, cell: Cell, error: BaseException) -> None:
         self.cell, self._error = cell, error
@@ -315,17 +319,17 @@ class UnplacedCell(PlacedCell):
         self.limits: Mapping[str, Limits] = {}
 
     def call(self, inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-        """Raises CellError."""
+        """Raise CellError."""
         said = describe_error(self._error)
         raise CellError(f"cell {self.cell.name!r} cannot be placed on its device: {said}") from self._error
 
     def steps(self, sizes: Sequence[int], inputs: Sequence[CellInput]) -> list[torch.Tensor]:
-        """Raises CellError."""
+        """Raise CellError."""
         return self.call(inputs)
 
 
 class Placements:
-    """The cells on a device, each placed once: at registration, or by its first task. Any thread may ask."""
+    """The cells on a device, each placed once: at registration, or by its first task. Safe from any thread."""
 
     def __init__(self, device: torch.device, forms: Forms) -> None:
         self._device, self._forms = device, forms
@@ -333,7 +337,7 @@ class Placements:
         self._lock = threading.Lock()
 
     def of(self, cell: Cell) -> PlacedCell:
-        """The cell with its weights on the device; they are copied the first time."""
+        """Return the cell with its weights on the device; they are copied the first time."""
         placed = self._placed.get(cell.identity)
         if placed is not None:  # without the lock, which is held while cells are compiled
             return placed
@@ -344,21 +348,23 @@ class Placements:
             return placed
 
     def num_not_compiled(self) -> int:
-        """Cells that run as they are where ``torch.compile`` was asked for."""
+        """Return the number of cells that ``torch.compile`` was asked for and could not compile."""
         return sum(bool(placed.not_compiled) for placed in list(self._placed.values()))
 
     def forget(self, identity: str) -> None:
-        """Gives up a cell's weights; if it is asked for again they are copied again."""
+        """Drop a cell's weights; the next use copies them again."""
         self._placed.pop(identity, None)
 
 
 def zeros(spec: RowSpec, device: torch.device, *rows: int) -> torch.Tensor:
-    """Zero rows of a kind."""
+    """Return zero rows of a kind."""
     return torch.zeros((*rows, *spec.shape), dtype=spec.dtype, device=device)
 
 
 def _fused_form(cell: Cell) -> RunRows | None:
-    """``run_rows`` of a cell's module, if it has one that does what ``forward`` does and takes the cell's rows."""
+    """Return ``run_rows`` of a cell's module, if it has one that does what ``forward`` does and
+    takes the cell's rows.
+    """
     module: object = cell.module
     if not isinstance(module, FusedModule) or is_changed(module, "run_rows"):
         return None
@@ -369,7 +375,7 @@ def _fused_form(cell: Cell) -> RunRows | None:
 
 
 def _chain_form(cell: Cell, always: bool | None) -> Chains | None:
-    """``run_chain_rows`` of a cell's module, if it has one that carries what the cell does."""
+    """Return ``run_chain_rows`` of a cell's module, if it has one that carries what the cell does."""
     module: object = cell.module
     if always is False or not isinstance(module, ChainModule) or is_changed(module, "run_chain_rows"):
         return None
@@ -377,17 +383,17 @@ def _chain_form(cell: Cell, always: bool | None) -> Chains | None:
 
 
 def _carries_by_name(cell: Cell) -> bool:
-    """Whether a cell carries all that has the same name and rows among inputs and outputs, and nothing else."""
+    """Return whether a cell carries all outputs that are also inputs, by name and rows, and nothing else."""
     return {name: name for name, spec in cell.inputs.items() if cell.outputs.get(name) == spec} == cell.carry
 
 
 def _reads_spans(cell: Cell, run_rows: RunRows | None, chains: Chains | None) -> bool:
-    """Whether all fused forms of a cell do, which takes any number of rows."""
+    """Return whether all fused forms of a cell that takes any number of rows read spans."""
     if run_rows is None or cell.batch_sizes:
         return False
     return is_reading_spans(run_rows) and (chains is None or is_reading_spans(chains.run))
 
 
 def _run_class(sizes: Sequence[int], is_captured: bool) -> tuple[int, int, bool]:
-    """Runs of one class have rows and steps that differ by less than a factor of two."""
+    """Return the class of a run: rows and steps in one class differ by less than a factor of two."""
     return sizes[0].bit_length(), len(sizes).bit_length(), is_captured

@@ -1,4 +1,4 @@
-"""Plans: how tasks of one shape are read, in the form that compiled code takes (``launch.py``)."""
+"""Plans: the packings of tasks of one shape, in the form that compiled code takes (``launch.py``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch, step_words, words
-from cellrt.worker.device.arenas import DeviceArenas
+from cellrt.worker.device.device_arenas import DeviceArenas
 from cellrt.worker.device.fused_reading import CannotFuseError, ChainReader, ExactSpanReader, FusedReader, SpanReader
 from cellrt.worker.device.loop_reading import LoopReader, RaggedLoopReader, SpanLoopReader
 from cellrt.worker.device.node_reading import NodeReader
@@ -43,37 +43,41 @@ Ints = NDArray[np.int32]
 
 
 class Plan(NamedTuple):
-    """A packing as compiled code takes it."""
+    """A packing in the form that compiled code takes."""
 
     packing: Packing
     arrays: tuple[NDArray[np.int64], ...]
-    """Numbers, operations, uploads, downloads, the pieces of the blocks up and down, and of a run that goes step by
-    step the arrays of a step and the sizes that it may have."""
+    """Arrays for compiled code.
+
+    They are numbers, operations, uploads, downloads, the pieces of the blocks up and down, and, for a run that goes
+    step by
+    step, the arrays of a step and the sizes that it may have.
+    """
     run_words: NDArray[np.int64]
-    """Of such a run, the words of all positions."""
+    """The words of all positions of such a run."""
     num_slots: int
     down_at: int
-    """Where in the slots the block of the ring down is."""
+    """The index in the slots of the block of the download ring."""
     has_download: bool
     is_large: bool
-    """Whether so much is copied on the host that others should have the interpreter meanwhile."""
+    """True if so much is copied on the host that other threads should have the interpreter meanwhile."""
 
 
 class Plans:
-    """Reads the tasks of one location, those of one shape once.
+    """The plans of the tasks of one location, one for each shape.
 
     Args:
         location: of the worker.
         types: of the engine.
         arenas: of the location.
         host: arenas of the host.
-        pads: pad rows and counts to a few sizes, so that shapes recur; else only as the cell demands.
-        goes_whole: whether a run of that signature is captured as a whole, or is to be; else it goes by steps, which
-            need few captures.
+        pads: pad rows and counts to a few sizes, so that shapes recur; else only as the cell requires.
+        goes_whole: returns whether a run of that signature is captured as a whole, or is to be; else it goes by steps,
+            which need few captures.
 
     Attributes:
-        counts: tasks that were ``unfused``, which run through the plain form of a cell that has a fused one, as that
-            does not take them; and those whose plain form measured faster (``plain_faster``).
+        counts: tasks that were ``unfused``, in the plain form of a cell whose fused one does not take them; and those
+            whose plain form measured faster (``plain_faster``).
     """
 
     def __init__(
@@ -88,16 +92,16 @@ class Plans:
         self._location, self._types, self._arenas, self._host, self._pads = location, types, arenas, host, pads
         self._goes_whole = goes_whole
         self._known: dict[tuple[int, type[TaskReader], bytes], Plan | None] = {}
-        """None: the task must be read otherwise."""
+        """Plans by cell type, reader and shape; None: that reader cannot read the task."""
         self._rules: dict[tuple[int, int], tuple[NDArray[np.int64], int]] = {}
-        """By cell type and form, with how many numbers a shape may have but for those of its steps."""
+        """Rules by cell type and form, with the numbers that a shape may have besides those of its steps."""
         self._signatures: dict[Signature, Signature] = {}
-        """Each once, so that equal ones of different plans need not be compared number by number."""
+        """Signatures, each once, so that equal ones of different plans need not be compared number by number."""
         self._shape = np.zeros(0, np.int64)
         self.counts: Counter[str] = Counter()
 
     def of(self, placed: PlacedCell, type_id: int, buffer: Ints) -> Plan:
-        """Reads a task: for the fused form of its cell where that goes, else for the plain form."""
+        """Return the plan of a task: for the fused form of its cell where possible, else for the plain form."""
         readers = _readers(placed, buffer, self._pads)
         if not readers[0].is_fused and placed.run_rows is not None and placed.prefers_plain:
             self.counts["plain_faster"] += 1
@@ -120,12 +124,12 @@ class Plans:
         raise InternalError(f"no form of cell type {type_id} takes a task")
 
     def _is_taken(self, plan: Plan, reader: type[TaskReader], readers: list[type[TaskReader]]) -> bool:
-        """Whether a task goes as this reader has it, where another has it by steps."""
+        """Return whether this reader's plan is used, where another one has the task by steps."""
         may_go_by_steps = reader is SpanReader and SpanStepsReader in readers and plan.packing.can_capture
         return not may_go_by_steps or self._goes_whole(plan.packing.signature)
 
     def forget(self, type_id: int) -> None:
-        """Drops what was read of tasks of a cell type; while the worker's thread reads those of others."""
+        """Drop the plans of a cell type; the worker's thread may use those of others meanwhile."""
         for key in [key for key in list(self._known) if key[0] == type_id]:
             self._known.pop(key, None)
         for rule in [rule for rule in list(self._rules) if rule[0] == type_id]:
@@ -213,7 +217,10 @@ class Plans:
 
 
 def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[TaskReader]]:
-    """How a task may be read, the best first: the last takes all. ``captures``: whether steps are captured."""
+    """Return the readers for a task, the best first; the last one takes all.
+
+    ``captures``: whether steps are captured.
+    """
     if placed.cell.has_spans:
         return [NodeReader]
     is_loop, is_fused = buffer[H_IS_LOOP], placed.run_rows is not None and not placed.prefers_plain
@@ -243,7 +250,7 @@ def _readers(placed: PlacedCell, buffer: Ints, captures: bool) -> list[type[Task
 
 
 def _loop_reader(placed: PlacedCell) -> type[TaskReader]:
-    """Of a fused form."""
+    """Return the reader for a loop of a fused form."""
     if not placed.reads_spans:
         return LoopReader
     return RaggedLoopReader if placed.reads_ragged else SpanLoopReader

@@ -1,10 +1,10 @@
-"""Reads shapes of tasks with ragged inputs, padded to few numbers of nodes and of rows.
+"""Readers of the shapes of tasks with ragged inputs, padded to few numbers of nodes and of rows.
 
-A form that says that it can (``reads_ragged``) is given nodes without rows, and rows of no node. A plain form knows
-nothing of padding: to it further nodes must look like others. Each has the last node's other inputs, which may speak of
-the node's rows, so it has as many rows as that; the last one also has those that fill up their number, which repeat the
-last row. So no row is of no node. Where there can be no further node, as the task has as many as the cell takes, or
-where those would have too many rows, the task is read as it is, and not captured.
+A form that declares it (``reads_ragged``) gets nodes without rows, and rows of no node. A plain form knows nothing of
+padding: padding nodes must look like others. Each has the last node's other inputs, which may refer to the node's rows,
+so it has as many rows as that; the last padding node also has the padding rows, which repeat the last row. So no row is
+of no node. Where there can be no padding node, as the task has as many nodes as the cell takes, or where those would
+have too many rows, the task is read as it is, and not captured.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cellrt.worker.device.signature import NOWHERE, InputSignature
 
 
 class RaggedReader(TaskReader):
-    """Reads a shape for the plain form, of a task that is no run; raises CannotFuseError if it cannot be padded."""
+    """A reader for the plain form, of a task that is no run; raises CannotFuseError if it cannot be padded."""
 
     form = RAGGED
     pads_ragged = True
@@ -30,7 +30,7 @@ class RaggedReader(TaskReader):
 
 
 class RaggedInputs(TaskReader):
-    """Of readers for forms that read spans: they take ragged inputs, too, unless they have limits."""
+    """A base of readers for forms that read spans and take ragged inputs, unless these have limits."""
 
     pads_ragged = True
 
@@ -44,4 +44,4 @@ class RaggedInputs(TaskReader):
 
 
 class RaggedSpanReader(RaggedInputs, SpanReader):
-    """Reads a task of one step for such a form."""
+    """A reader of a task of one step for such a form."""

@@ -1,10 +1,10 @@
-"""Pinned host memory with a mirror on the device, given out in order and taken back in order.
+"""Pinned host memory with a mirror on the device, allocated and released in order.
 
-What a task uploads (or downloads) is one block of both: the same bytes at the same place. A block belongs to its
+A task's upload (or download) is one block of both: the same bytes at the same place. A block belongs to its
 task until the task is done, so nothing in flight is ever rewritten. On the device the ring looks like one more
 arena: ``rows`` views it as rows of any kind, so a gather (or scatter) names its rows by number at a fixed address.
 
-Which blocks there are is kept in integers, as compiled code takes and gives back most of them (``launch.py``).
+The blocks are kept in integers, as compiled code takes and releases most of them (``launch.py``).
 """
 
 from __future__ import annotations
@@ -26,8 +26,10 @@ Ints = NDArray[np.int64]
 
 
 class Block(NamedTuple):
-    """A piece of a ring: bytes ``first`` to ``end``, in which each of several arrays ``starts`` at a multiple of its
-    row's bytes."""
+    """A block of a ring: bytes ``first`` to ``end``, with the start of each of several arrays.
+
+    Each of ``starts`` is a multiple of the bytes of the array's rows.
+    """
 
     starts: list[int]
     first: int
@@ -35,10 +37,10 @@ class Block(NamedTuple):
 
 
 class Ring:
-    """Blocks of one size of memory. One thread takes and gives back; the device reads or writes in between.
+    """A ring of blocks. One thread takes and releases them; the device reads or writes in between.
 
     Attributes:
-        state: as ``launch.py`` has it.
+        state: in the layout of ``launch.py``.
     """
 
     def __init__(self, device: Device, num_bytes: int) -> None:
@@ -51,7 +53,7 @@ class Ring:
         self._views: dict[RowSpec, torch.Tensor] = {}
 
     def rows(self, spec: RowSpec) -> torch.Tensor:
-        """The mirror as rows ``[num_bytes // row bytes, *shape]``."""
+        """Return the mirror as rows ``[num_bytes // row bytes, *shape]``."""
         view = self._views.get(spec)
         if view is None:
             count = self.num_bytes // spec.num_bytes
@@ -61,34 +63,36 @@ class Ring:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nobody has a block."""
+        """True if no block is taken."""
         return not self.state[NUM_BLOCKS]
 
     def take(self, pieces: Sequence[tuple[int, int]]) -> Block | None:
-        """Takes a block for arrays of (bytes, bytes of a row); None if there is no room until older blocks are back."""
+        """Take a block for arrays of (bytes, bytes of a row); None if there is no room until older
+        blocks are released.
+        """
         slots = np.empty(launch.STARTS + len(pieces), np.int64)
         if not launch.take_block(self.state, pieces_of(pieces), slots, 0):
             return None
         return block_at(slots, 0, len(pieces))
 
     def give_back(self) -> None:
-        """Takes back the oldest block."""
+        """Release the oldest block."""
         self.state[OLDEST] = (self.state[OLDEST] + 1) % MOST_BLOCKS
         self.state[NUM_BLOCKS] -= 1
 
 
 def pieces_of(pieces: Sequence[tuple[int, int]]) -> Ints:
-    """Arrays of (bytes, bytes of a row) as compiled code takes them."""
+    """Return arrays of (bytes, bytes of a row) in the form that compiled code takes."""
     made = [(num_bytes, math.lcm(row_bytes, ALIGNMENT)) for num_bytes, row_bytes in pieces]
     return np.array(made, np.int64).reshape(-1, 2)
 
 
 def bytes_for(pieces: Ints) -> int:
-    """Room in which a block of these pieces fits from the start."""
+    """Return the bytes in which a block of these pieces fits from the start."""
     return int((pieces[:, 0] + pieces[:, 1]).sum()) + ALIGNMENT
 
 
 def block_at(slots: Ints, at: int, num_pieces: int) -> Block:
-    """A block as compiled code wrote it."""
+    """Return a block that compiled code wrote."""
     first, end, *starts = slots[at : at + launch.STARTS + num_pieces].tolist()
     return Block(starts, first, end)

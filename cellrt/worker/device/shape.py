@@ -1,8 +1,9 @@
-"""What of a task its plan depends on, in integers: its numbers of rows, steps and positions, rounded up where the form
-of its cell allows it, and of each input and output where its rows lie and how many there are, rounded up, too.
+"""The shape of a task, in integers: all that its plan depends on.
 
-Compiled code finds it, so that a task whose numbers no task had before costs the host little: it has a shape that
-others had. What is not rounded up is in the shape as it is.
+A shape has the task's numbers of rows, steps and positions, rounded up where the form of its cell allows it, and for
+each input and output the place and the number of its rows, rounded up, too. Numbers that are not rounded up are in the
+shape as they are. Compiled code finds it, so that a task with new numbers costs the host little: its shape was there
+before.
 """
 
 from __future__ import annotations
@@ -20,15 +21,18 @@ from cellrt.native.jit import compiled, short_entry
 from cellrt.worker.span_rows import most_pages_of
 
 LEAST_ROWS = 16
-"""Rows that a span may have at least: a kernel's programs have no fewer, so fewer cost it as much."""
+"""The least rows of a span: a kernel's programs have no fewer, so fewer cost it as much."""
 MOST_TIMES = 4
-"""A ragged input of a plain form has at most so many times its rows with those of further nodes, or is not padded."""
+"""The most rows of a padded ragged input of a plain form, as a multiple of its own; with more it is not padded."""
 
 PLAIN, FUSED, SPANS, RUN, NODES, LOOP, RAGGED = range(7)
-"""How a task is read: for the plain form of its cell, for one that reads and writes arena rows of which the host knows
-how many there are, or for one to which the device says that; or, a run, step by step in either of the first two; or, of
-a cell that is told which rows are of one node, for its plain form, with that; or, a loop's, for a form to which the
-device says how many rows there are; or, with ragged inputs, for a plain form, with further nodes that have rows."""
+"""The ways to read a task.
+
+PLAIN: for the plain form of its cell. FUSED: for a form that reads and writes arena rows, whose number the host knows.
+SPANS: for such a form that reads their number on the device. RUN: a run, step by step in a plain or fused form. NODES:
+for the plain form of a cell that gets the rows of each node. LOOP: a loop's, for a form that reads the number of rows
+on the device. RAGGED: with ragged inputs, for a plain form, with padding nodes that have rows.
+"""
 
 # Rules: what a shape depends on besides the task; behind them the numbers of rows that the cell takes, if it names
 # them, and for each input whether it has pages. MOST_ROWS: a row a node; MOST_IN_PIECES: of nodes with more of them.
@@ -36,14 +40,19 @@ FORM, PADS, MOST_ROWS, MOST_IN_PIECES, NUM_INPUTS, NUM_OUTPUTS, NUM_SIZES, RULES
 
 # A shape; behind it a record for each input, one for each output, and the rows of each step where they are as they are.
 ROWS, STEPS, POSITIONS, IS_LOOP, STOP, IS_COMPUTED, NUM_NODES, HAS_FLAGS, SHAPE = range(9)
-"""IS_COMPUTED: whether rows of an input lie at several places. NUM_NODES: of cells that are told which rows are of one
-node, else 0. HAS_FLAGS: whether some rows are of loops that may have stopped in a task before."""
+"""Numbers of a shape.
+
+IS_COMPUTED: whether rows of an input lie at several places. NUM_NODES: of cells that get the rows of each node, else 0.
+HAS_FLAGS: whether some rows are of loops that may have stopped in a task before.
+"""
 SHAPE_INPUT, SHAPE_OUTPUT = 3, 4
 
 
 class InputShape(NamedTuple):
-    """Where an input's rows lie, how many there are with padding, and how many offsets, or -1. Of pages ``num_rows`` is
-    how many a node has at most; of a ragged one that cannot be padded -1."""
+    """The place of an input's rows, their number with padding, and the number of offsets, or -1.
+
+    ``num_rows`` is the most pages of a node for an input with pages, and -1 for a ragged one that cannot be padded.
+    """
 
     source: int
     num_rows: int
@@ -51,8 +60,11 @@ class InputShape(NamedTuple):
 
 
 class OutputShape(NamedTuple):
-    """How many rows are stored and shown, with padding; whether there is one stored for each position (of a loop: row);
-    whether some row shows every step."""
+    """The numbers of rows that are stored and shown, with padding.
+
+    ``is_whole``: whether one is stored for each position (of a loop: row). ``every_step``: whether some row shows every
+    step.
+    """
 
     stores: int
     is_whole: bool
@@ -61,7 +73,7 @@ class OutputShape(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """A shape by the names of its parts; ``sizes`` are those of the steps, where they are as they are."""
+    """A shape by the names of its parts; ``sizes`` are those of the steps, where they are not rounded up."""
 
     rows: int
     steps: int
@@ -77,13 +89,13 @@ class Shape(NamedTuple):
 
 
 def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
-    """The rules for tasks of a cell.
+    """Return the rules for tasks of a cell.
 
     Args:
         cell: of the tasks.
         form: in which they run.
-        pads: whether numbers are rounded up, else only as the cell demands. With ragged inputs that takes a form to
-            which the device says how many rows there are, or one with further nodes.
+        pads: whether numbers are rounded up, else only as the cell requires. With ragged inputs that takes a form that
+            reads the number of rows on the device, or one with padding nodes.
     """
     pads = pads and (form in (SPANS, LOOP, RAGGED) or not any(spec.ragged for spec in cell.inputs.values()))
     sizes, has_pages = list(cell.batch_sizes), [spec.page_size > 0 for spec in cell.inputs.values()]
@@ -92,12 +104,12 @@ def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
 
 
 def next_size(count: int) -> int:
-    """The next of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: at most half more than ``count`` above 2."""
+    """Return the next of the sizes 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, ...: at most half more than ``count`` above 2."""
     return int(_next_size(count))
 
 
 def shape_of(found: NDArray[np.int64], rules: NDArray[np.int64]) -> Shape:
-    """What ``find_shape`` wrote."""
+    """Return the shape that ``find_shape`` wrote."""
     words: list[int] = found.tolist()
     ends = SHAPE, SHAPE + SHAPE_INPUT * int(rules[NUM_INPUTS])
     outputs_end = ends[1] + SHAPE_OUTPUT * int(rules[NUM_OUTPUTS])
@@ -122,7 +134,7 @@ def _output_shape(stores: int, is_whole: int, results: int, every_step: int) -> 
 
 @compiled
 def _power_of_two(count):  # type: ignore[no-untyped-def]
-    """The next."""
+    """Return the least power of two that is not below ``count``."""
     power = 1
     while power < count:
         power *= 2
@@ -151,8 +163,10 @@ def _pad_rows(rules, rows):  # type: ignore[no-untyped-def]
 
 @compiled
 def _pad_pieces(rules, rows, nodes):  # type: ignore[no-untyped-def]
-    """Of nodes with several rows each: how many rows and nodes there are with further ones, each of which has a row, as
-    no node has none, and no row is of no node."""
+    """Return the numbers of rows and nodes with padding, where nodes have several rows each.
+
+    Each padding node has a row, as no node has none, and no row is of no node.
+    """
     further = min(_padded_size(nodes + 1), max(rules[MOST_ROWS], nodes)) - nodes
     if further == 0:
         return rows, nodes
@@ -162,7 +176,7 @@ def _pad_pieces(rules, rows, nodes):  # type: ignore[no-untyped-def]
 
 @compiled
 def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
-    """Writes the numbers of rows, steps and positions."""
+    """Write the numbers of rows, steps and positions."""
     rows, steps, positions = buffer[layout.H_ROWS], buffer[layout.H_STEPS], buffer[layout.H_POSITIONS]
     is_packed, num_nodes = steps > 1 and buffer[layout.H_IS_LOOP] == 0, buffer[layout.H_NUM_SPANS]
     if (rules[FORM] == SPANS or rules[FORM] == LOOP) and rules[PADS]:
@@ -186,7 +200,7 @@ def _find_numbers(buffer, rules, shape):  # type: ignore[no-untyped-def]
 
 @compiled
 def _count(rules, shape, count):  # type: ignore[no-untyped-def]
-    """How many rows are stored or shown where ``count`` are wanted."""
+    """Return the padded number of rows that are stored or shown, where ``count`` are needed."""
     if count == 0 or not rules[PADS]:
         return count
     least = min(LEAST_ROWS, shape[POSITIONS]) if rules[FORM] == SPANS or rules[FORM] == LOOP else 0
@@ -195,9 +209,11 @@ def _count(rules, shape, count):  # type: ignore[no-untyped-def]
 
 @compiled
 def _pad_ragged(buffer, shape, offsets_at, count):  # type: ignore[no-untyped-def]
-    """How many rows a ragged input of a plain form has with those of further nodes: each of these has as many as the
-    last node, as what its other inputs say may be true of no fewer, and the last of them all that are left over. -1: it
-    has too many, or there can be no further node."""
+    """Return the rows of a ragged input of a plain form with those of padding nodes.
+
+    Each padding node has as many as the last node, as its other inputs may require no fewer, and the last of them all
+    that are left over. -1: the input would have too many, or there can be no padding node.
+    """
     rows = buffer[layout.H_ROWS]
     further = shape[ROWS] - rows
     if further <= 0:
@@ -250,7 +266,7 @@ def _find_output(buffer, rules, shape, record, at):  # type: ignore[no-untyped-d
 
 @short_entry
 def find_shape(buffer, rules, shape):  # type: ignore[no-untyped-def]
-    """Writes a task's shape; returns how many numbers it has. There must be room for all steps."""
+    """Write a task's shape; return the number of its numbers. There must be room for all steps."""
     _find_numbers(buffer, rules, shape)
     shape[IS_LOOP], shape[STOP], shape[IS_COMPUTED] = buffer[layout.H_IS_LOOP], buffer[layout.H_STOP_OUTPUT], 0
     shape[HAS_FLAGS] = buffer[layout.H_FLAGS] > 0
@@ -271,12 +287,12 @@ def find_shape(buffer, rules, shape):  # type: ignore[no-untyped-def]
 
 
 def room_for(rules: NDArray[np.int64]) -> int:
-    """How many numbers a shape has, without the sizes of its steps."""
+    """Return the number of a shape's numbers, without the sizes of its steps."""
     return SHAPE + SHAPE_INPUT * int(rules[NUM_INPUTS]) + SHAPE_OUTPUT * int(rules[NUM_OUTPUTS])
 
 
 def compile_shapes(buffer: NDArray[np.int32]) -> None:
-    """Compiles it for buffers like this one, or loads what was compiled before."""
+    """Compile ``find_shape`` for buffers like this one, or load it."""
     numbers = np.zeros(1, np.int64)
     if not config.DISABLE_JIT:
         find_shape.compile(tuple(map(typeof, (buffer, numbers, numbers))))

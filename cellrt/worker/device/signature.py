@@ -1,4 +1,4 @@
-"""What a task does on a device, apart from which rows it does it to: tasks of equal signatures share captured work."""
+"""Signatures: the operations of a task apart from its row numbers. Tasks of equal signatures share captured work."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 NOWHERE = -1
 STOPS, HAD_STOPPED = 1, 2
-"""What a row of a task that is no loop's says: stop, or that it did in a task before; else 0."""
+"""The answers of a row of a task that is no loop: it stops, or it stopped in a task before; else 0."""
 NOT_FINITE, OUTSIDE = 1, 2
-"""What is bad of a position (of a loop: a row), or both: an output is not finite, an input is outside its limits."""
+"""Flags of the faults of a position (of a loop: a row): an output is not finite, an input is outside its limits."""
 
 
 class Source(NamedTuple):
@@ -17,9 +17,9 @@ class Source(NamedTuple):
     location: int
     num_rows: int
     rows_at: int
-    """First word of their row numbers there; at the host, in the upload ring."""
+    """The first word of their row numbers there; for the host, in the upload ring."""
     positions_at: int
-    """First word of which of the input's rows they are, or NOWHERE: all, in order."""
+    """The first word of their positions among the input's rows, or NOWHERE: all, in order."""
 
 
 class InputSignature(NamedTuple):
@@ -37,7 +37,7 @@ class InputSignature(NamedTuple):
 
 
 class OutputSignature(NamedTuple):
-    """One output: which of its rows go to the arena, and which to the host (to rows of the download ring).
+    """One output: the rows of it that go to the arena, and those that go to the host (to rows of the download ring).
 
     Of a fused cell, ``stores`` are all its positions, and ``result_positions_at`` has rows of the arena.
     """
@@ -46,7 +46,7 @@ class OutputSignature(NamedTuple):
     stores: int
     rows_at: int
     positions_at: int
-    """NOWHERE: all, in order."""
+    """The first word of the stored rows' positions; NOWHERE: all, in order."""
     results: int
     result_rows_at: int
     result_positions_at: int
@@ -54,45 +54,61 @@ class OutputSignature(NamedTuple):
 
 
 class Signature(NamedTuple):
-    """What a task does, apart from which rows it does it to."""
+    """The operations of a task, apart from its row numbers."""
 
     type_id: int
     fused: bool
-    """Whether the cell reads and writes arena rows itself."""
+    """True if the cell reads and writes arena rows itself."""
     sizes: tuple[int, ...]
-    """Rows of each step, the padding included; of a loop, all rows at every step; where the device counts them, the
-    most there may be."""
+    """The rows of each step, with padding.
+
+    For a loop they are all rows at every step; for a form that reads the number of rows on the device, the most there
+    may
+    be.
+    """
     positions: int
-    """Rows of all steps, the padding included; of a loop, those of a step."""
+    """The rows of all steps, with padding; for a loop, those of one step."""
     is_loop: bool
     stop: int
-    """Output that says stop, of a loop or at the first step of rows that are of some; or NOWHERE."""
+    """The output with the stop flag, of a loop or at the first step of rows of loops; or NOWHERE."""
     inputs: tuple[InputSignature, ...]
     outputs: tuple[OutputSignature, ...]
     lengths_at: int
     answers: int
-    """Integers that come back: of a loop, steps done and what is bad, for each row; of other tasks if ``tells_rows``
-    for each row of the first step whether it says stop, and if ``tells_bad`` what is bad of each position."""
+    """The number of int32 answers that come back.
+
+    For a loop they are steps done and flags of faults, of each row. For other tasks they are the answer of each row of
+    the
+    first step if ``tells_rows``, and flags of faults of each position if ``tells_bad``.
+    """
     answers_at: int
     tells_bad: bool
-    """Whether, of what is no loop, there is an answer for each position: ``NOT_FINITE``, ``OUTSIDE``, or 0."""
+    """True if a task that is no loop has an answer for each position: ``NOT_FINITE``, ``OUTSIDE``, or 0."""
     sizes_at: int
-    """First word of the sizes of a fused run that may go in one call, else NOWHERE."""
+    """The first word of the sizes of a fused run that may go in one call, else NOWHERE."""
     spans_at: int
-    """First word of the spans that a fused cell reads (``SpannedRows``): that of the first state, then of each step; or
-    NOWHERE."""
+    """The first word of the spans that a fused cell reads (``SpannedRows``), or NOWHERE.
+
+    The span of the first state comes first, then that of each step.
+    """
     flags_at: int
-    """Of tasks with rows of loops that go ahead: first word of the flags that rows read, behind which those are that
-    they write; else NOWHERE."""
+    """The first word of the flags of rows of loops that go ahead, else NOWHERE.
+
+    The flags that rows read come first, then those that they write.
+    """
     num_words: int
     tells_rows: bool = False
-    """Whether there is an answer for each row: of loops, where an output says stop, and where results are shown of rows
-    that may have stopped in a task before."""
+    """True if there is an answer for each row.
+
+    It is so for loops, for tasks with a stop output, and where results are shown of rows that may have stopped in a
+    task
+    before.
+    """
     num_nodes: int = 0
-    """Of a cell that is told which rows are of one node: how many there are, the padding included."""
+    """The number of nodes with padding, for a cell that gets the rows of each node."""
     nodes_at: int = NOWHERE
-    """First word of what it is told (``node_reading.py``), else NOWHERE."""
+    """The first word of the arrays of nodes (``node_reading.py``), else NOWHERE."""
     plan_at: int = NOWHERE
-    """Of a fused loop: first word of where its steps' rows lie (``loop_reading.py``), else NOWHERE."""
+    """The first word of the places of a fused loop's rows (``loop_reading.py``), else NOWHERE."""
     scratch: tuple[int, ...] = ()
-    """Of a fused loop: the first scratch row of each output, then of each input, or NOWHERE."""
+    """The first scratch row of each output, then of each input, of a fused loop; or NOWHERE."""

@@ -1,8 +1,9 @@
-"""Reads shapes of runs that go step by step, each step as a task of one step would: so captured steps serve every run.
+"""Readers of the shapes of runs that go step by step, each step like a task of one step: captured steps serve every
+run.
 
-The rows of a run's steps differ from run to run. A step has few sizes, those that its rows are rounded up to, and what
-it does to them is captured once for each. The words of a run are blocks, one a step, of the form that the step's size
-has (``step_words.py``); a captured step copies the block that it is told, which tells it the next.
+The numbers of rows of a run's steps differ from run to run. A step has few sizes, those that its rows are rounded up
+to, and its operations are captured once for each. The words of a run are blocks, one a step, in the form of the step's
+size (``step_words.py``); a captured step copies the block at a given place, which has the place of the next one.
 
 State for the next step lies in scratch rows, as in a fused form (``fused_reading.py``).
 """
@@ -21,14 +22,16 @@ from cellrt.worker.device.signature import NOWHERE, InputSignature, OutputSignat
 
 
 class StepsReader(TaskReader):
-    """Reads a run of the plain form; raises CannotFuseError where its inputs lie elsewhere than here or at the host."""
+    """A reader of a run of the plain form; raises CannotFuseError for inputs that lie elsewhere than here or at the
+    host.
+    """
 
     form = RUN
     unused = 0
-    """What stands for the row of an output that nobody reads; 0: the arena's last."""
+    """The row of an output that is never read; 0: the arena's trash row."""
 
     def read(self) -> Packing:
-        """Reads it."""
+        """Return the packing of the shape."""
         self._parts: list[Part] = []
         self._part_of_input: dict[int, int] = {}
         self._scratch_used: dict[int, int] = {}
@@ -44,11 +47,11 @@ class StepsReader(TaskReader):
         return packing._replace(steps=steps)
 
     def _sizes_of_steps(self) -> list[int]:
-        """The numbers of rows that a step may have."""
+        """Return the numbers of rows that a step may have."""
         return sizes_of_steps(self._type.cell.batch_sizes, self._type.cell.max_batch)
 
     def _step(self, run: Signature, is_first: bool) -> Signature:
-        """The signature of a step of one row, but for ``sizes``, as that of all steps."""
+        """Return the signature of a step of one row, with empty ``sizes``, as it is that of all sizes."""
         inputs, cell = [], self._type.cell
         for number, (name, given) in enumerate(zip(cell.inputs, run.inputs)):
             kind, location = given.kind, given.sources[0].location
@@ -67,7 +70,7 @@ class StepsReader(TaskReader):
         )
 
     def _num_answers(self, tells_rows: bool, tells_bad: bool) -> int:
-        """One more for the padding."""
+        """Return the number of answers, with one more for the padding."""
         return self._shape.positions + 1 if tells_bad else 0
 
     def _sizes(self) -> tuple[int, ...]:
@@ -82,7 +85,7 @@ class StepsReader(TaskReader):
         return made
 
     def _output(self, number: int, kind: int, made: OutputShape) -> OutputSignature:
-        """Gives each position a row and, where results are shown, one of the ring."""
+        """Give each position a row and, where results are shown, one of the ring."""
         record, cell = self._record_of(number), self._type.cell
         name = list(cell.outputs)[number]
         is_kept = name in cell.carry.values() or self._needs_rows(name, made)
@@ -104,14 +107,19 @@ class StepsReader(TaskReader):
         return False
 
     def _shown_at(self, part: int) -> int:
-        """Where the rows of the arena are that results are copied from; NOWHERE: they are copied as they are made."""
+        """Return the place of the arena rows that results are copied from; NOWHERE: they are copied as they are
+        computed.
+        """
         return NOWHERE
 
     def _unused_row(self, kind: int) -> int:
         return self._arenas.trash_row(kind)
 
     def _rows_of_positions(self, number: int, kind: int, made: OutputShape, record: int) -> int:
-        """Words with an arena row for each position: where it is stored, or a scratch row if it is carried."""
+        """Add words with an arena row for each position: the one where it is stored, or a scratch row if it is carried.
+
+        Return the first word.
+        """
         cell, positions = self._type.cell, self._shape.positions
         at = self._room(positions)
         if list(cell.outputs)[number] in cell.carry.values():
@@ -129,7 +137,10 @@ class StepsReader(TaskReader):
         return at
 
     def _show(self, kind: int, count: int, record: int) -> int:
-        """A ring's row for each position; those that are not shown share one more than there are results."""
+        """Add a ring's row for each position; those that are not shown share one more than there are results.
+
+        Return the place of the array in a block of one row.
+        """
         names_at, at = self._room(count + 1), self._room(self._shape.positions)
         fields = record + layout.OUT_RESULT_ROWS, record + layout.OUT_RESULTS
         self._downloads.append(Transfer(kind, *fields, names_at, count + 1))
@@ -138,19 +149,19 @@ class StepsReader(TaskReader):
         return step_words.HEAD + len(self._parts) - 1
 
     def _add(self, at: int, pad: int) -> int:
-        """Another array of the blocks, of words by position; returns its place in a block of one row."""
+        """Add an array to the blocks, of words by position; return its place in a block of one row."""
         self._parts.append((at, NOWHERE, step_words.PAD_NUMBER, pad, NOWHERE, 0, 0))
         return step_words.HEAD + len(self._parts) - 1
 
     def _copy(self, source: int, count: int, padded: int, pad: int) -> int:
-        """Without padding: the blocks have that."""
+        """Add copied words without padding, which the blocks have."""
         at = self._room(padded)
         self._operations.append((words.COPY, at, source, 0, count, 0, pad))
         return at
 
 
 class FusedStepsReader(StepsReader, FusedReader):
-    """Reads a run of a form that reads and writes arena rows, of which the host says how many there are."""
+    """A reader of a run of a form that reads and writes arena rows, whose number the host knows."""
 
     is_fused = True
 
@@ -172,10 +183,10 @@ class FusedStepsReader(StepsReader, FusedReader):
 
 
 class SpanStepsReader(FusedStepsReader):
-    """Reads a run of a form to which the device says how many rows a step has."""
+    """A reader of a run of a form that reads the number of a step's rows on the device."""
 
     def _sizes_of_steps(self) -> list[int]:
-        """Few: programs behind the last row leave at once."""
+        """Return few numbers of rows: programs after the last row return at once."""
         most, least = self._type.cell.max_batch, min(LEAST_ROWS, self._type.cell.max_batch)
         return sorted({least, *(min(1 << power, most) for power in range(least.bit_length(), most.bit_length() + 1))})
 
@@ -184,7 +195,7 @@ class SpanStepsReader(FusedStepsReader):
 
 
 def sizes_of_steps(batch_sizes: Sequence[int], max_batch: int) -> list[int]:
-    """The numbers of rows that a step may have."""
+    """Return the numbers of rows that a step may have."""
     if batch_sizes:
         return list(batch_sizes)
     sizes, count = [], 0
@@ -195,7 +206,7 @@ def sizes_of_steps(batch_sizes: Sequence[int], max_batch: int) -> list[int]:
 
 
 def at_rows(step: Signature, rows: int) -> Signature:
-    """The signature of a step of so many rows, from that of one."""
+    """Return the signature of a step of so many rows, given that of one row."""
 
     def place(at: int) -> int:
         return NOWHERE if at == NOWHERE else step_words.HEAD + (at - step_words.HEAD) * rows

@@ -1,6 +1,6 @@
 """Cells of plain torch through ``torch.compile``: gather, cell and scatter are one function.
 
-What cannot be compiled (no C++ compiler on a CPU, code that torch cannot trace as a whole) runs as it is, with a
+A cell that cannot be compiled (no C++ compiler on a CPU, code that torch cannot trace as a whole) runs as it is, with a
 warning.
 """
 
@@ -23,14 +23,15 @@ from cellrt.worker.device.limits import Limits
 
 
 class CompiledFunction:
-    """A function compiled when it is first called; from the first call on that only the function itself can do, it is.
+    """A function that is compiled at its first call. After the first call that the compiled code cannot make, it is not
+    used.
 
-    Such a call is made twice, so what it writes must not be what it reads. ``compiled`` raises what keeps it from
-    being compiled.
+    Such a call is made twice, so a function must not write to memory that it reads. ``compiled`` raises the error that
+    keeps it from being compiled.
 
     Args:
         name: of the cell, for the warning.
-        function: what to compile.
+        function: the function to compile.
         backend: of ``torch.compile``.
         is_whole: refuse code that would be compiled in pieces; sizes that are not marked are constants.
     """
@@ -49,7 +50,7 @@ class CompiledFunction:
         )
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        """Calls it; raises what the function raises."""
+        """Call the function; raise what it raises."""
         try:
             return self.compiled(*args, **kwargs)
         except Exception as error:
@@ -62,36 +63,36 @@ class CompiledFunction:
 
 
 class CompiledStep:
-    """One step of a cell, rows of arenas to rows of arenas, as ``run_rows`` of a ``FusedModule``.
+    """One step of a cell, from rows of arenas to rows of arenas, like ``run_rows`` of a ``FusedModule``.
 
     It is compiled once for each way in which inputs and outputs share tensors (an input lies in its arena, or comes
-    from the host), for any number of rows; what torch makes of it may gather, compute and scatter at once. The last row
-    of each output's tensor must be one that nobody reads: it takes what is not to be written. A number outside an
-    input's ``limits`` is brought within, as compiled code would read there or lose the device; who calls it fails the
-    row.
+    from
+    the host), for any number of rows; the compiled code may gather, compute and scatter at once. The last row of each
+    output's tensor must be the trash row: it gets the rows that are not to be written. A number outside an input's
+    ``limits`` is clamped, as compiled code would read there or lose the device; the caller fails the row.
     """
 
     def __init__(self, cell: Cell, backend: str, limits: Mapping[str, Limits] = MappingProxyType({})) -> None:
         self._cell, self._backend, self._limits = cell, backend, limits
         self._functions: dict[tuple[int, ...], CompiledFunction] = {}
         self._targets: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
-        """By the identity of an output's tensor, which is kept, so that no other has it."""
+        """Tensors by the identity of an output's tensor, which is kept, so that no other gets it."""
 
     def compile(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """Runs a step; raises what keeps it from being compiled."""
+        """Run a step; raise the error that keeps it from being compiled."""
         tensors, values, rows = self._arguments(inputs, outputs)
         with torch.inference_mode():
             self._function(tensors, values, rows).compiled(values, rows)
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """See ``FusedModule``."""
+        """Run a step, as of ``FusedModule``."""
         tensors, values, rows = self._arguments(inputs, outputs)
         self._function(tensors, values, rows)(values, rows)
 
     def _arguments(
         self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]
     ) -> tuple[tuple[int, ...], list[torch.Tensor], list[torch.Tensor]]:
-        """Which of the tensors each input and output has; these tensors; the rows of each."""
+        """Return the index of the tensor of each input and output; these tensors; the rows of each."""
         given = [inputs[name] for name in self._cell.inputs]
         given += [
             IndexedRows(self._target(tensor), numbers)
@@ -105,7 +106,7 @@ class CompiledStep:
         return tuple(order[id(tensor)] for tensor, _ in given), list(values.values()), rows
 
     def _target(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The memory of an output's tensor as a tensor of which torch does not know that it is an input's, too.
+        """Return the memory of an output's tensor as a tensor that torch does not know to be an input's, too.
 
         No row that is read is written, but torch cannot know: it would not write before all is read.
         """
@@ -143,7 +144,9 @@ def _make_step(cell: Cell, tensors: tuple[int, ...], limits: Mapping[str, Limits
 
 
 def as_function(module: Callable[..., Any]) -> Callable[..., Any]:
-    """A module, or the plain function that a ``FunctionSnapshot`` makes at each call, which torch cannot trace."""
+    """Return a module, or the plain function that a ``FunctionSnapshot`` makes at each call,
+    which torch cannot trace.
+    """
     if isinstance(module, functools.partial):
         return functools.partial(as_function(module.func), *_with_functions(module.args), **module.keywords)
     if not isinstance(module, FunctionSnapshot):
@@ -156,7 +159,7 @@ def as_function(module: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _with_functions(value: Any) -> Any:
-    """A value with functions in place of their snapshots, in lists, tuples and dicts, too."""
+    """Return a value with functions in place of their snapshots, in lists, tuples and dicts, too."""
     if isinstance(value, dict):
         return {key: _with_functions(item) for key, item in value.items()}
     if type(value) in (list, tuple):
@@ -165,22 +168,24 @@ def _with_functions(value: Any) -> Any:
 
 
 class NotCompilableError(RuntimeError):
-    """Code of this kind is not passed through ``torch.compile``."""
+    """The code of a cell is of a kind that is not passed through ``torch.compile``."""
 
 
 def check_compilable(cell: Cell) -> None:
-    """Raises NotCompilableError for cells that are told which rows are of one node.
+    """Raise NotCompilableError for cells that get the rows of each node.
 
     They write to their pages in place. Torch's functional form of that copies all pages of an arena at each write,
-    unless attention is an operator that says it writes to nothing, as in a compiled form on a CPU
-    (docs/decisions/0026); on a device that operator has no kernel.
+    unless
+    attention is an operator that declares no writes, as in a compiled form on a CPU (docs/decisions/0026); on a device
+    that
+    operator has no kernel.
     """
     if cell.has_spans:
         raise NotCompilableError("attention over pages and spans is no operator on a device")
 
 
 def warn_not_compiled(name: str, error: Exception) -> str:
-    """Says that a cell runs as it is, and why; returns that."""
+    """Warn that a cell runs as it is, and why; return the reason."""
     reason = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     warnings.warn(f"cell {name!r} is not compiled and runs as it is, because of {reason}", RuntimeWarning, stacklevel=3)
     return reason

@@ -1,7 +1,7 @@
-"""How a task's numbers get from its buffer into the words that its device reads, in compiled code.
+"""Writing of a task's numbers from its buffer into the words that its device reads, in compiled code.
 
 A plan (``plans.py``) serves all tasks of one shape, so it holds no position and no count of one task: it names
-*fields*, which are places of the buffer's header and records (``core/state/task_layout.py``) where those are.
+*fields*, which are places of the buffer's header and records (``core/state/task_layout.py``) with these numbers.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ from cellrt.native.jit import compiled
 from cellrt.native.memory import WORD_BYTES, bytes_at, ints_at, read_int, read_word, start_of, write_word
 from cellrt.worker.span_rows import fill_pages, fill_spans
 
-# What to write to the words, one row an operation. FROM is a field with the place of the numbers in the buffer, COUNT a
+# Operations that write words, one row each. FROM is a field with the place of the numbers in the buffer, COUNT a
 # field with how many there are.
 KIND, AT, FROM, WITH, COUNT, PADDED, EXTRA = range(7)
 COPY, OFFSETS, FILL, RANGE, TURNS, STORE, SHOW, LOOK_UP, SHIFT, SPANS, NODES, PAGES = range(12)
-"""COPY: the numbers; behind them, up to PADDED, EXTRA or (REPEAT) the last of them.
-OFFSETS: the numbers up to the place that the field WITH has; behind them the number that COUNT has. With EXTRA each of
-those behind is greater than the one before by as much as the last number is, and the last of all is EXTRA.
+"""The kinds of operations.
+
+COPY: the numbers; after them, up to PADDED, EXTRA or (REPEAT) the last of them.
+OFFSETS: the numbers up to the place in the field WITH; after them the number in COUNT. With EXTRA each of those after
+    them is greater than the one before by the difference of the last two numbers, and the last of all is EXTRA.
 FILL: EXTRA.
-RANGE: EXTRA and what follows it, COUNT in all; behind them -1.
-TURNS: of COUNT steps, which have as many rows as the numbers say, EXTRA and what follows it for the first, the third
-and so on, for the others as many as WITH behind; behind them -1.
-STORE: at each position FROM the number that the field WITH leads to.
+RANGE: EXTRA and the numbers that follow it, COUNT in all; after them -1.
+TURNS: of COUNT steps, whose rows are the numbers, EXTRA and the numbers that follow it for the first, the third and so
+    on, for the others the same plus WITH; after them -1.
+STORE: at each position FROM a number at the place in the field WITH.
 SHOW: at each position FROM one of the numbers from WITH on.
-LOOK_UP: the words from WITH on at the positions FROM; behind them EXTRA.
-SHIFT: the numbers, those from the number of rows times that of steps on greater by EXTRA times that of steps, where
-EXTRA is how many rows there are with padding, less how many there are; behind them zeros. With EXTRA -1 the numbers.
+LOOK_UP: the words from WITH on at the positions FROM; after them EXTRA.
+SHIFT: the numbers; those from rows times steps on are greater by steps times the number of padding rows, where EXTRA
+    is the number of rows with padding; after them zeros. With EXTRA -1 the numbers.
 SPANS: of PADDED steps, of which COUNT have as many rows as the numbers say and the others none, where each begins and
-how many it has; before them 0 and the rows of the first.
-NODES: of a cell with FROM inputs and WITH outputs, of which there are EXTRA nodes with PADDED rows: where each node's
-rows begin, each row's node and its step, int32, and bytes with whether it is read. Further nodes have a row each, the
-last of them all further rows.
-PAGES: of input FROM, for as many nodes and rows, the pages of each node, WITH of them, how many rows it has, and for
-each row the one that it appends, int32. COUNT is the page of further nodes, 0 where nothing is appended."""
+    how many rows it has; before them 0 and the rows of the first.
+NODES: of a cell with FROM inputs and WITH outputs, and of EXTRA nodes with PADDED rows: where each node's rows begin,
+    each row's node and its step, int32, and bytes with whether it is read. Padding nodes have a row each, the last of
+    them all padding rows.
+PAGES: of input FROM, for as many nodes and rows, the pages of each node, WITH of them, its number of rows, and for each
+    row the one that it appends, int32. COUNT is the page of padding nodes, 0 where nothing is appended.
+"""
 REPEAT = -2
 INT_BYTES, INTS_A_WORD = 4, 2
 
@@ -66,7 +69,7 @@ def _write_offsets(words, at, task, source, num_offsets, count, operation):  # t
 
 @compiled
 def _take_turns(words, at, task, source, steps, first, other):  # type: ignore[no-untyped-def]
-    """Returns how many words were written."""
+    """Write the numbers of TURNS; return how many words were written."""
     start = 0
     for step in range(steps):
         size, number = read_int(task, source + step), first + step % 2 * other
@@ -99,7 +102,7 @@ def _shift(words, at, task, source, count, padded_rows):  # type: ignore[no-unty
 
 @compiled
 def _write_at_positions(words, task, operation, source, count):  # type: ignore[no-untyped-def]
-    """STORE, SHOW and LOOK_UP."""
+    """Write the words of STORE, SHOW and LOOK_UP."""
     kind, at, given = operation[KIND], operation[AT], operation[WITH]
     if kind == STORE:
         given = read_int(task, given)
@@ -151,7 +154,7 @@ def _write_pages(words, buffer, operation):  # type: ignore[no-untyped-def]
 
 @compiled
 def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
-    """Writes a task's words at an address: the operations in order."""
+    """Write a task's words at an address: the operations in order."""
     task = start_of(buffer)
     for k in range(operations.shape[0]):
         operation = operations[k]

@@ -1,7 +1,7 @@
-"""What a device does for a task that compiled code does not launch: call by call, or what was captured of it again.
+"""The work of a device for a task that compiled code does not launch: call by call, or a replay of its capture.
 
-A task that ran so often that it is worth it is captured behind its run, and so is each step of a run that goes step by
-step (``steps_reading.py``).
+A task that ran often enough is captured after its run, and so is each step of a run that goes step by step
+(``steps_reading.py``).
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from cellrt.worker.blame import Failures
 from cellrt.worker.device import step_words
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.device import Device, Work
-from cellrt.worker.device.fused import FusedOperations
 from cellrt.worker.device.fused_loops import FusedLoopOperations
+from cellrt.worker.device.fused_operations import FusedOperations
 from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.device.nodes import NodeOperations
 from cellrt.worker.device.operations import Counts, Memory, Operations
@@ -28,12 +28,12 @@ WORD_BYTES = 8
 
 
 class Works:
-    """Makes the work of tasks.
+    """A maker of the work of tasks.
 
     Args:
-        device: that does it.
+        device: does the work.
         memory: of the location.
-        captures: what was captured of tasks.
+        captures: of tasks.
 
     Attributes:
         counts: tasks that ran call by call (``eager``), all or some of their steps.
@@ -44,7 +44,7 @@ class Works:
         self.counts: Counter[str] = Counter()
 
     def of(self, begun: InFlight, placed: PlacedCell) -> Work:
-        """All that the device does for a task that lies in the rings."""
+        """Return all the work of a task that lies in the rings."""
         up, down, up_block, down_block = begun.up, begun.down, begun.up_block, begun.down_block
         up_bytes, down_bytes = slice(up_block.first, up_block.end), slice(down_block.first, down_block.end)
         is_own = up is not self._memory.up
@@ -120,7 +120,7 @@ class Works:
     def _run_step(
         self, failures: Failures, placed: PlacedCell, memory: Memory, step: Signature, size: int, at: int
     ) -> None:
-        """Runs a step call by call; a row that failed at an earlier one fails no more."""
+        """Run a step call by call; a row that failed at an earlier one fails no more."""
         words = _ring_words(memory)[at : at + step.num_words]
         own = Failures()
         _operations(placed, step, memory, words, None).run(Counts(size, size, [size]), own)
@@ -129,7 +129,7 @@ class Works:
         failures.split = failures.split or own.split
 
     def _capture_step(self, placed: PlacedCell, steps: RunSteps, of_all: Signature, rows: int, at: int) -> None:
-        """Captures a step that has just run, if that is due. No other has run since: it may run again."""
+        """Capture a step that has just run, if that is due. No other has run since: it may run again."""
         step, memory = at_rows(of_all, rows), self._memory
         if not self._captures.is_due(step):
             return
@@ -148,7 +148,7 @@ class Works:
 
 
 def _ring_words(memory: Memory) -> torch.Tensor:
-    """The upload ring on the device, as words."""
+    """Return the upload ring on the device, as words."""
     ring = memory.up.device
     return ring[: len(ring) // WORD_BYTES * WORD_BYTES].view(torch.int64)
 

@@ -1,4 +1,4 @@
-"""Arenas in a pool: the engine's process and those of its workers see the same rows."""
+"""Arenas in shared memory: the engine's process and those of its workers see the same rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from cellrt.worker.arenas import Arenas
 
 
 class PlacedArena(NamedTuple):
-    """Where the arena of a kind lies."""
+    """The place of the arena of a row kind."""
 
     spec: RowSpec
     num_rows: int
@@ -22,18 +22,18 @@ class PlacedArena(NamedTuple):
 
 
 class SharedArenas(Arenas):
-    """The arenas of one location in the engine's process; see ``Arenas``."""
+    """The arenas of one location in the engine's process, with the methods of ``Arenas``."""
 
     def __init__(self, pool: SharedPool) -> None:
         super().__init__()
         self._pool = pool
         self._allocated: dict[int, PlacedArena] = {}
-        """By address, what was allocated and not added."""
+        """Memory that was allocated and not added yet, by address."""
         self.placed: list[PlacedArena] = []
-        """By kind."""
+        """The places of the arenas, by kind."""
 
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
-        """See ``Arenas.allocate``."""
+        """Allocate memory in the pool, as of ``Arenas.allocate``."""
         rows = NUM_PERMANENT + num_rows
         size = rows * math.prod(spec.shape) * spec.dtype.itemsize
         arena = PlacedArena(spec, rows, self._pool.allocate(size))
@@ -42,7 +42,7 @@ class SharedArenas(Arenas):
         return memory
 
     def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
-        """See ``Arenas.add``."""
+        """Add allocated memory as the next kind's, as of ``Arenas.add``."""
         super().add(spec, memory)
         self.placed.append(self._allocated.pop(memory.data_ptr()))
 
@@ -59,13 +59,13 @@ class MappedArenas(Arenas):
         self._fd = fd
 
     def adopt(self, placed: list[PlacedArena]) -> None:
-        """Takes over the kinds that are not known yet; ``placed`` has them all."""
+        """Map the arenas of new kinds; ``placed`` has all kinds."""
         for arena in placed[len(self) :]:
             self.add(arena.spec, arena_memory(self._fd, arena))
 
 
 def arena_memory(fd: int, arena: PlacedArena) -> torch.Tensor:
-    """The rows of an arena ``[rows, *shape]``."""
+    """Return the rows of an arena ``[rows, *shape]``."""
     with torch.inference_mode(False):
         flat = torch.frombuffer(mapped(fd, arena.place), dtype=arena.spec.dtype)
     return flat.view(arena.num_rows, *arena.spec.shape)

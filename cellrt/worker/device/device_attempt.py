@@ -1,9 +1,9 @@
-"""Tries a cell on the rows of a task on a device, without looking at a value.
+"""Attempts to run a cell on the rows of a task on a device, without looking at a value.
 
 Loops follow DESIGN rule 9: the host does not know which rows have stopped, so all rows run all steps, and rows past
-their stop are masked. Such a row is given the inputs of its last step over and over, so that the cell never sees what
-a row that stopped would not have come to; its outputs stay those of that step. One that stopped in a task before, which
-the host did not know when it sent this one, is given zeros, as in the cell's trial; it takes no step.
+their stop are masked. Such a row gets the inputs of its last step again and again, so that the cell never sees values
+that a stopped row would not have reached; its outputs stay those of that step. A row that stopped in a task before,
+which the host did not know when it sent this one, gets zeros, as in the cell's trial; it takes no step.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from cellrt.worker.torch_state import CellMode
 class Inputs(NamedTuple):
     """Inputs of some rows of a task, on the device: steps-first, packed; ``sizes[s]`` rows take part in step s.
 
-    ``sizes`` include the padding. ``lengths`` ``[sizes[0]]`` int64 is how many steps each row of a loop takes at most.
-    ``bad`` int32: of each position (of a loop: row) whether an input was outside its limits, and was brought within;
-    None: none was. ``stopped`` bool ``[sizes[0]]``: rows of loops that stopped in a task before; None: none has.
+    ``sizes`` include the padding. ``lengths`` ``[sizes[0]]`` int64: the most steps that each row of a loop takes.
+    ``bad``
+    int32: for each position (of a loop: row) whether an input was outside its limits, and was clamped; None: none was.
+    ``stopped`` bool ``[sizes[0]]``: rows of loops that stopped in a task before; None: none has.
     """
 
     sizes: list[int]
@@ -41,10 +42,12 @@ class Inputs(NamedTuple):
 class DeviceOutcome(NamedTuple):
     """Outputs of some rows, by position; of a loop the last by row, and ``[rows, steps, *shape]``.
 
-    ``bad``: for each position (row of a loop) int32 what is bad of it, see ``signature.py``.
-    ``done_steps`` int32: steps that each row of a loop took, negative if it stopped; of other tasks, if rows may have
-    stopped before, what each row says. ``is_over`` bool: whether a row of a loop goes no further: it has stopped, in
-    this task or before, or it is bad.
+    ``bad``: for each position (row of a loop) int32 flags of its faults, as of ``signature.py``. ``done_steps`` int32:
+    steps
+    that each row of a loop took, negative if it stopped; of other tasks, if rows may have stopped before, the answer of
+    each row. ``is_over`` bool: whether a row of a loop goes no further: it has stopped, in this task or before, or it
+    is
+    bad.
     """
 
     outputs: list[torch.Tensor]
@@ -55,23 +58,23 @@ class DeviceOutcome(NamedTuple):
 
 
 NO_LOOP = torch.empty(0, dtype=torch.int32), torch.empty(0, dtype=torch.bool)
-"""What an outcome of other tasks says of loops."""
+"""The ``done_steps`` and ``is_over`` of tasks that are no loops."""
 
 
 class DeviceAttempt(Attempt[DeviceOutcome]):
-    """Tries a cell on one task.
+    """An attempt to run a cell on one task.
 
     Args:
         placed: the cell on the device.
-        device: says which errors are its own.
+        device: decides which errors are its own.
         num_rows: of the task, without the padding.
         gather: copies the task's inputs.
-        stop: of a loop, the output that says stop, or -1.
+        stop: of a loop, the index of the output with the stop flag, or -1.
         every: of a loop, which outputs are kept at every step; None: it is no loop.
 
     Attributes:
         tries_unpadded: whether the rows are tried once more without the padding if they fail with it.
-        padding_error: on which they were.
+        padding_error: the error after which they were.
     """
 
     tries_unpadded = False
@@ -94,13 +97,13 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         self._whole_inputs: Inputs | None = None
 
     def raise_if_lost(self, error: BaseException) -> None:
-        """See ``Attempt``."""
+        """Raise an error that means that the device is lost, as of ``Attempt``."""
         if self._device.is_fatal(error):
             raise error
         self._device.check()
 
     def run(self, first: int, end: int) -> DeviceOutcome:
-        """See ``Attempt``."""
+        """Run rows first..end, as of ``Attempt``."""
         if end - first < self.num_rows:
             return self._run(self._take(first, end))
         try:
@@ -123,7 +126,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         outputs = plain_outputs(self.cell, outputs, positions, self._device.torch_device)
         bad = self._not_finite(outputs, positions)
         if outside is not None:
-            bad[: len(outside)] |= outside  # of what is carried only the first step's are seen
+            bad[: len(outside)] |= outside  # of carried inputs only those of the first step
         if stopped is None:
             return DeviceOutcome(outputs, [], bad, *NO_LOOP)
         rows = len(stopped)
@@ -135,7 +138,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         return DeviceOutcome(outputs, [], bad, said, (said | bad[:rows]) != 0)
 
     def nothing(self) -> DeviceOutcome:
-        """See ``Attempt``."""
+        """Return zeros for all rows, as of ``Attempt``."""
         device, (sizes, _, lengths, _, stopped) = self._device.torch_device, self._inputs()
         count = sum(sizes) if self._every is None else sizes[0]
         specs = list(self.cell.outputs.values())
@@ -150,7 +153,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         return DeviceOutcome(outputs, every, bad, done, torch.ones_like(done, dtype=torch.bool))
 
     def put(self, whole: DeviceOutcome, first: int, end: int, outcome: DeviceOutcome) -> None:
-        """See ``Attempt``."""
+        """Put the outcome of some rows in its place, as of ``Attempt``."""
         rows = range(first, end)
         positions = rows if self._every is not None else part_of(self._inputs().sizes, rows)[1]
         to = torch.tensor(positions, dtype=torch.int64, device=self._device.torch_device)
@@ -160,13 +163,13 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
             target[first:end] = value[: end - first]
 
     def _inputs(self) -> Inputs:
-        """The whole task's, gathered anew: the cell may have written to those that it was given."""
+        """Return the whole task's inputs, gathered anew: the cell may have written to those of the first run."""
         if self._whole_inputs is None:
             self._whole_inputs = self._gather()
         return self._whole_inputs
 
     def _take(self, first: int, end: int) -> Inputs:
-        """Inputs of some rows first..end, padded with the last of them if the cell names batch sizes."""
+        """Return the inputs of rows first..end, padded with the last of them if the cell names batch sizes."""
         whole, is_loop, count = self._inputs(), self._every is not None, end - first
         rows = list(range(first, end))
         if self.cell.batch_sizes and (is_loop or len(whole.sizes) == 1):
@@ -230,7 +233,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         return DeviceOutcome(last, every_step, bad, torch.where(has_stopped, -done, done), is_over)
 
     def _bring_within(self, current: list[CellInput]) -> torch.Tensor:
-        """Brings what a loop carries within its limits; returns int32 ``[rows]`` where something was outside."""
+        """Clamp a loop's carried inputs to their limits; return int32 ``[rows]``, not 0 where a value was outside."""
         bad = torch.zeros((), dtype=torch.int32, device=self._device.torch_device)
         for number, (name, value) in enumerate(zip(self.cell.inputs, current)):
             limits = self._placed.limits.get(name)
@@ -240,7 +243,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         return bad
 
     def _not_finite(self, outputs: list[torch.Tensor], positions: int) -> torch.Tensor:
-        """Positions with a value that is not finite where the cell declares finite ones: int32 ``[positions]``."""
+        """Return flags int32 ``[positions]`` of values that are not finite where the cell declares finite ones."""
         bad = torch.zeros(positions, dtype=torch.int32, device=self._device.torch_device)
         for name, value in zip(self.cell.outputs, outputs):
             if name in self.cell.finite:
@@ -249,12 +252,12 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
 
 
 def _by_row(outcome: DeviceOutcome) -> list[torch.Tensor]:
-    """What an outcome says of each row."""
+    """Return the parts of an outcome that have one entry for each row."""
     return [*outcome.every_step, *([outcome.done_steps, outcome.is_over] if len(outcome.is_over) else [])]
 
 
 def without(rows: torch.Tensor, value: CellInput) -> CellInput:
-    """An input with zeros for the rows that ``rows`` marks, as far as it has one for each; others may follow."""
+    """Return an input with zeros for the rows that ``rows`` marks; it may have further rows, which stay."""
     if not isinstance(value, torch.Tensor):
         return value
     if len(value) > len(rows):
@@ -263,5 +266,5 @@ def without(rows: torch.Tensor, value: CellInput) -> CellInput:
 
 
 def _where(is_new: torch.Tensor, new: torch.Tensor, old: torch.Tensor) -> torch.Tensor:
-    """Rows of ``new`` where ``is_new`` ``[rows]``, else of ``old``."""
+    """Return rows of ``new`` where ``is_new`` ``[rows]``, else of ``old``."""
     return torch.where(is_new.view(-1, *[1] * (new.dim() - 1)), new, old)

@@ -1,7 +1,7 @@
 """OpenAI's protocol over HTTP: completions, chats and embeddings of language models.
 
-Requests come as text and are answered as text: tokens are read and written here, in the front end, which has a model's
-tokenizer and template, and none of its weights.
+Requests come as text and are answered as text: the front end has a model's tokenizer and template, and none of its
+weights.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ from cellrt.language.masks import MaskedSteps
 from cellrt.language.options import Options
 from cellrt.serve import openai_messages as messages
 from cellrt.serve.described import Described, language_in
-from cellrt.serve.door import SEEN, Door, unless_gone
 from cellrt.serve.http import EventStream, error_answer, gone, json_response, read_body
+from cellrt.serve.inference import SEEN, InferenceService, unless_gone
 from cellrt.serve.oip import DEFAULT_PRIORITY, encode
 from cellrt.serve.openai_answers import ChatForm, CompletionForm, Form, model_entry, usage_of
 from cellrt.serve.openai_conversations import Conversations
@@ -43,26 +43,26 @@ _embeddings = msgspec.json.Decoder(messages.EmbeddingRequest)
 
 
 def _telling(handler: Handler) -> Handler:
-    """Have a handler's errors answered as this protocol has them."""
+    """Return a handler that answers errors in the form of this protocol."""
 
     @wraps(handler)
-    async def handle(self: OpenAIDoor, request: Request) -> Response:
+    async def handle(self: OpenAIHandlers, request: Request) -> Response:
         try:
             return await handler(self, request)
         except CellrtError as error:
-            return error_answer(error, messages.told)
+            return error_answer(error, messages.error_json)
 
     return handle
 
 
 class Asked(NamedTuple):
-    """A request for answers, read.
+    """A parsed request for answers.
 
     Attributes:
-        request: as it came.
+        request: the message.
         described, language: of the model.
-        prompts: tokens of each.
-        options: how answers are made.
+        prompts: the tokens of each prompt.
+        options: of the answers.
         sessions: a conversation or a branch of each answer to each prompt, if any.
         due: of all answers.
     """
@@ -76,16 +76,16 @@ class Asked(NamedTuple):
     due: Due
 
 
-class OpenAIDoor:
-    """The handlers. ``door``: where requests go."""
+class OpenAIHandlers:
+    """The handlers. ``service``: submits requests."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
-        self._limits = door.backend.settings.limits
-        self._conversations = Conversations(door.backend)
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
+        self._limits = service.backend.settings.limits
+        self._conversations = Conversations(service.backend)
 
     def routes(self) -> list[BaseRoute]:
-        """All of them; ``/v1/models`` is among the native ones."""
+        """Return the routes of all handlers but ``/v1/models``, which is among the native ones."""
         return [
             Route("/health", self.health),
             Route("/v1/models/{model}", self.model),
@@ -95,12 +95,12 @@ class OpenAIDoor:
         ]
 
     async def health(self, request: Request) -> Response:
-        """Whether requests are taken, where clients of other servers of this protocol ask."""
+        """Return whether requests are taken, at the path where other servers of this protocol have it."""
         return json_response({"ready": self._backend.is_ready}, 200 if self._backend.is_ready else 503)
 
     @_telling
     async def model(self, request: Request) -> Response:
-        """One model."""
+        """Return one model."""
         name = request.path_params["model"]
         if name not in {entry["name"] for entry in await self._backend.call("models") if entry["is_loaded"]}:
             raise UnknownModelError(f"there is no model {name!r:.80}")
@@ -108,7 +108,7 @@ class OpenAIDoor:
 
     @_telling
     async def complete(self, request: Request) -> Response:
-        """What follows texts."""
+        """Return the completions of texts."""
         asked: messages.CompletionRequest = await self._read(request, _completions)
         messages.check_known(asked)
         described, language = await self._language(asked.model)
@@ -120,7 +120,7 @@ class OpenAIDoor:
 
     @_telling
     async def chat(self, request: Request) -> Response:
-        """What an assistant says next."""
+        """Return an assistant's next message."""
         asked: messages.ChatRequest = await self._read(request, _chats)
         messages.check_known(asked)
         if asked.top_logprobs and not asked.logprobs:
@@ -135,14 +135,14 @@ class OpenAIDoor:
 
     @_telling
     async def embed(self, request: Request) -> Response:
-        """Embeddings of texts."""
+        """Return embeddings of texts."""
         asked: messages.EmbeddingRequest = await self._read(request, _embeddings)
         described, language = await self._language(asked.model)
         texts = messages.prompts_of(asked.input, "input")
         tokens = await asyncio.to_thread(lambda: [language.sentence(text) for text in texts])
         how = _how(asked)
         client = self._backend.client
-        with self._door.counted(described.name):
+        with self._service.counted(described.name):
             together = asyncio.gather(*(client.infer(described.name, each, **how) for each in tokens))
             results = await unless_gone(together, gone(request))
         rows = [result["embedding"] for result in results]
@@ -161,7 +161,7 @@ class OpenAIDoor:
         return messages.read(await read_body(request, self._limits.max_body_bytes), decoder, self._limits)
 
     async def _language(self, name: str) -> tuple[Described, Language]:
-        """Return a model. Raises UnknownModelError, and RequestError for one that is no language model."""
+        """Return a model. Raise UnknownModelError, and RequestError for one that is no language model."""
         described = await self._backend.model(name)
         language = language_in(described)
         if language is None:
@@ -178,7 +178,7 @@ class OpenAIDoor:
         prompts: Sequence[Sequence[int]],
         options: Options,
     ) -> Response:
-        """Return the answers to prompts, ``n`` to each, or the events that they come as."""
+        """Return the answers to prompts, ``n`` to each, or a stream of events with them."""
         count = how.n or 1
         if len(prompts) * count > messages.MOST_ANSWERS:
             raise messages.WrongFieldError("n", f"expected at most {messages.MOST_ANSWERS} answers to all prompts")
@@ -192,7 +192,7 @@ class OpenAIDoor:
         streams: dict[int, TextStream] = {}
         if how.stream:
             events = self._events(form, asked, streams)
-            return EventStream(events, self._limits.write_timeout_s, {}, messages.told)
+            return EventStream(events, self._limits.write_timeout_s, {}, messages.error_json)
         collecting = asyncio.ensure_future(self._collected(asked, streams))
         made = await unless_gone(collecting, gone(request))
         answers = [streams[number].answer(each) for number, each in enumerate(made)]
@@ -203,7 +203,7 @@ class OpenAIDoor:
     async def _sources(
         self, asked: Asked, streams: dict[int, TextStream]
     ) -> AsyncGenerator[Sequence[AsyncGenerator[Piece]]]:
-        """Give the pieces of each answer. A long prompt is read once for all of its answers before."""
+        """Provide the pieces of each answer. A long prompt is read once for all of its answers before."""
         count, priority = asked.request.n or 1, _how(asked.request)["priority"]
         for prompt in asked.prompts:  # before any is read
             asked.options.request(asked.language, prompt, asked.language.room_for(prompt))
@@ -219,7 +219,7 @@ class OpenAIDoor:
 
         async def read(place: int) -> None:
             branches = await reading[place].aread()
-            for branch in branches or ():  # also where nobody begins with it
+            for branch in branches or ():  # also one that no answer uses
                 stack.callback(branch.session.leave)
             found[place] = branches or found[place]
 
@@ -240,11 +240,11 @@ class OpenAIDoor:
             return await _collected(pieces)
 
     async def _pieces(self, asked: Asked, number: int, streams: dict[int, TextStream]) -> AsyncGenerator[Piece]:
-        """Yield the pieces of one answer, by its number among all; leaving gives it up."""
+        """Yield the pieces of one answer, by its number among all; closing the generator cancels it."""
         count = asked.request.n or 1
         prompt, session = asked.prompts[number // count], asked.sessions[number // count][number % count]
         room, name = asked.language.room_for(prompt), asked.described.name
-        note_first = self._door.measures.first_result_of(name)
+        note_first = self._service.measures.first_result_of(name)
 
         def start(rest: Sequence[int], within: Conversation | None) -> Steps:
             how = {**_how(asked.request), "max_unread": self._limits.max_unread}
@@ -260,13 +260,13 @@ class OpenAIDoor:
                     asked.language,
                     due=asked.due,
                     priority=how["priority"],
-                    note=self._door.note,
+                    note=self._service.note,
                 )
             stream = (partial(client.stream, name) if within is None else within.session.stream)(given, **how)
-            self._door.note(stream.future)
+            self._service.note(stream.future)
             return stream
 
-        with self._door.counted(name), self._door.place_of_stream():
+        with self._service.counted(name), self._service.place_of_stream():
             made = TextStream(start, asked.language, asked.options, prompt, session)
             streams[number] = made
             with made:
@@ -290,14 +290,14 @@ class OpenAIDoor:
 
 
 def _usage(asked: Asked, streams: dict[int, TextStream]) -> dict[str, Any]:
-    """Return the tokens of all prompts, each once, and of all answers."""
+    """Return the counts of tokens of all prompts, each once, and of all answers."""
     made = sum(stream.num_tokens for stream in streams.values())
     cached = sum(stream.num_cached_tokens for stream in streams.values())
     return usage_of(sum(map(len, asked.prompts)), made, cached)
 
 
 def _prepared(options: Options, language: Language) -> Options:
-    """Return options whose grammar is ready. Raises WrongFieldError."""
+    """Return options whose grammar is compiled. Raise WrongFieldError."""
     try:
         return options.prepared(language)
     except RequestError as error:
@@ -305,13 +305,13 @@ def _prepared(options: Options, language: Language) -> Options:
 
 
 def _how(asked: messages.HowAnswered | messages.EmbeddingRequest) -> dict[str, Any]:
-    """Return how what is asked is submitted."""
+    """Return the options with which a request is submitted."""
     priority = DEFAULT_PRIORITY if asked.priority is None else asked.priority
     return {"deadline": asked.deadline_s, "schedule_by": asked.schedule_by_s, "priority": priority}
 
 
 async def _collected(sources: Sequence[AsyncGenerator[T]]) -> list[list[T]]:
-    """Return all that each source has."""
+    """Return all items of each source."""
     made: list[list[T]] = [[] for _ in sources]
     async with aclosing(_merged(sources)) as merged:
         async for number, item in merged:
@@ -320,7 +320,10 @@ async def _collected(sources: Sequence[AsyncGenerator[T]]) -> list[list[T]]:
 
 
 async def _merged(sources: Sequence[AsyncGenerator[T]]) -> AsyncGenerator[tuple[int, T]]:
-    """Yield what sources have as it comes, each with the source's number. Leaving ends them all, as an error does."""
+    """Yield the items of all sources as they come, each with the source's number.
+
+    Leaving, or an error, ends all sources.
+    """
     if len(sources) == 1:
         async with aclosing(sources[0]) as only:
             async for item in only:

@@ -1,4 +1,4 @@
-"""What a server is started with: one record, the same for the process that keeps it and for its front ends."""
+"""The settings of a server: one record, the same for the supervising process and for its front ends."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import DefinitionError
 
 MOST_DEPTH = 1_000
-"""Of nested JSON: readers of it call themselves, and Python says how often they may."""
+"""The deepest nesting of JSON: its readers are recursive, and Python limits recursion."""
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one client may ask for.
+    """The limits of one client.
 
     Attributes:
         max_body_bytes: of a request's body, or of a websocket's message.
@@ -45,14 +45,14 @@ class Limits:
     write_timeout_s: float = 30.0
 
     def __post_init__(self) -> None:
-        """Raise DefinitionError for a depth that nothing is read to."""
+        """Raise DefinitionError for a depth beyond ``MOST_DEPTH``."""
         if self.max_depth > MOST_DEPTH:
             raise DefinitionError(f"max_depth: expected at most {MOST_DEPTH} (of nested JSON), got {self.max_depth}")
 
 
 @dataclass(frozen=True)
 class EngineSettings:
-    """What a server's engine is made with; each is an option of ``cellrt serve``.
+    """The settings of a server's engine; each is an option of ``cellrt serve``.
 
     Attributes:
         policy: order of requests: batchmaker, first-come-first-served, shortest-job-first, earliest-deadline-first,
@@ -74,12 +74,12 @@ class EngineSettings:
     sessions: SessionLimits = field(default_factory=SessionLimits)
 
     def __post_init__(self) -> None:
-        """See the class."""
+        """Raise DefinitionError for an unknown policy."""
         if ":" not in self.policy:
             check_choice("policy", self.policy, list(POLICY_NAMES))
 
     def for_engine(self) -> dict[str, Any]:
-        """The same as options of ``Engine``."""
+        """Return the settings as options of ``Engine``."""
         made: dict[str, Any] = {"freeze": self.freeze, "settings": self.scheduler, "sessions": self.sessions}
         made["policy"] = self.policy
         sizes = {"arena_bytes": self.arena_bytes, "page_bytes": self.page_bytes}
@@ -88,7 +88,7 @@ class EngineSettings:
 
 @dataclass(frozen=True)
 class Settings:
-    """A server.
+    """The settings of a server.
 
     Attributes:
         models: "module:attribute", or "file.py:attribute", each.
@@ -100,17 +100,17 @@ class Settings:
         max_queued_per_model: requests of one model that may be; None: as many as of all.
         max_queued_rows, max_queued_rows_per_model: the same of the rows of all their nodes; None: any number.
         api_keys: one of them must come with each request, unless there are none.
-        allowed_origins: of other servers, whose pages may do what changes something, and read answers; "null": of files
-            and sandboxes.
+        allowed_origins: of other servers, whose pages may change state and read answers; "null": of files and
+            sandboxes.
         keep_alive_s: how long a connection over HTTP may be idle.
-        ping_timeout_s: how long the client of a websocket may take to answer a ping; 0: nobody is asked.
+        ping_timeout_s: how long the client of a websocket may take to answer a ping; 0: no pings are sent.
         drain_s: how long requests may take to end when the server is told to.
         timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
         spans: "requests": OpenTelemetry's spans of the requests that ask for them; "tasks": with their tasks; "off".
         compile: as of ``Engine``.
         max_batch: most rows of a task by cell name, of each model in the order of ``models``: of a profile.
         limits: of each client.
-        engine: what the engine is made with.
+        engine: settings of the engine.
         address: where the engine's process listens for front ends; chosen at the start.
     """
 
@@ -138,7 +138,7 @@ class Settings:
     address: str = ""
 
     def __post_init__(self) -> None:
-        """Takes origins as browsers write them. Raises DefinitionError for what none writes, as a page's address."""
+        """Write origins in lower case, as browsers do. Raise DefinitionError for invalid ones, as a page's address."""
         origins: Any = self.allowed_origins
         for origin in [origins] if isinstance(origins, str) else origins:
             is_one = isinstance(origin, str) and re.fullmatch(r"null|[a-z][a-z0-9+.-]*://[^/?#\s]+", origin.lower())
@@ -148,5 +148,5 @@ class Settings:
         object.__setattr__(self, "allowed_origins", tuple(origin.lower() for origin in origins))
 
     def at(self, port: int) -> str:
-        """An address of this server, as clients and gRPC write it."""
+        """Return an address of this server, as clients and gRPC write it."""
         return f"[{self.host}]:{port}" if ":" in self.host else f"{self.host}:{port}"

@@ -1,4 +1,4 @@
-"""What stands before every gRPC handler: keys, errors as statuses, the count of answers, and the end of the server."""
+"""The interceptor of every gRPC handler: it checks keys, turns errors into statuses, counts answers and ends calls."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ CODES = {
     503: grpc.StatusCode.UNAVAILABLE,
     504: grpc.StatusCode.DEADLINE_EXCEEDED,
 }
-"""Of our HTTP statuses; others are INTERNAL."""
+"""The gRPC statuses of our HTTP statuses; others are INTERNAL."""
 OPEN = ("ServerLive", "ServerReady", "Check", "Watch")
-"""What needs no key."""
+"""Methods that need no key."""
 NO_KEY = "a key is needed: authorization, or x-api-key"
 Context = Any
 Message = Any
@@ -37,20 +37,23 @@ Calls = set[asyncio.Task[None]]
 
 
 def status_of(error: Exception) -> tuple[grpc.StatusCode, str]:
-    """What a client is told of an error; of one that nobody expected, only that the log has it."""
+    """Return an error's status and text for a client.
+
+    Of an unexpected error the client learns only that the log has it.
+    """
     if not isinstance(error, CellrtError):
-        log.error("an error of the gRPC door", exc_info=error)
+        log.error("an error of the gRPC service", exc_info=error)
         error = InternalError("an error of the server; its log has it")
     return CODES.get(http_status(error), grpc.StatusCode.INTERNAL), str(error)
 
 
-class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
-    """Stands before the handlers, which are coroutines, of streams of answers too.
+class AccessInterceptor(grpc.aio.ServerInterceptor):  # type: ignore[misc]
+    """A gRPC interceptor of handlers that are coroutines, also of those that answer streams.
 
     Args:
         keys: one of them must come with each call.
         measures: counts the answers; those of a stream it counts itself.
-        calls: holds the tasks of the calls that are under way. To cancel one tells its client that the server ends.
+        calls: gets the tasks of the running calls. Cancelling one tells its client that the server ends.
     """
 
     def __init__(self, keys: Keys, measures: Measures, calls: Calls) -> None:
@@ -59,7 +62,7 @@ class GrpcGuard(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     async def intercept_service(
         self, continuation: Callable[[Any], Awaitable[Any]], details: grpc.HandlerCallDetails
     ) -> Any:
-        """Wraps the handler of a call."""
+        """Return the handler of a call with these checks around it."""
         handler = await continuation(details)
         if handler is None:
             return None

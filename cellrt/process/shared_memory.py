@@ -1,7 +1,7 @@
 """Memory that two processes share: one writes bodies of messages there, the other reads them.
 
-It has no name: it is gone with the last process that has it, however that ends. Its size is sealed, so that nobody can
-take it away from under a reader.
+It has no name: it is freed with the last process that has it, however that ends. Its size is sealed, so that no process
+can truncate it under a reader.
 """
 
 from __future__ import annotations
@@ -14,20 +14,20 @@ from collections.abc import Sequence
 
 SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 Part = bytes | bytearray | memoryview
-"""Of a body; a memoryview is one of bytes."""
+"""A part of a body; a memoryview is one of bytes."""
 TOGETHER_BYTES = 1 << 12
-"""Parts of no more are put together first: to write one takes as long as to copy so many bytes."""
+"""The size up to which parts are joined first: writing a part takes as long as copying so many bytes."""
 ALIGNMENT = 8
-"""Bytes: where bodies and the tensors in them begin."""
+"""The alignment, in bytes, of bodies and of the tensors in them."""
 
 
 def padded(size: int) -> int:
-    """A size up to where the next thing may begin."""
+    """Return a size rounded up to the alignment."""
     return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def make(size: int) -> int:
-    """New memory of ``size`` bytes; returns its descriptor, which the caller closes."""
+    """Return the descriptor of new memory of ``size`` bytes, which the caller closes."""
     fd = os.memfd_create("cellrt", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
     try:
         os.ftruncate(fd, size)
@@ -39,9 +39,9 @@ def make(size: int) -> int:
 
 
 def view(fd: int, *, writable: bool) -> memoryview:
-    """The memory behind a descriptor, which is closed; mapped as long as somebody has the view.
+    """Return the memory behind a descriptor, and close the descriptor; it stays mapped as long as the view exists.
 
-    Raises ValueError if its size may still change.
+    Raise ValueError if its size may still change.
     """
     try:
         if fcntl.fcntl(fd, fcntl.F_GET_SEALS) & SEALS != SEALS:
@@ -53,7 +53,7 @@ def view(fd: int, *, writable: bool) -> memoryview:
 
 
 def write(memory: memoryview, offset: int, parts: Sequence[Part]) -> None:
-    """Writes parts one behind the other."""
+    """Write parts one after the other."""
     if sum(map(len, parts)) <= TOGETHER_BYTES:
         parts = (b"".join(parts),)
     for part in parts:
@@ -62,32 +62,32 @@ def write(memory: memoryview, offset: int, parts: Sequence[Part]) -> None:
 
 
 class Ring:
-    """Places for bodies in memory of a fixed size: given in turn, and free again in the same order."""
+    """An allocator of memory of a fixed size: places are allocated in turn, and freed in the same order."""
 
     def __init__(self, size: int) -> None:
         self._size = size
         self._held: deque[tuple[int, int]] = deque()
-        """(begin, end) of places that are not free, oldest first."""
+        """The (begin, end) of allocated places, oldest first."""
         self._num_freed = 0
 
     @property
     def num_held(self) -> int:
-        """How many places are not free."""
+        """The number of allocated places."""
         return len(self._held)
 
     def free_up_to(self, count: int) -> None:
-        """Takes in that of all places ever given the first ``count`` are free."""
+        """Free places so that the first ``count`` of all ever allocated are free."""
         while self._num_freed < count and self._held:
             self._num_freed += 1  # first: one that is interrupted in between keeps a place, and gives none twice
             self._held.popleft()
 
     def take_back(self, count: int) -> None:
-        """The last ``count`` places were not used: the other side never hears of them."""
+        """Undo the last ``count`` allocations, which the other side never hears of."""
         for _ in range(count):
             self._held.pop()
 
     def take(self, size: int) -> int:
-        """The begin of a place of ``size`` bytes, or -1 if there is none now."""
+        """Allocate ``size`` bytes. Return where they begin, or -1 if there is no room now."""
         size = padded(max(size, 1))
         begin = 0
         if self._held:

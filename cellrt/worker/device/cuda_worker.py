@@ -1,12 +1,12 @@
 """The worker of a device that works on its own: tasks are submitted back to back, and counted when they are done.
 
-One thread for each device. It submits every task that it is given at once, so the device's queue holds several; it
-reads the completion counter, takes in what came back, and takes the manager's turn, which launches the next tasks
-before the device runs dry. It never waits for the device, and waits on its queue only when nothing is in flight.
+There is one thread for each device. It submits every task that it is given at once, so the device's queue holds
+several; it reads the completion counter, writes the results, and takes the manager's turn, which launches the next
+tasks before the device runs dry. It never waits for the device, and waits on its queue only when nothing is in flight.
 
 Crossings between threads: those of ``base.py``. The watchdog: the thread itself finds a task in flight that takes far
-too long. If the thread is stuck in a call of the device, whoever asks ``is_alive``, which the holder of the turn does
-at least once a second, finds that; from then on nothing of the lost device reaches rows that others have by now.
+too long. If the thread is stuck in a call of the device, ``is_alive`` finds that, which the holder of the turn calls at
+least once a second; from then on no result of the lost device reaches rows that other tasks have by now.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from cellrt.worker.device.in_flight import InFlight
 from cellrt.worker.torch_state import HOST_THREADS
 
 SPIN_S = 100e-6
-"""How long the thread looks at the counter without sleeping, once nothing else is to be done."""
+"""The seconds for which an idle thread polls the counter without sleeping."""
 NAP_S = 20e-6
 CHECK_S = 5e-3
-"""How often the device is asked whether it has failed, while a task is in flight."""
+"""The seconds between two checks whether the device has failed, while a task is in flight."""
 BEGIN_FACTOR = 60
-"""Submitting a task may take so many times the watchdog's limit: kernels are compiled and tuned on the way."""
+"""The limit of submitting a task, as a multiple of the watchdog's: kernels are compiled and tuned on the way."""
 SLACK = 100
-"""A task may take so many times the longest of its cell type so far."""
+"""The limit of a task, as a multiple of the longest of its cell type so far."""
 
 
 class HungError(RuntimeError):
@@ -39,12 +39,12 @@ class HungError(RuntimeError):
 
 
 class CudaWorker(Worker):
-    """Runs tasks in order on a device.
+    """A worker that runs tasks in order on a device.
 
     Args:
         executor: of the device.
-        options: for the watchdog's limit.
-        take_turns, has_news, ended, name: see ``Worker``.
+        options: has the watchdog's limit.
+        take_turns, has_news, ended, name: as of ``Worker``.
     """
 
     check_every_s = 1.0
@@ -68,23 +68,23 @@ class CudaWorker(Worker):
         self._last_end_ns = 0
         self._longest_ns: dict[int, int] = {}
         self._since_ns = 0
-        """When the oldest task in flight became that."""
+        """The time since which the oldest task in flight is the oldest."""
         self._begun_since_ns: int | None = None
-        """Since when the thread has been submitting a task; ``_life`` guards it together with ``error``."""
+        """The time since which the thread has been submitting a task; ``_life`` guards it together with ``error``."""
         self._life = threading.Lock()
         self._is_closing = False
         self.host_ns = 0
-        """Time that the thread spent on submitting and collecting tasks, and on the manager's turns."""
+        """The time that the thread spent on submitting and collecting tasks, and on the manager's turns."""
         self.busy_ns = 0
-        """Time during which a task was on the device, as far as the thread saw: not how busy the device was."""
+        """The time during which a task was on the device, as far as the thread saw: not how busy the device was."""
 
     @property
     def num_tasks(self) -> int:
-        """Tasks that were taken in so far."""
+        """The number of tasks that were collected so far."""
         return self._num_collected
 
     def is_alive(self) -> bool:
-        """Whether the thread runs, no task killed it, and it is not stuck in submitting one."""
+        """Return whether the thread runs, no task killed it, and it is not stuck in submitting one."""
         since_ns = self._begun_since_ns
         if since_ns is not None and time.perf_counter_ns() - since_ns > BEGIN_FACTOR * self._hang_ns:
             with self._life:
@@ -93,13 +93,18 @@ class CudaWorker(Worker):
         return super().is_alive()
 
     def counts(self) -> dict[str, int]:
-        """``replayed`` and ``eager`` tasks, those that were ``unfused`` though their cell has a fused form, those whose
-        plain form measured faster (``plain_faster``), what became of captures (see ``Captures``), ``compilations``
-        while serving, and cells that are ``not_compiled`` though ``DeviceOptions(compiled=True)`` asks for it."""
+        """Return counts by name.
+
+        They are ``replayed`` and ``eager`` tasks, those that were ``unfused`` though their cell has a fused form, those
+        whose
+        plain form measured faster (``plain_faster``), the counts of captures (as of ``Captures``), ``compilations``
+        while
+        serving, and cells that are ``not_compiled`` though ``DeviceOptions(compiled=True)`` asks for it.
+        """
         return self._executor.counts()
 
     def forget(self, cell_type: CellType) -> None:
-        """See ``Worker.forget``."""
+        """Forget a cell type, as of ``Worker.forget``."""
         self._longest_ns.pop(cell_type.id, None)
         self._executor.forget(cell_type)
 
@@ -118,7 +123,7 @@ class CudaWorker(Worker):
                 self._device.close()
 
     def _step(self) -> None:
-        """Submits what is there, takes in what is done, takes the turn if there is news, else rests."""
+        """Submit waiting tasks, collect completed ones, and take the turn if there is news; else rest."""
         start_ns = time.perf_counter_ns()
         self._take_queue()
         has_begun, has_ended = self._begin_waiting(), self._collect_done()
@@ -131,7 +136,7 @@ class CudaWorker(Worker):
             self._rest()
 
     def _take_queue(self) -> None:
-        """Takes launches out of the queue; if there is nothing at all to do, waits for one."""
+        """Take launches out of the queue; wait for one if there is nothing at all to do."""
         while not self._queue.empty() or not (self._in_flight or self._waiting or self._is_closing):
             item = self._next()
             if item is None:
@@ -160,7 +165,7 @@ class CudaWorker(Worker):
         return has_begun
 
     def _collect_done(self) -> bool:
-        """Takes in the tasks that the counter says are done; raises HungError if one should have been."""
+        """Collect the tasks that the counter says are done; raise HungError if one should have been."""
         num_completed = self._device.num_completed()
         if num_completed == self._num_collected:
             if self._in_flight:
@@ -172,7 +177,7 @@ class CudaWorker(Worker):
         return True
 
     def _check_hung(self) -> None:
-        """The watchdog: what the oldest task in flight may take at most."""
+        """Raise HungError if the oldest task in flight takes longer than the watchdog allows."""
         longest_ns = self._longest_ns.get(self._in_flight[0].launch.type_id, 0)
         limit_ns = max(self._hang_ns, SLACK * longest_ns)
         if time.perf_counter_ns() - self._since_ns > limit_ns:
@@ -190,7 +195,7 @@ class CudaWorker(Worker):
         self._finish(Done(task.launch.task, start_ns, end_ns, elapsed_ns, failures))
 
     def _rest(self) -> None:
-        """Waits a little for the device: looks at the counter for a while, then sleeps in between."""
+        """Wait a little for the device: poll the counter for a while, then sleep between two looks."""
         start = time.perf_counter()
         check_at = start + CHECK_S
         while self._in_flight and self._device.num_completed() == self._num_collected:

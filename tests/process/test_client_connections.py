@@ -17,7 +17,7 @@ from cellrt.errors import CellError, OverloadError, SessionError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder
 from cellrt.process.client import connect
-from cellrt.process.guest import Guest, _messages
+from cellrt.process.client_connection import ClientConnection, _messages
 from cellrt.process.outcomes import Outcome
 from cellrt.process.recorded import LENGTH
 from cellrt.process.source import ModelSource
@@ -46,9 +46,9 @@ one, two, three = adding(1), adding(2), adding(3)
 other = adding(1000, "other")
 
 
-def register(doorkeeper, model: str) -> None:
+def register(server, model: str) -> None:
     """Registers a model of this module in the place of that of its name, and tells clients of it."""
-    doorkeeper.calls.register(ModelSource(f"{__name__}:{model}"), {"warm_up": False, "replace": True})
+    server.calls.register(ModelSource(f"{__name__}:{model}"), {"warm_up": False, "replace": True})
 
 
 def give_its_numbers_to_another(engine: Engine, number: int) -> None:
@@ -58,70 +58,70 @@ def give_its_numbers_to_another(engine: Engine, number: int) -> None:
 
 
 def before_the_first(monkeypatch, act) -> None:
-    """Calls a function when a guest first asks for the number of a model, which was looked up before."""
-    number_of = Guest.number_of
+    """Calls a function when a connection first asks for the number of a model, which was looked up before."""
+    number_of = ClientConnection.number_of
 
-    def number_later(guest, model, known):
-        monkeypatch.setattr(Guest, "number_of", number_of)
+    def number_later(connection, model, known):
+        monkeypatch.setattr(ClientConnection, "number_of", number_of)
         act()
-        return guest.number_of(model, known)
+        return connection.number_of(model, known)
 
-    monkeypatch.setattr(Guest, "number_of", number_later)
+    monkeypatch.setattr(ClientConnection, "number_of", number_later)
 
 
-def test_who_asks_for_a_model_that_is_given_up_meanwhile_gets_the_one_in_its_place(doorkeeper, monkeypatch):
+def test_who_asks_for_a_model_that_is_given_up_meanwhile_gets_the_one_in_its_place(server, monkeypatch):
     """Though nobody has told of it yet: what the client unfolds then is run by the cells it was unfolded for."""
-    replacing = threading.Thread(target=register, args=(doorkeeper, "two"))
+    replacing = threading.Thread(target=register, args=(server, "two"))
 
     def replace() -> None:
         replacing.start()
-        give_its_numbers_to_another(doorkeeper.engine, 1)
+        give_its_numbers_to_another(server.engine, 1)
 
-    register(doorkeeper, "one")
+    register(server, "one")
     before_the_first(monkeypatch, replace)
-    with connect(doorkeeper.address) as client:
-        with doorkeeper.calls._tell_lock:
+    with connect(server.address) as client:
+        with server.calls._tell_lock:
             assert client.submit("adding", torch.ones(WIDTH)).result(WAIT_S)["y"][0] == 3
         replacing.join(WAIT_S)
 
 
-def test_nobody_is_told_of_a_model_that_is_given_up_already(doorkeeper, monkeypatch):
-    replacing = threading.Thread(target=register, args=(doorkeeper, "three"))
+def test_nobody_is_told_of_a_model_that_is_given_up_already(server, monkeypatch):
+    replacing = threading.Thread(target=register, args=(server, "three"))
 
     def replace() -> None:
         replacing.start()  # it tells when this has told
-        give_its_numbers_to_another(doorkeeper.engine, 2)
+        give_its_numbers_to_another(server.engine, 2)
 
     told: list[object] = []
-    register(doorkeeper, "one")
-    with connect(doorkeeper.address) as client:
+    register(server, "one")
+    with connect(server.address) as client:
         assert client.submit("adding", torch.ones(WIDTH)).result(WAIT_S)["y"][0] == 2
         change = client._link.on_rebind
         client._link.on_rebind = lambda news: (told.append(news["now"]), change(news))[1]
         before_the_first(monkeypatch, replace)
-        register(doorkeeper, "two")
+        register(server, "two")
         replacing.join(WAIT_S)
         until(lambda: len(told) == 2, "it was told twice")
         assert told[0] is None
         assert client.submit("adding", torch.ones(WIDTH)).result(WAIT_S)["y"][0] == 4
 
 
-def test_a_session_that_ends_while_it_is_asked_for_says_so(doorkeeper, monkeypatch):
+def test_a_session_that_ends_while_it_is_asked_for_says_so(server, monkeypatch):
     def end() -> None:
         shared.close()
         another.register(models.kept, warm_up=False, replace=True)
-        until(lambda: not doorkeeper.engine._manager._retired, "the model before is given up")
+        until(lambda: not server.engine._manager._retired, "the model before is given up")
 
-    with connect(doorkeeper.address) as client, connect(doorkeeper.address) as another:
+    with connect(server.address) as client, connect(server.address) as another:
         another.register(models.kept, warm_up=False)
-        shared = doorkeeper.engine.session("kept", "shared")
+        shared = server.engine.session("kept", "shared")
         before_the_first(monkeypatch, end)
         with pytest.raises(SessionError, match="'shared'"):
             client.session("kept", "shared")
 
 
-def test_a_bulk_of_two_versions_waits_for_places_together(doorkeeper):
-    with connect(doorkeeper.address) as client:
+def test_a_bulk_of_two_versions_waits_for_places_together(server):
+    with connect(server.address) as client:
         client.register(models.chain, warm_up=False)
         sessions = []
         for count in (1, 2):
@@ -130,7 +130,7 @@ def test_a_bulk_of_two_versions_waits_for_places_together(doorkeeper):
             for _ in range(count):
                 expected = sessions[-1].submit(steps(1)).result(WAIT_S)["last"][0]
         assert expected == 1.5
-        doorkeeper.engine._manager.places.limit = QueueLimit(2, None)
+        server.engine._manager.places.limit = QueueLimit(2, None)
         client.submit("chain", held())
         bulk = "kept", [steps(1)] * 2
         refused = client.submit_many(*bulk, sessions=sessions)
@@ -139,11 +139,11 @@ def test_a_bulk_of_two_versions_waits_for_places_together(doorkeeper):
         assert [result["last"][0].item() for result in results] == [1.5, 1.75]
 
 
-def test_what_waits_for_places_keeps_the_model_that_it_was_unfolded_for(doorkeeper):
+def test_what_waits_for_places_keeps_the_model_that_it_was_unfolded_for(server):
     """Though its client has given the model up since, for the one in its place."""
-    register(doorkeeper, "one")
-    before, manager = doorkeeper.engine._models["adding"], doorkeeper.engine._manager
-    with connect(doorkeeper.address) as client:
+    register(server, "one")
+    before, manager = server.engine._models["adding"], server.engine._manager
+    with connect(server.address) as client:
         client.register(models.chain, warm_up=False)
         manager.places.limit = QueueLimit(1, None)
         holding = client.submit("chain", steps(20, HOLD_LONG))
@@ -151,13 +151,13 @@ def test_what_waits_for_places_keeps_the_model_that_it_was_unfolded_for(doorkeep
         thread = threading.Thread(target=waiting.run_forever)
         thread.start()
         result = asyncio.run_coroutine_threadsafe(client.infer("adding", torch.ones(WIDTH), wait=True), waiting)
-        until(lambda: len(doorkeeper._room), "it waits for a place")
-        register(doorkeeper, "two")
-        (guest,) = doorkeeper._guests.values()
-        until(lambda: before not in guest.models.values(), "the client has given the model up")
+        until(lambda: len(server._waiting), "it waits for a place")
+        register(server, "two")
+        (connection,) = server._connections.values()
+        until(lambda: before not in connection.models.values(), "the client has given the model up")
         for _ in range(2):
             manager.turns.call(lambda: None)  # a turn has looked who is gone
-        doorkeeper.engine.register(other, warm_up=False)
+        server.engine.register(other, warm_up=False)
         manager.places.limit = QueueLimit(2, None)
         manager.turns.wake()
         assert result.result(WAIT_S)["y"][0] == 2
@@ -168,16 +168,16 @@ def test_what_waits_for_places_keeps_the_model_that_it_was_unfolded_for(doorkeep
         waiting.close()
 
 
-def test_requests_that_got_places_have_futures_though_the_first_has_failed_before_that_is_said(doorkeeper, monkeypatch):
-    submission = doorkeeper.engine._submission
+def test_requests_that_got_places_have_futures_though_the_first_has_failed_before_that_is_said(server, monkeypatch):
+    submission = server.engine._submission
     submit = submission.submit_recorded
 
     def submit_and_see_it_fail(*given):
         submit(*given)
-        (guest,) = doorkeeper._guests.values()
-        until(lambda: not guest._live, "all have ended")
+        (connection,) = server._connections.values()
+        until(lambda: not connection._live, "all have ended")
 
-    with connect(doorkeeper.address) as client:
+    with connect(server.address) as client:
         client.register(models.chain, warm_up=False)
         monkeypatch.setattr(submission, "submit_recorded", submit_and_see_it_fail)
         wrong, right = client.submit_many("chain", [torch.full_like(steps(1), RAISE), steps(1)], wait=True)

@@ -1,8 +1,8 @@
-"""What the device workers of one process must agree on: who has which stream, and who captures.
+"""State that the device workers of one process share: the owners of streams, and the lock of captures.
 
 Torch hands out the streams of a pool in turns, so sooner or later two objects are one stream: two engines on a device
-would wait for each other, and a capture of one would record what the other does. One capture at a time goes on in the
-process, without a collection of garbage, which may call what no capture allows.
+would wait for each other, and a capture of one would record what the other does. The process makes one capture at a
+time, without garbage collection, which may call functions that are not allowed during a capture.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from cellrt.errors import DeviceError
 
 _CAPTURING = threading.RLock()
 MOST_TRIES = 64
-"""More than a pool of torch has streams."""
+"""The most streams to try: more than a pool of torch has."""
 
 
 class StreamPool:
-    """The streams of torch's pools that devices have. Any thread may ask.
+    """The streams of torch's pools that devices have. Safe from any thread.
 
     No weak reference to a stream is made: torch before 2.13 does not clear those of CUDA's (its pull request 183403),
     so that they would be read after the stream is gone.
@@ -34,8 +34,10 @@ class StreamPool:
         self._lock = threading.RLock()
 
     def take(self, device: torch.device, owner: object) -> torch.cuda.Stream:
-        """A stream that nobody else has: the owner's until it releases it or is gone. Raises DeviceError if all are
-        taken."""
+        """Return a stream without another owner, until the owner releases it or is gone.
+
+        Raise DeviceError if all are taken.
+        """
         with self._lock:
             found = self._find(device)
             if found is None:
@@ -48,7 +50,7 @@ class StreamPool:
             return found
 
     def release(self, owner: object) -> None:
-        """Others may take what this owner took."""
+        """Release the streams of an owner."""
         with self._lock:
             for key in [key for key, taken_by in self._owners.items() if taken_by is owner]:
                 del self._owners[key]
@@ -66,7 +68,7 @@ STREAMS = StreamPool()
 
 @contextmanager
 def capturing() -> Iterator[None]:
-    """While it lasts, no other thread is here, and no garbage is collected."""
+    """Keep other threads out of the block, and garbage collection off within it."""
     with _CAPTURING:
         was_enabled = gc.isenabled()
         gc.disable()

@@ -1,8 +1,8 @@
-"""Turns products with a weight into calls of the packed product.
+"""Rewriting of products with a weight into calls of the packed product.
 
 A library's product lays its weight out anew at each call, which for the few rows of a task costs more than the product
-itself. What is done here once, when a library is loaded, is to lay out the weight (``products/packed.py``): the program
-takes it where it took the weight. The bits of a row then do not depend on its company either.
+itself. Here the weight is packed once, when a library is loaded (``products/packed.py``), and the program takes the
+packed weight instead. The bits of a row then do not depend on the other rows of the batch either.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ LINEAR, MATMUL, MM, GRU, LSTM = (
     ATEN.lstm_cell.default,
 )
 WEIGHTS_AT: Mapping[Any, tuple[int, ...]] = {LINEAR: (1,), MATMUL: (1,), MM: (1,), GRU: (2, 3), LSTM: (2, 3)}
-"""Which arguments of an operator are weights."""
+"""The positions of operators' arguments that are weights."""
 BIASES_AT: Mapping[Any, tuple[int, ...]] = {LINEAR: (2,), GRU: (4, 5), LSTM: (4, 5)}
-"""The biases of these, one each."""
+"""The positions of their biases, one for each weight."""
 TRANSPOSED = (MATMUL, MM)
-"""Those whose weight is ``[depth, columns]``."""
+"""The operators whose weight is ``[depth, columns]``."""
 
 
 def packed_values(weight: Tensor, is_transposed: bool) -> Tensor:
-    """The memory that a program takes in place of a weight ``[columns, depth]``, or transposed."""
+    """Return the memory that a program takes in place of a weight ``[columns, depth]``, or of a transposed one."""
     return pack_linear(weight.T if is_transposed else weight).values
 
 
 def tied_weights(program: ExportedProgram, num_weights: int) -> list[int]:
-    """The numbers of weights that products take and others too, such as an embedding that is also the head.
+    """Return the numbers of weights that products and other operators take, such as an embedding that is also the head.
 
-    A program that takes these once more, behind the others, can take them packed there.
+    A program that takes these once more, after the others, can take them packed there.
     """
     return [
         number
@@ -53,11 +53,12 @@ def tied_weights(program: ExportedProgram, num_weights: int) -> list[int]:
 
 
 def pack_products(program: ExportedProgram, num_weights: int, tied: Sequence[int] = ()) -> dict[int, bool]:
-    """Rewrites a step's program; returns the weights that it takes packed, by number, and whether of the transposed.
+    """Rewrite a step's program; return the weights that it takes packed, by number, and whether they are transposed.
 
     Args:
         program: takes so many weights as its first inputs.
-        tied: those that the last of these are again.
+        num_weights: the number of weights, with the repeated ones.
+        tied: the numbers of the weights that the last inputs repeat.
     """
     graph, numbers = program.graph, _numbers(program, num_weights)
     nodes = {number: node for node, number in numbers.items()}
@@ -88,7 +89,7 @@ def pack_products(program: ExportedProgram, num_weights: int, tied: Sequence[int
 
 
 def _numbers(program: ExportedProgram, num_weights: int) -> dict[Node, int]:
-    """The weights of a program, by number."""
+    """Return the weights of a program with their numbers."""
     names = program.graph_signature.user_inputs[:num_weights]
     nodes = program.graph.nodes
     return {node: names.index(node.name) for node in nodes if node.op == "placeholder" and node.name in names}
@@ -99,7 +100,7 @@ def _is_used_otherwise(weight: Node) -> bool:
 
 
 def _use_of(weight: Node, user: Node) -> bool | None:
-    """Whether a user takes a product with the transposed weight; None: it is used otherwise."""
+    """Return whether a user takes a product with the transposed weight; None for any other use."""
     value, places = weight.meta["val"], WEIGHTS_AT.get(user.target, ())
     if value.dim() != 2 or value.dtype != torch.float32 or not all(value.shape) or user.kwargs:
         return None
@@ -110,7 +111,9 @@ def _use_of(weight: Node, user: Node) -> bool | None:
 
 
 def _others_than_weights_are_wrong(user: Node) -> bool:
-    """Whether an argument is not float32, has too few dimensions, or is a bias that is not a number for each column."""
+    """Return whether an argument is not float32, has too few dimensions, or is a bias without a
+    number for each column.
+    """
     first = user.args[0]
     if any(node.meta["val"].dtype != torch.float32 for node in user.all_input_nodes) or not isinstance(first, Node):
         return True
@@ -122,27 +125,27 @@ def _others_than_weights_are_wrong(user: Node) -> bool:
 
 
 class _Writer:
-    """Writes operators before a node, with what they give for tracing."""
+    """A writer of operators before a node, with their values for tracing."""
 
     def __init__(self, graph: Graph, before: Node) -> None:
         self._graph, self._mode = graph, before.args[0].meta["val"].fake_mode  # type: ignore[union-attr]
 
     def call(self, operator: Any, *arguments: Any) -> Node:
-        """One operator."""
+        """Write one operator; return its node."""
         node = self._graph.call_function(operator, arguments)
         with self._mode:
             node.meta["val"] = operator(*map_arg(arguments, lambda one: one.meta["val"]))
         return node
 
     def product(self, x: Any, weight: Node, bias: Any, is_transposed: bool = False) -> Node:
-        """``x @ weight.T + bias``."""
+        """Write ``x @ weight.T + bias``; return its node."""
         columns = int(weight.meta["val"].shape[1 if is_transposed else 0])
         if bias is None:
             return self.call(PRODUCT, x, weight, columns)
         return self.call(PRODUCT_ADD, x, weight, bias, columns)
 
     def parts(self, value: Node, count: int) -> list[Node]:
-        """Equal parts of the columns."""
+        """Write slices of the columns in equal parts; return their nodes."""
         size = int(value.meta["val"].shape[1]) // count
         return [self.call(ATEN.slice.Tensor, value, 1, k * size, (k + 1) * size) for k in range(count)]
 
@@ -158,7 +161,7 @@ def _write_linear(writer: _Writer, user: Node) -> None:
 
 
 def _write_gru(writer: _Writer, user: Node) -> None:
-    """See ``torch.nn.GRUCell``."""
+    """Write the operators of ``torch.nn.GRUCell``."""
     arguments: Sequence[Any] = user.args
     (x, h, of_x, of_h), call = arguments[:4], writer.call
     reset, update, new = writer.parts(writer.product(x, of_x, _optional(arguments, 4)), 3)
@@ -171,7 +174,7 @@ def _write_gru(writer: _Writer, user: Node) -> None:
 
 
 def _write_lstm(writer: _Writer, user: Node) -> None:
-    """See ``torch.nn.LSTMCell``."""
+    """Write the operators of ``torch.nn.LSTMCell``."""
     arguments: Sequence[Any] = user.args
     (x, (h, c), of_x, of_h), call = arguments[:4], writer.call
     gates = call(

@@ -1,7 +1,8 @@
-"""Submissions that wait for places in the engine's queue, as their clients do: first come first.
+"""A queue of submissions that wait for room in the engine's queue, with their clients: first come first served.
 
-There is a line for each model: while one waits for its model's own queue, those of other models go on. One for several
-models waits in the line of its first. Each keeps its models: its client may give them up meanwhile.
+There is a queue for each model: while a submission waits for its model's own queue, those of other models go on. One
+for several models waits in the queue of its first. A waiting submission keeps its models, which its client may release
+meanwhile.
 """
 
 from __future__ import annotations
@@ -26,28 +27,30 @@ log = logging.getLogger("cellrt")
 
 
 class Submitter(Protocol):
-    """Who has submitted."""
+    """The client connection that a waiting submission belongs to."""
 
-    def hand_in(self, patient: Patient) -> None:
-        """Hands in requests, all or none. Raises what ``Engine.submit`` does."""
+    def hand_in(self, queued: QueuedSubmission) -> None:
+        """Submit requests, all or none. Raise what ``Engine.submit`` does."""
 
     def refuse(self, submission: Submission, error: CellrtError) -> None:
-        """Tells the client that what it submitted was not handed in."""
+        """Send the client the error for which its requests were not submitted."""
 
 
 @dataclass(eq=False)
-class Patient:
-    """A submission that came.
+class QueuedSubmission:
+    """A submission of a client that may wait.
 
     Attributes:
+        connection: the connection of the client.
+        submission: times, priority and ids of the requests.
         asked: its requests by graph, for each model that they were unfolded for: several, where sessions go on with one
             that was replaced.
         template: of the first.
-        cancelled: requests that its client has given up since.
+        cancelled: the ids of requests that its client has cancelled since.
         number: by arrival among those that wait.
     """
 
-    guest: Submitter
+    connection: Submitter
     submission: Submission
     asked: Mapping[Model, Sequence[Alike]]
     template: Template
@@ -63,8 +66,8 @@ class Patient:
             for alike in groups
         )
 
-    def each(self) -> Iterator[Patient]:
-        """Each of its requests as a submission of its own."""
+    def each(self) -> Iterator[QueuedSubmission]:
+        """Yield each of its requests as a submission of its own."""
         submission = self.submission
         for model, groups in self.asked.items():
             for recorded, places in groups:
@@ -77,49 +80,49 @@ class Patient:
                         sessions=submission.sessions[place : place + 1],
                     )
                     asked = {model: [Alike(recorded._replace(externals=own), ONE)]}
-                    yield Patient(self.guest, alone, asked, self.template)
+                    yield QueuedSubmission(self.connection, alone, asked, self.template)
 
     @property
     def is_cancelled(self) -> bool:
-        """Whether nobody waits for any of it."""
+        """True if all of its requests are cancelled."""
         return len(self.cancelled) == self.submission.num_requests
 
 
-class WaitingRoom:
-    """Belongs to the doorkeeper's thread.
+class SubmissionQueue:
+    """The queues of waiting submissions. They belong to the main thread of the engine's process.
 
     Args:
-        places: of the engine.
-        wake: has the engine take a turn, which gives up models that nobody keeps any more.
+        places: the engine's queue places.
+        wake: makes the engine take a turn, which removes models without users.
     """
 
     def __init__(self, places: Places, wake: Callable[[], None]) -> None:
         self._places, self._wake = places, wake
-        self._lines: dict[Model, deque[Patient]] = {}
+        self._lines: dict[Model, deque[QueuedSubmission]] = {}
         self._next_end_s: float | None = None
         self._num_added = 0
         self._is_engine_full = False
-        """Whether somebody waits for places of the engine: then all others do, too."""
+        """True if a submission waits for room in the engine: then all others wait, too."""
 
     def __len__(self) -> int:
         return sum(map(len, self._lines.values()))
 
     def until_end_s(self) -> float | None:
-        """Seconds until somebody has waited too long; None: never."""
+        """Return the seconds until the first deadline of a waiting submission; None: never."""
         return None if self._next_end_s is None else max(0.0, self._next_end_s - time.monotonic())
 
-    def submit(self, patient: Patient) -> None:
-        """Hands a submission in, or has it wait if there are no places, or others wait for them."""
-        model = next(iter(patient.asked))
-        if self._is_engine_full or model in self._lines or not self._try(patient):
-            patient.number = self._num_added = self._num_added + 1
-            for each in patient.asked:
-                each.unfolding.add(patient)
-            self._lines.setdefault(model, deque()).append(patient)
-            self._note_end_of(patient)
+    def submit(self, queued: QueuedSubmission) -> None:
+        """Submit a submission, or let it wait if there is no room, or others wait for it."""
+        model = next(iter(queued.asked))
+        if self._is_engine_full or model in self._lines or not self._try(queued):
+            queued.number = self._num_added = self._num_added + 1
+            for each in queued.asked:
+                each.unfolding.add(queued)
+            self._lines.setdefault(model, deque()).append(queued)
+            self._note_end_of(queued)
 
     def look(self) -> None:
-        """Hands in those for whom there are places now; refuses those who have waited too long."""
+        """Submit those for which there is room now; refuse those whose deadline has passed."""
         count = len(self)
         if self.until_end_s() == 0.0:
             self._expire()
@@ -137,59 +140,59 @@ class WaitingRoom:
         if len(self) < count:
             self._wake()
 
-    def _try(self, patient: Patient) -> bool:
-        """Hands a submission in; False if there are no places for it yet."""
-        count = patient.submission.num_requests
+    def _try(self, queued: QueuedSubmission) -> bool:
+        """Submit a submission; return False if there is no room for it yet."""
+        count = queued.submission.num_requests
         wanted = [(self._places, Size(count, 0))]  # rows are counted when it is handed in
-        for model, groups in patient.asked.items():
+        for model, groups in queued.asked.items():
             wanted.append((model.places, Size(sum(len(alike.places) for alike in groups), 0)))
         try:
             check_places(wanted)
-            patient.guest.hand_in(patient)
+            queued.connection.hand_in(queued)
         except OverloadError:
             try:
-                self._is_engine_full = not self._places.has_room(Size(count, patient.num_rows))
+                self._is_engine_full = not self._places.has_room(Size(count, queued.num_rows))
             except CellrtError as error:  # it never fits in the tables
-                patient.guest.refuse(patient.submission, error)
+                queued.connection.refuse(queued.submission, error)
                 return True
             return False
         except CellrtError as error:
-            patient.guest.refuse(patient.submission, error)
-        except Exception as error:  # of this submission: everybody else is still served
+            queued.connection.refuse(queued.submission, error)
+        except Exception as error:  # a bug costs this submission alone
             log.exception("a submission that waited could not be handed in")
-            patient.guest.refuse(patient.submission, InternalError(f"{type(error).__name__}: {error}"))
+            queued.connection.refuse(queued.submission, InternalError(f"{type(error).__name__}: {error}"))
         return True
 
-    def _let_go(self, patient: Patient) -> None:
-        """Takes in that a submission waits no more."""
-        for model in patient.asked:
-            model.unfolding.discard(patient)
+    def _let_go(self, queued: QueuedSubmission) -> None:
+        """Record that a submission waits no more."""
+        for model in queued.asked:
+            model.unfolding.discard(queued)
 
     def refuse_all(self, error: CellrtError) -> None:
-        """At the end of the engine: nobody gets a place any more."""
+        """Refuse all waiting submissions, at the end of the engine."""
         lines, self._lines = self._lines, {}
         for line in lines.values():
-            for patient in line:
-                patient.guest.refuse(patient.submission, error)
+            for queued in line:
+                queued.connection.refuse(queued.submission, error)
 
     def _expire(self) -> None:
         now_s, self._next_end_s = time.monotonic(), None
         error = DeadlineError("the deadline passed while the request waited for a place in the queue")
         for model, line in self._lines.items():
-            left = deque[Patient]()
-            for patient in line:
-                end_s = patient.submission.end_s
+            left = deque[QueuedSubmission]()
+            for queued in line:
+                end_s = queued.submission.end_s
                 is_late = end_s is not None and end_s <= now_s
-                if is_late and not patient.is_cancelled:
-                    patient.guest.refuse(patient.submission, error)
-                if is_late or patient.is_cancelled:
-                    self._let_go(patient)
+                if is_late and not queued.is_cancelled:
+                    queued.connection.refuse(queued.submission, error)
+                if is_late or queued.is_cancelled:
+                    self._let_go(queued)
                 else:
-                    left.append(patient)
-                    self._note_end_of(patient)
+                    left.append(queued)
+                    self._note_end_of(queued)
             self._lines[model] = left
 
-    def _note_end_of(self, patient: Patient) -> None:
-        end_s = patient.submission.end_s
+    def _note_end_of(self, queued: QueuedSubmission) -> None:
+        end_s = queued.submission.end_s
         if end_s is not None:
             self._next_end_s = end_s if self._next_end_s is None else min(self._next_end_s, end_s)

@@ -1,7 +1,7 @@
-"""A short way to the doors that most requests go through: past the layers that find a handler among many.
+"""A direct route to the handlers of most requests, past the layers that find a handler among many.
 
-The application has the same doors; what is not on the short way, it handles. Of a tiny request the layers would take
-more than the door itself.
+The application has the same handlers; it handles all other requests. For a tiny request the layers would take more time
+than the handler itself.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from cellrt.serve.http import error_response
 Handler = Callable[[Request], Awaitable[Response]]
 
 
-class Shortcut:
-    """ASGI in front of ASGI.
+class DirectRoutes:
+    """ASGI middleware that calls some handlers directly.
 
     Args:
         app: handles everything else.
@@ -30,7 +30,7 @@ class Shortcut:
         self._app, self._handlers = app, handlers
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Handles a request."""
+        """Handle a request."""
         is_post = scope["type"] == "http" and scope["method"] == "POST"
         parts: list[str] = scope["path"].split("/") if is_post else []
         if len(parts) == 5 and parts[2] == "models" and (handler := self._handlers.get((parts[1], parts[4]))):

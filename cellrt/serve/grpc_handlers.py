@@ -1,7 +1,7 @@
 """The Open Inference Protocol over gRPC, with the messages that Triton publishes (package ``inference``).
 
-``ModelStreamInfer`` answers the requests of a stream side by side, each as soon as it is done, those of one sequence in
-turn. Each response says in ``triton_final_response`` whether it is its request's last: a request with the parameter
+``ModelStreamInfer`` answers the requests of a stream concurrently, each as soon as it is done, those of one sequence in
+turn. Each response has ``triton_final_response``, true for the last of its request: a request with the parameter
 ``stream`` gets one for each step, and a last one that is empty.
 """
 
@@ -21,11 +21,11 @@ from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
-from cellrt.serve.door import Door, never_gone
-from cellrt.serve.grpc_guard import Calls, Context, GrpcGuard, Message
-from cellrt.serve.grpc_health import HealthDoor
+from cellrt.serve.grpc_access import AccessInterceptor, Calls, Context, Message
+from cellrt.serve.grpc_health import HealthHandlers
 from cellrt.serve.grpc_stream import FINAL, GrpcStream, value_of
 from cellrt.serve.http_oip import EXTENSIONS
+from cellrt.serve.inference import InferenceService, never_gone
 from cellrt.serve.keys import Keys
 from cellrt.serve.model_statistics import model_statistics
 
@@ -40,32 +40,32 @@ FIELDS = {
 }
 
 PINGS = (("grpc.keepalive_permit_without_calls", 1), ("grpc.http2.max_ping_strikes", 0))
-"""Clients may ping as often as they like, with or without calls: they would be cut off after two pings too many."""
+"""Options that let clients ping as often as they like, with or without calls; else two pings too many cut them off."""
 STREAM_PARAMETERS = ("stream", "triton_enable_empty_final_response")
-"""What a request of a stream may have beside ``oip.PARAMETERS``."""
+"""Parameters that a request of a stream may have beside ``oip.PARAMETERS``."""
 
 
-class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
-    """The handlers, by the names that the protocol has for them. ``door``: where requests go."""
+class GrpcHandlers(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[misc]
+    """The handlers, by the protocol's names. ``service``: submits requests."""
 
-    def __init__(self, door: Door) -> None:
-        self._door, self._backend = door, door.backend
-        self._limits = door.backend.settings.limits
+    def __init__(self, service: InferenceService) -> None:
+        self._service, self._backend = service, service.backend
+        self._limits = service.backend.settings.limits
 
     async def ServerLive(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """Whether this front end answers."""
+        """Return that this front end answers."""
         return service_pb2.ServerLiveResponse(live=True)
 
     async def ServerReady(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """Whether every model that is loaded can be served."""
+        """Return whether every model that is loaded can be served."""
         return service_pb2.ServerReadyResponse(ready=self._backend.is_ready)
 
     async def ServerMetadata(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """Who serves."""
+        """Return the server's name, version and extensions."""
         return service_pb2.ServerMetadataResponse(name="cellrt", version=cellrt.__version__, extensions=EXTENSIONS)
 
     async def ModelReady(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """Whether a model takes requests."""
+        """Return whether a model takes requests."""
         try:
             await self._backend.model(request.name, request.version)
         except (UnknownModelError, DefinitionError):
@@ -73,7 +73,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return service_pb2.ModelReadyResponse(ready=self._backend.takes_requests)
 
     async def ModelMetadata(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """A model's inputs and outputs."""
+        """Return a model's inputs and outputs."""
         described = await self._backend.model(request.name, request.version)
         metadata = service_pb2.ModelMetadataResponse.TensorMetadata
         return service_pb2.ModelMetadataResponse(
@@ -85,7 +85,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         )
 
     async def ModelConfig(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """The same in the words of Triton's configuration."""
+        """Return a model's inputs and outputs as Triton's configuration."""
         described = await self._backend.model(request.name, request.version)
 
         def as_config(kind: Any, info: TensorInfo, **more: bool) -> Message:
@@ -107,7 +107,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return service_pb2.ModelConfigResponse(config=config)
 
     async def ModelStatistics(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """Counts of a model, or of all."""
+        """Return counts of a model, or of all."""
         counts = await self._backend.call("statistics")
         versions = {entry["name"]: str(entry["version"]) for entry in await self._backend.call("models")}
         if request.name:
@@ -115,7 +115,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         names = [request.name] if request.name else [name for name in counts["models"] if name in versions]
         response = service_pb2.ModelStatisticsResponse()
         for name in names:
-            last_ms = self._door.measures.last_inference_ms(name)
+            last_ms = self._service.measures.last_inference_ms(name)
             given = model_statistics(name, versions[name], counts["models"][name], last_ms)
             spent = {part: service_pb2.StatisticDuration(**each) for part, each in given["inference_stats"].items()}
             del given["inference_stats"], given["batch_stats"]
@@ -123,7 +123,7 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return response
 
     async def RepositoryIndex(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """All models that the operator named."""
+        """Return all models that the operator named."""
         response = service_pb2.RepositoryIndexResponse()
         for entry in await self._backend.call("models"):
             reason = self._backend.why_unserved(entry["name"]) if entry["is_loaded"] else "unloaded"
@@ -133,48 +133,50 @@ class GrpcDoor(service_pb2_grpc.GRPCInferenceServiceServicer):  # type: ignore[m
         return response
 
     async def RepositoryModelLoad(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """Registers a model of the index anew."""
+        """Register a model of the index anew."""
         if request.parameters:
             raise RequestError("models come from where the operator said: no config and no files are taken")
         await self._backend.load(request.model_name)
         return service_pb2.RepositoryModelLoadResponse()
 
     async def RepositoryModelUnload(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """Takes a model out."""
+        """Remove a model."""
         await self._backend.unload(request.model_name)
         return service_pb2.RepositoryModelUnloadResponse()
 
     async def ModelInfer(self, request: Message, context: Context) -> Message:  # noqa: N802
-        """A request as tensors."""
+        """Return the answer to a request of tensors."""
         described, given, how = await self._read(request)
         left_s = context.time_remaining()
         if left_s is not None and (how.deadline is None or left_s < how.deadline):
             how = how._replace(deadline=max(left_s, 1e-6))
-        results, version, _ = await self._door.infer(described, given, how, never_gone)
+        results, version, _ = await self._service.infer(described, given, how, never_gone)
         return _response(version, request, results)
 
     async def ModelStreamInfer(self, requests: AsyncIterator[Message], context: Context) -> None:  # noqa: N802
-        """A stream of requests; an error is a response, and the stream goes on."""
-        with self._door.place_of_stream():
-            await GrpcStream(self._door, self._answer, "ModelStreamInfer", context).run(requests)
+        """Answer a stream of requests; an error is a response, and the stream goes on."""
+        with self._service.place_of_stream():
+            await GrpcStream(self._service, self._answer, "ModelStreamInfer", context).run(requests)
 
     async def _answer(self, request: Message) -> AsyncGenerator[Message, None]:
-        """The responses to a request of a stream."""
+        """Yield the responses to a request of a stream."""
         described, given, how = await self._read(request, STREAM_PARAMETERS)
         if not request.parameters["stream"].bool_param:
-            results, version, _ = await self._door.infer(described, given, how, never_gone)
+            results, version, _ = await self._service.infer(described, given, how, never_gone)
             yield _response(version, request, results, is_last=True)
             return
-        note_first = self._door.measures.first_result_of(described.name)
-        async with self._door.stream(described, given, how) as (stream, version):
+        note_first = self._service.measures.first_result_of(described.name)
+        async with self._service.stream(described, given, how) as (stream, version):
             async for step in stream:
                 note_first()
                 yield _response(version, request, step, is_last=False)
         yield _response(version, request, {}, is_last=True)
 
     async def _read(self, request: Message, others: Collection[str] = ()) -> tuple[Described, Any, oip.Parameters]:
-        """A request: for which model, what its unfolder takes, and how it is to be run; ``others``: parameters that
-        it may have beside."""
+        """Return a request's model, the request for its unfolder, and its parameters.
+
+        ``others``: parameters that it may have beside ``oip.PARAMETERS``.
+        """
         described = await self._backend.model(request.model_name, request.model_version)
         raw, tensors = list(request.raw_input_contents), {}
         for kind, given in [*(("input", one) for one in request.inputs), *(("output", one) for one in request.outputs)]:
@@ -199,7 +201,7 @@ def _values(parameters: Message) -> dict[str, Any]:
 
 
 def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int) -> Any:
-    """The tensor, or list of bytes, of an input; ``max_items``: of one that is not raw."""
+    """Return the tensor, or list of bytes, of an input. ``max_items``: the limit of an input that is not raw."""
     shape = list(given.shape)
     if raw is not None:
         return oip.from_raw(raw, shape, info)
@@ -217,7 +219,7 @@ def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int)
 
 
 def _response(version: str, request: Message, results: Result, *, is_last: bool | None = None) -> Message:
-    """Return a response with those results that were asked for, in that order; ``is_last``: of a stream."""
+    """Return a response with the requested results, in that order. ``is_last``: of a stream."""
     response = service_pb2.ModelInferResponse(model_name=request.model_name, model_version=version, id=request.id)
     for name in dict.fromkeys(output.name for output in request.outputs) or results:
         if name in results:  # a step has not all of them
@@ -229,16 +231,16 @@ def _response(version: str, request: Message, results: Result, *, is_last: bool 
     return response
 
 
-async def open_grpc(door: Door, port: int, calls: Calls) -> grpc.aio.Server:
-    """Takes gRPC at a port, which front ends share. ``calls``: as of ``GrpcGuard``."""
-    settings = door.backend.settings
+async def open_grpc(service: InferenceService, port: int, calls: Calls) -> grpc.aio.Server:
+    """Start a gRPC server at a port, which front ends share. ``calls``: as of ``AccessInterceptor``."""
+    settings = service.backend.settings
     most = settings.limits.max_body_bytes
     server = grpc.aio.server(
-        interceptors=[GrpcGuard(Keys(settings.api_keys), door.measures, calls)],
+        interceptors=[AccessInterceptor(Keys(settings.api_keys), service.measures, calls)],
         options=[("grpc.max_receive_message_length", most), ("grpc.so_reuseport", 1), *PINGS],
     )
-    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcDoor(door), server)
-    health_pb2_grpc.add_HealthServicer_to_server(HealthDoor(door), server)
+    service_pb2_grpc.add_GRPCInferenceServiceServicer_to_server(GrpcHandlers(service), server)
+    health_pb2_grpc.add_HealthServicer_to_server(HealthHandlers(service), server)
     server.add_insecure_port(settings.at(port))
     await server.start()
     return server

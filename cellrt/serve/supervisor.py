@@ -1,7 +1,7 @@
-"""The process that keeps a server: starts the engine's process and the front ends, replaces what dies, ends them all.
+"""The supervising process of a server: it starts the engine's process and the front ends, replaces and ends them.
 
-It serves nothing itself, and imports no torch. All front ends share one listening socket, so that whoever is free takes
-the next connection. It stays open here, so that connections wait for a successor if there is no front end.
+It serves nothing itself, and imports no torch. All front ends share one listening socket, so that an idle one takes
+the next connection. The socket stays open here, so that connections wait for a successor if there is no front end.
 """
 
 from __future__ import annotations
@@ -27,29 +27,32 @@ from prometheus_client.multiprocess import mark_process_dead
 from cellrt.errors import CellrtError, DefinitionError
 from cellrt.process.address import new_address
 from cellrt.process.starting import Started
-from cellrt.serve.settings import Settings
-from cellrt.serve.starting import start_engine
+from cellrt.serve.server_settings import Settings
+from cellrt.serve.start_engine import start_engine
 from cellrt.worker.python_process import environment, python
 
 log = logging.getLogger("cellrt")
 COMMAND = "import gc; gc.disable(); from cellrt.serve.front_end import main; main()"
-"""Without the collector until all is imported, as in ``process.starting``."""
+"""The command of a front end, without garbage collection until all is imported, as in ``process.starting``."""
 BACKLOG = 2048
-"""Connections that may wait for a front end."""
+"""The most connections that may wait for a front end."""
 LOOK_EVERY_S = 0.05
 KILL_AFTER_S = 5.0
-"""How long a front end may take beyond the limit to end; then it is killed."""
+"""The seconds beyond the limit after which a front end that has not ended is killed."""
 MIN_LIFE_S = 1.0
-"""A process that dies sooner is replaced only after so long, and not for ever."""
+"""The least life, in seconds, of a process that is replaced at once.
+
+Shorter ones wait so long, and are limited in number.
+"""
 START_S = 60.0
-"""A front end that ends by itself sooner could not start; its imports alone take seconds."""
+"""The seconds within which a front end that exits could not start; its imports alone take seconds."""
 MAX_EARLY_DEATHS = 5
 ENDED_WELL = (0, -signal.SIGTERM)
-"""Statuses of a front end that was told to end: it heard it, or had not begun to hear."""
+"""Exit statuses of a front end that was told to end: it handled the signal, or had no handler yet."""
 
 
-class Keeper:
-    """A server with its processes. ``say``: tells people what happens."""
+class Supervisor:
+    """The supervisor of a server's processes. ``say``: shows messages to people."""
 
     def __init__(self, settings: Settings, say: Callable[[str], None]) -> None:
         self._say = say
@@ -63,18 +66,18 @@ class Keeper:
         self._started_s: list[float] = []
         self._engine: Started | None = None
         self._is_awaited = False
-        """Whether the engine's process is on its way, and its end is heard at once."""
+        """True while the engine's process is starting, and ``end`` terminates it at once."""
         self._ends_told = 0
         self._early_deaths = 0
         self._woken = threading.Event()
 
     @property
     def port(self) -> int:
-        """Where HTTP is taken."""
+        """The port of HTTP."""
         return int(self._socket.getsockname()[1])
 
     def run(self) -> int:
-        """Serves until it is told to end; returns the exit status. Raises DefinitionError if it cannot begin."""
+        """Serve until told to end; return the exit status. Raise DefinitionError if the server cannot start."""
         try:
             self._engine = start_engine(self.settings)
             for number in range(self.settings.front_ends):
@@ -90,7 +93,10 @@ class Keeper:
             self._clean_up()
 
     def end(self) -> None:
-        """Has everything end in good order; the second time at once. From any thread, and a signal's handler."""
+        """End all processes gracefully; the second call kills them.
+
+        Safe from any thread, and from a signal's handler.
+        """
         self._ends_told += 1
         if self._ends_told > 1:
             for process in self._front_ends:
@@ -100,7 +106,7 @@ class Keeper:
             shutil.rmtree(self._folder, ignore_errors=True)
             os._exit(1)
         if self._is_awaited and self._engine is not None:
-            self._engine.process.terminate()  # its models may take minutes, and nobody has asked it anything
+            self._engine.process.terminate()  # its models may take minutes, and it has no requests yet
         self._woken.set()
 
     def _say_where(self) -> None:
@@ -109,7 +115,7 @@ class Keeper:
             self._say(f"serving gRPC at {self.settings.at(self.settings.grpc_port)}")
 
     def _await_engine(self, engine: Started) -> None:
-        """Waits until it is there, or the server is told to end. Raises DefinitionError, DeviceError."""
+        """Wait until the engine is ready, or the server is told to end. Raise DefinitionError, DeviceError."""
         self._is_awaited = True
         try:
             if self._ends_told:
@@ -141,7 +147,7 @@ class Keeper:
         return process
 
     def _look(self) -> None:
-        """Replaces what has died."""
+        """Replace processes that have died."""
         if self._engine is not None and self._engine.process.poll() is not None:
             self._say("the engine's process is gone; another is started")
             self._engine.end()
@@ -169,9 +175,9 @@ class Keeper:
         self._woken.wait(MIN_LIFE_S)
 
     def _drain(self) -> int:
-        """Has the front ends end what they have, then the engine; 0 if all ended in good order.
+        """End the front ends after their requests, then the engine. Return 0 if all ended gracefully.
 
-        Nobody is to wait for a successor now: whoever connects is refused.
+        New connections are refused, as no successor will take them.
         """
         self._socket.close()
         self._say(f"ending: at most {self.settings.drain_s:g} s for what was begun")
@@ -201,7 +207,7 @@ class Keeper:
 
 
 def _reserve(host: str, port: int | None, opened: ExitStack) -> int | None:
-    """A port that front ends share for gRPC; ``opened`` keeps it for them. Raises DefinitionError."""
+    """Return a port that front ends share for gRPC; ``opened`` reserves it for them. Raise DefinitionError."""
     if port is None:
         return None
     try:
@@ -216,9 +222,10 @@ def _reserve(host: str, port: int | None, opened: ExitStack) -> int | None:
 
 
 def _claim(family: socket.AddressFamily, address: tuple[Any, ...], opened: ExitStack) -> None:
-    """Raises OSError if another program listens there: it may share its port with whoever comes, as we do with us.
+    """Raise OSError if another program listens there, which may share its port with any other, as we do with our
+    processes.
 
-    ``opened`` keeps others of us away, who would see nobody listen yet if they began at the same moment.
+    ``opened`` keeps other servers of ours away, which would find nothing listening if they began at the same moment.
     """
     if address[1] and sys.platform == "linux":
         # A name without a file: where ports are apart, as in containers, so are these.
@@ -230,7 +237,10 @@ def _claim(family: socket.AddressFamily, address: tuple[Any, ...], opened: ExitS
 
 
 def _listen(settings: Settings, opened: ExitStack) -> socket.socket:
-    """The socket that listens for all front ends. Raises DefinitionError if another program does, or nobody may."""
+    """Return the socket that listens for all front ends.
+
+    Raise DefinitionError if the port is taken or not permitted.
+    """
     try:
         family, *_, address = socket.getaddrinfo(settings.host, settings.port, type=socket.SOCK_STREAM)[0]
         sock = opened.enter_context(socket.socket(family, socket.SOCK_STREAM))

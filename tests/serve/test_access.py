@@ -1,4 +1,4 @@
-"""The guard where the ASGI server has no answers for websockets that are refused."""
+"""The middleware where the ASGI server has no answers for websockets that are refused."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from cellrt.serve.guard import LONGEST_REASON, Gate, Guard
+from cellrt.serve.access import LONGEST_REASON, AccessMiddleware, AccessPolicy
 from cellrt.serve.keys import Keys
 from cellrt.serve.measures import Measures
 
@@ -25,9 +25,9 @@ def test_a_websocket_is_closed_with_the_reason(headers: list[tuple[bytes, bytes]
     async def nobody(*_: object) -> None:
         raise AssertionError("it was let in")
 
-    guard = Guard(nobody, Gate(Keys(["a key"])), Measures(is_shared=False))
+    middleware = AccessMiddleware(nobody, AccessPolicy(Keys(["a key"])), Measures(is_shared=False))
     scope = {"type": "websocket", "path": "/v1/models/a/session", "headers": headers}
-    asyncio.run(guard(scope, nobody, send))  # type: ignore[arg-type]
+    asyncio.run(middleware(scope, nobody, send))  # type: ignore[arg-type]
     (close,) = sent
     assert (close["type"], close["code"]) == ("websocket.close", 1008)
     assert close["reason"].startswith(said) and len(close["reason"].encode()) <= LONGEST_REASON

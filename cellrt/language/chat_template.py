@@ -1,4 +1,4 @@
-"""A checkpoint's chat template: the text that a model is asked with, of what was said so far."""
+"""Chat templates of checkpoints: they turn the turns of a conversation into the text of a prompt."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from cellrt.worker.python_process import PythonProcess
 LENGTH = struct.Struct("<I")
 COMMAND = "from cellrt.language.rendering import main; main()"
 RENDER_S, START_S, END_S = 5.0, 60.0, 1.0
-"""How long a text, the first one with the start of the process, and its end may take."""
+"""The limits, in seconds, of rendering a text, of the first one with the start of the process, and of its end."""
 
 
 class ChatTemplate:
-    """A template in jinja2's language, rendered in a process of its own, which is started at first and ends with this.
+    """A template in jinja2's language, rendered in a process of its own, which starts with the first text and ends with
+    this object.
 
-    A template is code that comes with weights: what loops for ever, or takes too much memory, ends with an error, and
-    what reaches out of its sandbox is refused. Safe from any thread; one text at a time.
+    A template is code that comes with weights: one that loops for ever, or takes too much memory, ends with an error,
+    and one that reaches out of its sandbox is refused. Safe from any thread; one text at a time.
 
     Args:
         source: the template.
-        tokens: what special tokens are written as: ``bos_token``, ``eos_token``.
+        tokens: the texts of special tokens by name: ``bos_token``, ``eos_token``.
 
     Raises DefinitionError where jinja2 is not installed.
     """
@@ -44,9 +45,9 @@ class ChatTemplate:
     def render(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> str:
         """Return the text of a conversation, up to where the assistant's answer begins.
 
-        ``variables``: others that the template knows, such as ``enable_thinking``.
+        ``variables``: others that the template takes, such as ``enable_thinking``.
 
-        Raises RequestError, with the template's own words if it has some.
+        Raise RequestError, with the template's own words if it has some.
         """
         given = {"add_generation_prompt": True, **self._tokens, **variables, "messages": messages}
         with self._lock:
@@ -77,7 +78,7 @@ class ChatTemplate:
             return {"error": f"expected what JSON can hold: {error}"}
 
     def _started(self) -> socket.socket:
-        """Return the way to the process, which is there."""
+        """Return the socket to the process, which is started if it is not running."""
         if self._process is not None and self._process.process.poll() is None:
             return self._process.lifeline
         self._drop()
@@ -97,13 +98,13 @@ class ChatTemplate:
 
 
 def send(sock: socket.socket, value: object) -> None:
-    """Send a message: JSON behind its length."""
+    """Send a message: its length, then JSON."""
     content = json.dumps(value).encode()
     sock.sendall(LENGTH.pack(len(content)) + content)
 
 
 def receive(sock: socket.socket) -> Any:
-    """Return a message. Raises EOFError when the other end is gone, TimeoutError where the socket has a limit."""
+    """Return a message. Raise EOFError if the other end is closed, TimeoutError where the socket has a limit."""
     (size,) = LENGTH.unpack(_read(sock, LENGTH.size))
     return json.loads(_read(sock, size))
 

@@ -1,4 +1,4 @@
-"""Arenas of a device: those of a location, and behind each kind's rows some that the scheduler does not know."""
+"""Arenas of a device: those of a location, with scratch rows of each kind that the scheduler does not manage."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from cellrt.worker.arenas import Arenas
 
 SCRATCH_BYTES = 128 << 20
 MAX_SCRATCH_ROWS = 32_768
-"""Every step of 512 rows and 24 steps for two states of one kind, and what goes from step to step."""
+"""The most scratch rows: enough for every step of 512 rows and 24 steps for two states of one kind."""
 
 
 class DeviceArenas(Arenas):
-    """``self[kind]`` has ``num_scratch[kind]`` rows more at its end.
+    """The arenas of a device: ``self[kind]`` has ``num_scratch[kind]`` more rows at its end.
 
-    State that only the next step of a task reads lies there, and the very last row takes what nobody reads.
+    They hold state that only the next step of a task reads; the very last row is the trash row, which is never read.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -29,40 +29,43 @@ class DeviceArenas(Arenas):
         self._num_rows: list[int] = []
 
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
-        """See ``Arenas``; the memory has scratch rows, too."""
+        """Return memory for the rows of a new kind and its scratch rows, as of ``Arenas``."""
         memory = super().allocate(spec, num_rows + _num_scratch(spec))
         self.settle()
         return memory
 
     def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
-        """See ``Arenas``."""
+        """Make memory of ``allocate`` the arena of the next kind, as of ``Arenas``."""
         super().add(spec, memory)
         self.num_scratch.append(_num_scratch(spec))
         self._num_rows.append(len(memory))
 
     def settle(self) -> None:
-        """See ``Arenas``: waits for this thread's stream, which the worker's does not know."""
+        """Wait for this thread's stream, which the worker's stream is not ordered with, as of ``Arenas``."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
     def set_constant(self, kind: int, row: int, value: torch.Tensor) -> None:
-        """Writes a constant to its permanent row; it is there when this returns."""
+        """Write a constant to its permanent row; it is there when this returns."""
         super().set_constant(kind, row, value)
         self.settle()
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
-        """See ``Arenas``. Waits for the copy: for rows whose tasks are done, and not in the middle of things."""
+        """Return the bits of rows, as of ``Arenas``.
+
+        It waits for the copy: call it rarely, for rows whose tasks are done.
+        """
         if self.device.type == "cpu":
             return super().get_bits(kind, rows)
         wanted = torch.from_numpy(rows.astype(np.int64)).to(self.device)
         return as_bits(self[kind].index_select(0, wanted).cpu())
 
     def trash_row(self, kind: int) -> int:
-        """The row, or page, that nobody reads."""
+        """Return the trash row, or page, of a kind, which is never read."""
         return self._num_rows[kind] - 1
 
     def scratch_rows(self, kind: int) -> tuple[int, int]:
-        """The first scratch row and how many there are, the trash row apart."""
+        """Return the first scratch row and the number of scratch rows, without the trash row."""
         return self._num_rows[kind] - self.num_scratch[kind], self.num_scratch[kind] - 1
 
 

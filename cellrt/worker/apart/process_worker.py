@@ -1,9 +1,9 @@
-"""The worker whose tasks run in a process of their own; here is what stays in the engine's process.
+"""The worker whose tasks run in a process of their own; this is its part in the engine's process.
 
-The holder of the turn writes a task to the process's ring and rings its bell; the process runs it, counts it as
-completed and rings back; the thread here, which waits for that, takes the manager's turn. It also hears at once when
-the process dies. What calls the system without waiting keeps the interpreter's lock: to get it back takes long where a
-client is busy in Python.
+The holder of the turn writes a task to the process's ring and writes to its eventfd. The process runs the task, counts
+it as completed and writes to the eventfd of the thread here, which waits for that and takes the manager's turn. The
+thread also learns at once when the process dies. System calls that do not block keep the interpreter's lock: to get it
+back takes long where a client is busy in Python.
 """
 
 from __future__ import annotations
@@ -23,39 +23,39 @@ from numpy.typing import NDArray
 
 from cellrt.core.state.task_layout import TaskView
 from cellrt.errors import DeviceError, InternalError
-from cellrt.worker.apart.arenas import SharedArenas
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.apart.pool import Place, SharedPool
-from cellrt.worker.apart.ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
+from cellrt.worker.apart.shared_arenas import SharedArenas
+from cellrt.worker.apart.task_ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
 from cellrt.worker.base import NOT_HELD, Done, Launch, Unfinished, Worker
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.python_process import PythonProcess
 
 COMMAND = "from cellrt.worker.apart.child import main; main()"
 END_S = 5.0
-"""How long the process may take to end; then it is killed."""
+"""The seconds that the process may take to end; then it is killed."""
 NO_TASK, NOWHERE, _NOTHING = -1, Place(0, 0), np.empty(0, np.int32)
-"""Of a record that has a type loaded."""
+"""The fields of a record that loads a type."""
 _LIBRARY = ctypes.PyDLL(None)
-"""The C library, called with the interpreter's lock."""
+"""The C library, called with the interpreter's lock held."""
 
 
 class _Taken(NamedTuple):
-    """What a record of the ring has: a slot, if it is a task, and the location whose task it is."""
+    """A record of the ring: its slot, if it is a task, and the location whose task it is."""
 
     slot: Slot | None
     location: int
 
 
 class ProcessWorker(Worker):
-    """Runs tasks in order in a process.
+    """A worker that runs tasks in order in a process.
 
     Args:
         location: of the worker.
         arenas: by location, all in the pool of ``cells``.
         types: of the engine.
         cells: those of ``types``.
-        take_turns, has_news, ended, name: see ``Worker``.
+        take_turns, has_news, ended, name: as of ``Worker``.
         num_threads: torch threads of the process.
     """
 
@@ -78,9 +78,9 @@ class ProcessWorker(Worker):
         self._ring = TaskRing(self._pool.map(self._pool.allocate(RING_BYTES)))
         self._free: list[Slot] = []
         self._taken: deque[_Taken] = deque()
-        """Of each task in progress."""
+        """The record of each task in progress."""
         self._learned_at = 0
-        """So many records of the ring are completed when what was to be learned is loaded."""
+        """The number of completed records of the ring at which the types to learn are loaded."""
         self._has_ended_elsewhere: Callable[[], bool] | None = None
         self._was_buried = False
         self._bell, self._back = os.eventfd(0, os.EFD_CLOEXEC), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
@@ -92,31 +92,34 @@ class ProcessWorker(Worker):
 
     @property
     def process_id(self) -> int | None:
-        """Of the process; None before the start."""
+        """The id of the process; None before the start."""
         return None if self._python is None else self._python.process.pid
 
     @property
     def num_outstanding(self) -> int:
-        """See ``Worker.num_outstanding``; as many as can be as long as nobody shall wait for the process."""
+        """The number of outstanding tasks, as of ``Worker``; the most there may be while the process is not ready."""
         return len(self._in_progress) if self.is_there and self.has_learned() and self._may_begin() else PLACES
 
     @property
     def is_there(self) -> bool:
-        """See ``Worker.is_there``."""
+        """True once the process is ready, as of ``Worker.is_there``."""
         return bool(self._ring[READY])
 
     def learn(self, types: Iterable[CellType]) -> None:
-        """See ``Worker.learn``; what finds no place in the ring is loaded by its first task."""
+        """Have the process load types, as of ``Worker.learn``.
+
+        Those without room in the ring are loaded by their first task.
+        """
         for cell_type in list(types)[: PLACES // 2 - len(self._in_progress)]:
             self._write(Launch(NO_TASK, cell_type.id, _NOTHING), None, self._arguments[0])
             self._learned_at = self._ring[LAUNCHED]
 
     def has_learned(self) -> bool:
-        """See ``Worker.has_learned``."""
+        """Return whether the types are loaded, as of ``Worker.has_learned``."""
         return self._ring[COMPLETED] >= self._learned_at
 
     def stand_in(self, location: int, launches: Sequence[Launch]) -> Callable[[], bool] | None:
-        """See ``Worker.stand_in``; one that has much to do itself takes none."""
+        """Take tasks of a dead worker, as of ``Worker.stand_in``; None if this worker has many tasks itself."""
         if self.num_outstanding + len(launches) > PLACES // 2:
             return None
         for launch in launches:
@@ -125,7 +128,7 @@ class ProcessWorker(Worker):
         return lambda: self._popped >= end or self._was_buried
 
     def begin_after(self, has_ended: Callable[[], bool]) -> None:
-        """See ``Worker.begin_after``."""
+        """Wait for tasks that another worker runs, as of ``Worker.begin_after``."""
         self._has_ended_elsewhere = has_ended
 
     def _may_begin(self) -> bool:
@@ -134,13 +137,13 @@ class ProcessWorker(Worker):
         return self._has_ended_elsewhere is None
 
     def start(self) -> None:
-        """Starts the process, and waits for nothing."""
+        """Start the process, without waiting for it."""
         fds = [self._cells.pool.fd, self._pool.fd, self._bell, self._back]
         self._python = PythonProcess(COMMAND, [*self._arguments, *fds], fds)
         super().start()
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
-        """See ``Worker.launch``."""
+        """Write a task to the ring, as of ``Worker.launch``."""
         self._launch(Launch(task, type_id, buffer), self._arguments[0])
 
     def _launch(self, launch: Launch, location: int) -> None:
@@ -149,7 +152,7 @@ class ProcessWorker(Worker):
         self._write(launch, slot, location)
 
     def _write(self, launch: Launch, slot: Slot | None, location: int) -> None:
-        """Writes a record into the ring; without a slot, of a type that is to be loaded."""
+        """Write a record into the ring; without a slot, of a type that is to be loaded."""
         if len(self._in_progress) == PLACES:
             raise InternalError(f"a worker was given more than {PLACES} tasks")
         described = self._cells.place_of(self._types[launch.type_id], self._arenas)
@@ -162,11 +165,11 @@ class ProcessWorker(Worker):
         _ring(self._bell)
 
     def has_finished(self) -> bool:
-        """See ``Worker.has_finished``."""
+        """Return whether there is a completed task to poll, as of ``Worker.has_finished``."""
         return self._popped < self._ring[COMPLETED]
 
     def poll(self) -> list[Done]:
-        """See ``Worker.poll``."""
+        """Return the completed tasks in order, as of ``Worker.poll``."""
         done = []
         while self.has_finished():
             launch, (slot, _) = self._in_progress.popleft(), self._taken.popleft()
@@ -176,11 +179,11 @@ class ProcessWorker(Worker):
         return done
 
     def forget(self, cell_type: CellType) -> None:
-        """See ``Worker.forget``; the process forgets a type when its number comes to mean another."""
+        """Forget a type, as of ``Worker.forget``; the process forgets it when its number comes to mean another."""
         self._cells.forget(cell_type)
 
     def take_unfinished(self) -> Unfinished:
-        """See ``Worker.take_unfinished``."""
+        """Return the tasks that a dead worker did not finish, as of ``Worker.take_unfinished``."""
         unfinished, num_begun = Unfinished([], []), self._ring[BEGUN] - self._popped
         for place, (launch, (slot, location)) in enumerate(zip(self._in_progress, self._taken)):
             if slot is not None:  # another's tasks are not passed on a second time
@@ -192,7 +195,7 @@ class ProcessWorker(Worker):
         return unfinished
 
     def _take_slot(self, num_words: int) -> Slot:
-        """A slot for so many words; those that have become too small are given up."""
+        """Return a slot for so many words; free slots that are too small are released."""
         while self._free:
             slot = self._free.pop()
             if len(slot.words) >= num_words:
@@ -202,7 +205,7 @@ class ProcessWorker(Worker):
         return Slot(place, self._pool.map(place))
 
     def _take_in(self, number: int, launch: Launch, slot: Slot) -> Done:
-        """A task as the process left it."""
+        """Return a completed task with its result and failures, and copy its words back."""
         result, buffer = self._ring.read_result(number), launch.buffer
         buffer.data[:] = slot.words[: len(buffer)]
         failed = np.flatnonzero(TaskView(buffer).has_failed).tolist() if result.failure_bytes else ()
@@ -233,10 +236,13 @@ class ProcessWorker(Worker):
             raise
 
     def _has_taken_news(self) -> bool:
-        """Without a task: says that it is idle, and takes the turn if there are news by then.
+        """Mark the worker as idle if it has no task, and take the turn if there is news by then; return whether it did.
 
-        A task that the process has not completed will ring yet. One that it has completed, which nobody took in so far,
-        may have rung before the last look: to wait for it would be for ever, if somebody takes it in meanwhile.
+        A task that the process has not completed will still write to the eventfd. A task that it has completed, and
+        that is
+        not polled yet, may have written before the last look: waiting for it would last for ever, if another thread
+        polls it
+        meanwhile.
         """
         if self._ring[COMPLETED] < self._ring[LAUNCHED]:
             return False
@@ -247,7 +253,7 @@ class ProcessWorker(Worker):
         return True
 
     def _wait(self, poll: select.poll) -> None:
-        """Waits for a task's end, to be woken, or as long as it rests. Raises DeviceError if the process has ended."""
+        """Wait for a task's end, a wake-up, or the end of a rest. Raise DeviceError if the process has ended."""
         left_s, self._rests_until_s = self._rests_until_s - time.monotonic(), 0.0
         events = poll.poll(math.ceil(1e3 * left_s) if left_s > 0 else None)
         self._idle.clear()
@@ -260,7 +266,7 @@ class ProcessWorker(Worker):
         return f"by signal {-status}" if status < 0 else f"with status {status}"
 
     def _end_process(self) -> int:
-        """Ends the process, and waits for it; returns its status."""
+        """End the process, and wait for it; return its status."""
         return 0 if self._python is None else self._python.end(END_S)
 
 

@@ -1,8 +1,9 @@
-"""What an engine and a worker's process tell each other: counters and records in memory, the words of tasks in slots.
+"""The protocol of an engine and a worker's process: counters and records in memory, the words of tasks in slots.
 
-The engine writes a record and then counts it as launched; the process counts it as begun, runs it, writes into the same
-record what came of it and counts it as completed, in order. Each counter has one writer, and who reads a counter may
-read what was written before it, as x86-64 keeps the order of writes. An eventfd on either side wakes whoever sleeps.
+The engine writes a record and then counts it as launched. The process counts it as begun, runs it, writes the result
+into the same record and counts it as completed, in order. Each counter has one writer, and a reader of a counter may
+read everything that was written before it, as x86-64 keeps the order of writes. An eventfd on either side wakes a side
+that sleeps.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from cellrt.worker.apart.pool import Place
 from cellrt.worker.blame import Failure
 
 PLACES = 256
-"""Tasks that a worker may have at most."""
+"""The most tasks that a worker may have."""
 LAUNCHED, BEGUN, COMPLETED, READY = 0, 8, 16, 24
-"""The counters, each in a cache line of its own; the last counts that the process is there."""
+"""The counters, each in a cache line of its own; the last counts that the process is ready."""
 FIRST = 32
 FAILURE_BYTES = 1 << 16
-"""Room for what failed, at the beginning of a slot; the task's words lie behind."""
+"""The room for failures at the beginning of a slot; the task's words follow."""
 MOST_TEXT = 2000
 EVERY = [-1]
-"""In place of rows: all that failed."""
+"""A mark in place of rows: all rows that failed."""
 
 
 class Record(NamedTuple):
@@ -33,17 +34,17 @@ class Record(NamedTuple):
     type_id: int
     type_offset: int
     type_bytes: int
-    """Where the pool of the engine describes the type: see ``cells.py``."""
+    """The bytes of the type's description in the engine's pool, as of ``cells.py``."""
     slot_offset: int
     slot_bytes: int
     num_words: int
-    """0: there is no task, the type is to be loaded."""
+    """The words of the task; 0: there is no task, the type is to be loaded."""
     location: int
-    """Of the worker whose task it is, or in whose place it runs."""
+    """The location of the worker whose task it is, or in whose place it runs."""
 
 
 class Result(NamedTuple):
-    """What came of a task, int64 each; the times are those of ``Done``."""
+    """The result of a task, int64 each; the times are those of ``Done``."""
 
     start_ns: int
     end_ns: int
@@ -57,7 +58,7 @@ RING_BYTES = 8 * (FIRST + PLACES * WORDS)
 
 
 class TaskRing:
-    """The ring, as both sides see it; ``memory`` is RING_BYTES long."""
+    """The ring, for both sides; ``memory`` is RING_BYTES long."""
 
     def __init__(self, memory: memoryview) -> None:
         self._words = memory.cast("q")
@@ -66,28 +67,28 @@ class TaskRing:
         return self._words[counter]
 
     def count(self, counter: int) -> None:
-        """Adds one to a counter; by its one writer."""
+        """Add one to a counter; only its one writer may call this."""
         self._words[counter] += 1
 
     def write(self, number: int, record: Record) -> None:
-        """Writes the record of the task with that number."""
+        """Write the record of the task with that number."""
         at = self._at(number)
         for k, word in enumerate(record):
             self._words[at + k] = word
 
     def read(self, number: int) -> Record:
-        """The record of a task."""
+        """Return the record of a task."""
         at = self._at(number)
         return Record(*self._words[at : at + len(Record._fields)])
 
     def write_result(self, number: int, result: Result) -> None:
-        """Writes what came of a task."""
+        """Write the result of a task."""
         at = self._at(number) + len(Record._fields)
         for k, word in enumerate(result):
             self._words[at + k] = word
 
     def read_result(self, number: int) -> Result:
-        """What came of a task."""
+        """Return the result of a task."""
         at = self._at(number)
         return Result(*self._words[at + len(Record._fields) : at + WORDS])
 
@@ -97,7 +98,7 @@ class TaskRing:
 
 
 class Slot:
-    """Where the words of one task lie, and then its failures."""
+    """The memory of one task's words and its failures."""
 
     def __init__(self, place: Place, memory: memoryview) -> None:
         self.place, self._failures = place, memory[:FAILURE_BYTES]
@@ -105,11 +106,11 @@ class Slot:
 
     @staticmethod
     def bytes_for(num_words: int) -> int:
-        """How large a slot must be, with room to be used again for others."""
+        """Return the bytes of a slot for so many words, with room so that other tasks can use it again."""
         return FAILURE_BYTES + max(4096, 4 << num_words.bit_length())
 
     def put_failures(self, failures: Sequence[Failure]) -> int:
-        """Writes them; returns how many bytes that takes. Where they do not fit, one text stands for all."""
+        """Write failures; return their bytes. If they do not fit, one text stands for all."""
         if not failures:
             return 0
         rows: dict[str, list[int]] = {}
@@ -125,7 +126,7 @@ class Slot:
         return len(data)
 
     def take_failures(self, size: int, failed: Sequence[int]) -> list[Failure]:
-        """The failures of a task, by row; ``failed`` are the rows that its words say have failed."""
+        """Return the failures of a task, by row; ``failed`` are the rows that its words mark as failed."""
         if not size:
             return []
         failures = []

@@ -1,7 +1,7 @@
-"""A cell's step as a program to compile: of its weights, its inputs, and the memory that its outputs are written to.
+"""A cell's step as a program to compile. Its arguments are the weights, the inputs, and memory for the outputs.
 
-The weights are arguments, so the program is the same for cells that differ in them alone, and so is what is compiled of
-it: thirty layers or ten fine-tunes have one digest.
+As the weights are arguments, cells that differ in them alone have the same program and the same library: thirty layers
+or ten fine-tunes have one digest.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.fx import Node
 
 from cellrt.definition.aot.indices import check_indices, instead_of, is_unchecked, may_divide_by_zero
 from cellrt.definition.aot.own_lines import Line, RowsWatch, line_of_error, line_of_node, note_lines_of
-from cellrt.definition.aot.packing import pack_products, tied_weights
+from cellrt.definition.aot.packed_products import pack_products, tied_weights
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
@@ -30,26 +30,29 @@ from cellrt.definition.traced_pages import PagesAreReadError, is_own, tracing
 OWN_NAMESPACES = ("aten", "prims", "prim")
 TO_REAL = ("_fft_c2r", "fft_irfft", "fft_irfft2", "fft_irfftn", "fft_hfft", "fft_hfft2", "fft_hfftn", "istft")
 WITHOUT_C_INTERFACE = frozenset((*TO_REAL, "fft_fftfreq", "fft_rfftfreq"))
-"""Operators of torch's own that the compiler would find to have none after many seconds; no list of all of them."""
+"""Operators of torch that the compiler would refuse after many seconds, as they have no C interface.
+
+Not all of them.
+"""
 PLAIN = (bool, int, float, str, type(None), tuple, list, dict, set)
 ROWS_IN_TORCH = re.compile(r"L\['inputs'\]\[\d+\]\.size\(\)\[0\]")
-"""How torch writes the number of rows of an input."""
+"""The number of rows of an input in torch's messages."""
 MAYBE_VIEWS = frozenset(("contiguous", "flatten", "reshape", "reshape_as", "ravel", "to", "type_as", "where"))
-"""Operators that may return what they are given, though their schema does not say so."""
+"""Operators that may return one of their arguments, though their schema does not say so."""
 
 
 class StepProgram(NamedTuple):
-    """What is compiled.
+    """A program to compile.
 
     Attributes:
         program: takes the weights, the inputs (of a ragged one values and offsets) and, as the last, memory for each
             output, which it writes; returns the first of these.
         weights: of the cell, as it takes them: all once, then those that are tied once more.
-        num_outputs: how many there are.
+        num_outputs: the number of outputs.
         least_rows: 1, or 2 if torch makes the code special for a single row.
         has_equal_values: whether all ragged inputs must have the same number of values.
-        tied: the numbers of weights that products take and others too.
-        packed: the weights that it takes packed, by number, and whether they are of the transposed: see ``packing.py``.
+        tied: the numbers of weights that products and other operators take.
+        packed: the weights that it takes packed, by number, and whether transposed, as of ``packed_products.py``.
     """
 
     program: ExportedProgram
@@ -61,13 +64,15 @@ class StepProgram(NamedTuple):
     packed: dict[int, bool]
 
     def facts(self) -> dict[str, Any]:
-        """What a form must know of it besides the cell."""
+        """Return the facts that a form needs besides the cell."""
         packed = sorted(self.packed.items())
         sizes = {"least_rows": self.least_rows, "has_equal_values": self.has_equal_values}
         return {**sizes, "tied": self.tied, "packed": packed}
 
     def digest(self) -> str:
-        """Of all that the compiled code depends on: operations, shapes, strides, dtypes, ranges, constants."""
+        """Return a digest of all that the compiled code depends on: operations, shapes, strides, dtypes, ranges,
+        constants.
+        """
         digest = hashlib.sha256()
         for node in self.program.graph.nodes:
             digest.update(f"{node.format_node()} {_described(node.meta.get('val'))}\n".encode())
@@ -78,9 +83,9 @@ class StepProgram(NamedTuple):
 
 
 class _WritingStep(nn.Module):
-    """A cell's step that writes its outputs to memory that it is given. It does not own the weights.
+    """A cell's step that writes its outputs to given memory. It does not own the weights.
 
-    ``rows`` notes what torch decides of their number.
+    ``rows`` records torch's decisions on their number.
     """
 
     def __init__(self, cell: Computation, module: object, step: nn.Module) -> None:
@@ -91,7 +96,7 @@ class _WritingStep(nn.Module):
     def forward(
         self, weights: list[torch.Tensor], inputs: list[torch.Tensor], outputs: list[torch.Tensor]
     ) -> torch.Tensor:
-        """Runs it; raises NotCompiledError if an output is not what is declared."""
+        """Run the step. Raise NotCompiledError if an output is not as declared."""
         try:
             with self.rows.watching(inputs):
                 made = self._step[0](weights, inputs)
@@ -107,9 +112,9 @@ class _WritingStep(nn.Module):
 
 
 def export_step(cell: Computation) -> StepProgram:
-    """A cell's step for any number of rows. Raises NotCompiledError.
+    """Return a cell's step for any number of rows. Raise NotCompiledError.
 
-    It runs the module's code, and changes torch for all threads meanwhile: see ``LibraryStore``.
+    It runs the module's code, and changes torch for all threads meanwhile; so ``LibraryStore`` calls it in a fork.
     """
     weights = _checked_weights(cell)
     num_ragged = sum(spec.ragged for spec in cell.inputs.values())
@@ -136,7 +141,7 @@ def export_step(cell: Computation) -> StepProgram:
 
 
 def with_tied(weights: tuple[torch.Tensor, ...], tied: Sequence[int]) -> tuple[torch.Tensor, ...]:
-    """The weights, and those that are tied once more."""
+    """Return the weights, followed by those that are tied."""
     return (*weights, *(weights[number] for number in tied))
 
 
@@ -184,7 +189,7 @@ def _export(
 
 
 def plain_attributes(module: object) -> list[str]:
-    """What a module and its parts keep besides tensors and code."""
+    """Return the plain attributes of a module and its parts: neither tensors nor code."""
     parts = module.modules() if isinstance(module, nn.Module) else []
     return [
         f"{key}={value!r}"
@@ -195,12 +200,12 @@ def plain_attributes(module: object) -> list[str]:
 
 
 def _is_derived(part: nn.Module, key: str) -> bool:
-    """Whether an attribute is what a function's copy makes of what it captured, when it is first called."""
+    """Return whether an attribute is one that a function's copy derives from its captured values at its first call."""
     return isinstance(part, FunctionSnapshot) and key in ("_made", "_globals")
 
 
 def _refusal(module: object, error: Exception, watch: RowsWatch) -> NotCompiledError:
-    """Which of the reasons an error of the export is."""
+    """Return the refusal for an error of the export."""
     detail = f"{type(error).__name__}: {error}".strip().splitlines()[0]
     if isinstance(module, nn.Module) and any(isinstance(part, nn.RNNBase) for part in module.modules()):
         return NotCompiledError(Reason.RECURRENT, detail)
@@ -217,12 +222,14 @@ def _refusal(module: object, error: Exception, watch: RowsWatch) -> NotCompiledE
 
 
 def _at(line: Line | None, what: str = "") -> str:
-    """What there is to say, and where in the user's code it is so."""
+    """Return a detail with the line of the user's code."""
     return what if line is None else f"{what}{what and ', '}at {line}"
 
 
 def _constraint(error: Exception, watch: RowsWatch) -> str:
-    """What fixes the rows: ``len``, or whatever torch says, in short: the first of its points, without its advice."""
+    """Return the cause of a fixed number of rows: ``len``, or the first point of torch's
+    message, without its advice.
+    """
     line, is_one = watch.fixed or (None, False)
     if line is not None and is_one and "len(" in line.text:
         return _at(line, "as len(tensor) does, and x.shape[0] does not")
@@ -233,7 +240,7 @@ def _constraint(error: Exception, watch: RowsWatch) -> str:
 
 
 def _check_operators(nodes: Iterable[Node]) -> None:
-    """Raises NotCompiledError for what would not run as in the module, or not without Python."""
+    """Raise NotCompiledError for operators that would not run as in the module, or not without Python."""
     for node in nodes:
         refused = _reason_against(node)
         if refused is not None:
@@ -262,7 +269,7 @@ def _reason_against(node: Node) -> Reason | None:
 
 
 def _is_in_evaluation(node: Node) -> bool:
-    """Whether an operator that draws numbers in training (dropout, attention) is told not to."""
+    """Return whether an operator that draws numbers in training (dropout, attention) is told not to."""
     declared = [argument.name for argument in node.target._schema.arguments]  # type: ignore[union-attr]
     given = dict(zip(declared, node.args)) | node.kwargs
     defaults = {"dropout_p": 0.0} if "dropout_p" in declared else {}
@@ -271,7 +278,7 @@ def _is_in_evaluation(node: Node) -> bool:
 
 
 def _check_writes(program: ExportedProgram, num_outputs: int) -> None:
-    """Raises NotCompiledError if anything that the program is given is written to, but for the memory of outputs."""
+    """Raise NotCompiledError if the program writes to any of its inputs but the memory of outputs."""
     kept = set(program.graph_signature.user_inputs[:-num_outputs]) | program.constants.keys()
     for node in program.graph.nodes:
         if not isinstance(node.target, torch._ops.OpOverload) or not node.target._schema.is_mutable:
@@ -282,7 +289,7 @@ def _check_writes(program: ExportedProgram, num_outputs: int) -> None:
 
 
 def _base_of(node: Node) -> Node:
-    """What a tensor may be a view of."""
+    """Return the node that a tensor may be a view of."""
     while isinstance(node.target, torch._ops.OpOverload) and node.args and isinstance(node.args[0], Node):
         schema = node.target._schema
         is_view = bool(schema.returns) and schema.returns[0].alias_info is not None
@@ -293,7 +300,7 @@ def _base_of(node: Node) -> Node:
 
 
 def _described(value: object) -> str:
-    """Dtype, sizes and strides of what a node makes."""
+    """Return dtype, sizes and strides of a node's value."""
     if isinstance(value, torch.Tensor):
         return f"{value.dtype} {list(value.shape)} {value.stride()}"
     return str(value) if not isinstance(value, list | tuple) else str([_described(part) for part in value])

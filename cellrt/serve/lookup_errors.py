@@ -1,7 +1,7 @@
-"""Whose fault a cell's failure is: of a client that sent a token outside the vocabulary, or of nobody that is known.
+"""The cause of a cell's failure: a client that sent a token outside the vocabulary, or an unknown cause.
 
-A cell sees rows of many requests, and its error says what went wrong in its own words. After such a failure the request
-is unfolded once more, and what it gave to that cell is looked at; a request that does not fail costs nothing.
+A cell sees rows of many requests, and its error does not name a request. After such a failure the request is unfolded
+once more, and its inputs of that cell are checked; a request that does not fail costs nothing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,8 @@ OUTSIDE = "raised IndexError"
 
 
 def explained(described: Described, request: Any, error: CellrtError) -> CellrtError:
-    """The error that a client is told: RequestError if what it sent is outside a cell's vocabulary; else the error.
+    """Return the error for a client: RequestError if the request has an index outside a cell's vocabulary; else the
+    error.
 
     ``request``: as the unfolder takes it.
     """
@@ -41,10 +42,10 @@ def explained(described: Described, request: Any, error: CellrtError) -> CellrtE
 
 
 class _Watching(Graph):
-    """A graph that looks whether a request itself gives the cell that an error names the index that it refused.
+    """A graph that checks whether a request gives a cell the index that the cell's error names.
 
     Attributes:
-        found: what is wrong with it; empty: the request does not give it.
+        found: the fault of the request; empty if it does not give that index.
     """
 
     def __init__(self, described: Described, error: str, refused: Refused) -> None:
@@ -82,7 +83,7 @@ class _Watching(Graph):
 
 
 def _numbers(source: Any) -> Iterator[int]:
-    """The integers that a request gives; outputs of other cells are none."""
+    """Yield the integers that a request gives; outputs of other cells have none."""
     if isinstance(source, torch.Tensor | np.ndarray):
         yield from (int(value) for value in source.reshape(-1).tolist())
     elif isinstance(source, int | np.integer):

@@ -1,4 +1,4 @@
-"""What stands before every door: keys, origins, the count of answers, and errors that none of them expected."""
+"""The access check before every handler: keys, origins, the count of answers, and unexpected errors."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cellrt.errors import EngineClosedError, RequestError
-from cellrt.serve.door import SEEN
 from cellrt.serve.http import CUT_OFF, error_answer, json_response
+from cellrt.serve.inference import SEEN
 from cellrt.serve.keys import Keys
 from cellrt.serve.measures import Measures
 
 OPEN = ("/health", "/v2/health/live", "/v2/health/ready", "/", "/docs")
-"""What needs no key: the pages are empty without one."""
+"""Paths that need no key: the pages are empty without one."""
 HARMLESS = ("GET", "HEAD", "OPTIONS")
 """Methods that change nothing: pages of any origin may use them, and cannot read the answer."""
 ASKS = "OPTIONS"
@@ -27,21 +27,21 @@ ASKS = "OPTIONS"
 MAY_SEND, MAY_READ = b"GET, HEAD, POST", b"x-cellrt-request, retry-after, inference-header-content-length"
 """Methods that pages of allowed origins may use, and headers of answers that they may read beside the usual ones."""
 ASKED_AGAIN_S = 600
-"""How long a browser may keep what it was told of them."""
+"""The seconds for which a browser may cache these permissions."""
 LONGEST_ORIGIN = 60
-"""So much of an origin an error says."""
+"""The most characters of an origin in an error."""
 LONGEST_PATH = 200
-"""So much of a path that takes no websocket an error says."""
+"""The most characters, in an error, of a path that takes no websocket."""
 LONGEST_REASON = 123
-"""Bytes of the reason that a websocket is closed with."""
+"""The most bytes of the reason in a websocket's close frame."""
 NEEDS_KEY = "a key is needed: Authorization: Bearer KEY, or X-API-Key"
 DENIAL = "websocket.http.response"
-"""The extension of ASGI by which a websocket is answered before it is one."""
+"""The ASGI extension by which the handshake of a websocket is answered with a response."""
 log = logging.getLogger("cellrt")
 
 
 class Refusal(NamedTuple):
-    """Why who comes is not let in: status, type and text of the answer, and its headers."""
+    """A refusal of a request: status, type and text of the answer, and its headers."""
 
     status: int
     type: str
@@ -49,26 +49,25 @@ class Refusal(NamedTuple):
     headers: Mapping[str, str] = {}
 
     def response(self) -> Response:
-        """The answer."""
+        """Return the refusal as a response."""
         answer = json_response({"error": self.error, "type": self.type}, self.status)
         answer.headers.update(self.headers)
         return answer
 
 
-class Gate:
-    """Says who may come in.
+class AccessPolicy:
+    """The rules of access.
 
     Args:
         keys: one of them must come with each request.
-        origins: of other servers, in lower case, whose pages may do what changes something, read answers, or open a
-            websocket.
+        origins: of other servers, in lower case, whose pages may change state, read answers, or open a websocket.
     """
 
     def __init__(self, keys: Keys, origins: Collection[str] = ()) -> None:
         self._keys, self._origins = keys, origins
 
     def refusal(self, scope: Scope) -> Refusal | None:
-        """Why a request or a websocket is not let in; None if it is."""
+        """Return why a request or a websocket is refused; None if it is not."""
         is_harmless = scope["type"] == "http" and scope["method"] in HARMLESS
         if not is_harmless and (foreign := self._foreign_origin(scope)) is not None:
             said = f"Origin: pages of {foreign[:LONGEST_ORIGIN]!r} may not do this at this server"
@@ -95,7 +94,7 @@ class Gate:
         return [*made, (b"access-control-max-age", str(ASKED_AGAIN_S).encode())]
 
     def _foreign_origin(self, scope: Scope) -> str | None:
-        """The origin of the page that a browser says sent this; None if it is the server's own or there is none."""
+        """Return the origin of the page that sent a request, as its browser says; None for the server's own or none."""
         host, origins = b"", []
         for name, value in scope["headers"]:
             if name == b"origin":
@@ -108,13 +107,16 @@ class Gate:
 
 
 def no_websocket(path: str) -> Refusal:
-    """Of a websocket at a path that takes none."""
+    """Return the refusal of a websocket at a path that takes none."""
     said = f"there is no websocket at {path[:LONGEST_PATH]}, but at /v1/models/MODEL/session"
     return Refusal(404, RequestError.__name__, said)
 
 
 async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
-    """Answers who is not let in: a websocket too, or, where the server has no such thing, with a reason to close."""
+    """Answer a request with a refusal.
+
+    A websocket gets it as a response, or as the reason of its close frame where the server lacks that extension.
+    """
     if scope["type"] == "websocket" and DENIAL not in (scope.get("extensions") or ()):
         reason = refusal.error.encode()[:LONGEST_REASON].decode(errors="ignore")
         await send({"type": "websocket.close", "code": 1008, "reason": reason})
@@ -122,20 +124,20 @@ async def refuse(refusal: Refusal, scope: Scope, receive: Receive, send: Send) -
         await refusal.response()(scope, receive, send)
 
 
-class Guard:
-    """ASGI in front of ASGI.
+class AccessMiddleware:
+    """ASGI middleware that checks access, counts answers and handles unexpected errors.
 
     Args:
-        app: what it lets requests in to.
-        gate: says which.
+        app: gets the requests that are not refused.
+        access: decides which are refused.
         measures: counts answers.
     """
 
-    def __init__(self, app: ASGIApp, gate: Gate, measures: Measures) -> None:
-        self._app, self._gate, self._measures = app, gate, measures
+    def __init__(self, app: ASGIApp, access: AccessPolicy, measures: Measures) -> None:
+        self._app, self._access, self._measures = app, access, measures
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Lets a request in, or answers 401 or 403."""
+        """Pass a request on, or answer 401 or 403."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
@@ -144,14 +146,14 @@ class Guard:
             await self._count(scope, receive, send)
 
     async def _let_in(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if refusal := self._gate.refusal(scope):
+        if refusal := self._access.refusal(scope):
             await refuse(refusal, scope, receive, send)
         else:
             await self._app(scope, receive, send)
 
     async def _count(self, scope: Scope, receive: Receive, send: Send) -> None:
         begin_s, status = time.perf_counter(), 0
-        permissions = self._gate.permissions(scope)
+        permissions = self._access.permissions(scope)
         SEEN.set([])
 
         async def note(message: Message) -> None:

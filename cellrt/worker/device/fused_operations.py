@@ -1,11 +1,10 @@
 """Tasks of cells that read and write arena rows themselves (``FusedModule``).
 
-A run of several steps goes step by step, or in one call (``ChainModule``) where that was measured to be
-faster. No row is both read and written in a task, so it may be run again, and its first run of a kind is measured both
-ways.
+A run of several steps goes step by step, or in one call (``ChainModule``) where that was measured to be faster. No row
+is both read and written in a task, so it may be run again, and its first run of a kind is measured both ways.
 
-A form that reads spans (``reads_spans``) finds on the device how many rows each step has: its tasks are padded to a few
-numbers of rows, steps and positions, and those of one such size have one signature, however ragged.
+A form that reads spans (``reads_spans``) reads the number of rows of each step on the device: its tasks are padded to
+few numbers of rows, steps and positions. Tasks of one such size have one signature, however ragged they are.
 """
 
 from __future__ import annotations
@@ -18,7 +17,7 @@ import torch
 from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows, StepRows
 from cellrt.definition.spec import CellInput
 from cellrt.worker.blame import Failures, describe_error, take_rows
-from cellrt.worker.device.attempt import DeviceOutcome, Inputs
+from cellrt.worker.device.device_attempt import DeviceOutcome, Inputs
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
 from cellrt.worker.device.operations import Counts, Operations
 from cellrt.worker.device.signature import HAD_STOPPED, NOWHERE, OUTSIDE, OutputSignature
@@ -26,18 +25,20 @@ from cellrt.worker.torch_state import CellMode
 
 
 class FusedOperations(Operations):
-    """Calls ``run_rows`` step by step, or ``run_chain_rows``."""
+    """Operations that call ``run_rows`` step by step, or ``run_chain_rows``."""
 
     _is_captured = False
 
     def prepare_capture(self) -> None:
-        """Chooses how the run goes, which may take a measurement."""
+        """Choose whether the run goes in one call, which may take a measurement."""
         self._is_captured = True
         if self._signature.sizes_at != NOWHERE:
             self._goes_in_one_call()
 
     def run(self, counts: Counts, failures: Failures | None) -> None:
-        """See ``Operations.run``; on an error the task is run again by the plain form, to find the rows to blame."""
+        """Run the task, as of ``Operations.run``; after an error run it again by the plain form, to find the failing
+        rows.
+        """
         self._counts = counts
         try:
             with CellMode(self._memory.device.torch_device.type):
@@ -61,8 +62,12 @@ class FusedOperations(Operations):
             self._answer(parts)
 
     def _masked(self, parts: list[torch.Tensor], stopped: torch.Tensor) -> list[torch.Tensor]:
-        """The answers where rows may have stopped in a task before. These were computed like others, of rows that they
-        were given or have left, and wrote to rows of their own, which nobody reads."""
+        """Return the answers of a task with rows that may have stopped in a task before.
+
+        Stopped rows were computed like others, of rows that they were given or have left, and wrote to rows of their
+        own,
+        which are never read.
+        """
         signature, rows = self._signature, len(stopped)
         said = parts[0] if signature.stop != NOWHERE else torch.zeros_like(stopped)
         said = said.to(torch.int32).masked_fill(stopped, HAD_STOPPED)
@@ -73,19 +78,19 @@ class FusedOperations(Operations):
         return [*([said] if signature.tells_rows else []), *([] if bad is None else [bad])]
 
     def _stops(self) -> torch.Tensor:
-        """Whether each row says stop, of a task of one step of which some are of loops."""
+        """Return the stop flag of each row, of a task of one step with rows of loops."""
         output, rows = self._signature.outputs[self._signature.stop], self._signature.sizes[0]
         where = self._slice(output.rows_at, rows).clamp(min=0)
         return self._arena(output.kind).index_select(0, where).reshape(rows) != 0
 
     def _store(self, output: OutputSignature, value: torch.Tensor) -> None:
-        """Every position has a row, but those that nobody reads have none: they go where nobody looks."""
+        """Store an output. Every position has a row, but a negative one if it is not read: it goes to the trash row."""
         count = min(len(value), output.stores)
         arena, rows = self._arena(output.kind), self._slice(output.rows_at, count)
         arena.index_copy_(0, torch.where(rows < 0, len(arena) - 1, rows), value[:count])
 
     def _inputs(self) -> Inputs:
-        """Where the device counts rows, without the padding: the plain form is told how many there are."""
+        """Return the inputs for the plain form, without the padding of a form that reads spans."""
         inputs = super()._inputs()
         if self._signature.spans_at == NOWHERE:
             return inputs
@@ -100,7 +105,7 @@ class FusedOperations(Operations):
         return Inputs(counts.sizes, list(values), None, bad, stopped)
 
     def _result_positions(self, output: OutputSignature) -> torch.Tensor:
-        """Of a run that goes step by step, rows of the arena: some may be none, and are not shown."""
+        """Return arena rows; of a run that goes step by step some may be negative, and are not shown."""
         return super()._result_positions(output).clamp(min=0)
 
     def _show(self, number: int, output: OutputSignature, outcome: DeviceOutcome) -> None:
@@ -108,13 +113,13 @@ class FusedOperations(Operations):
             self._deliver(number, output, self._arena(output.kind))
 
     def _run_whole(self) -> list[torch.Tensor]:
-        """Runs a run either way; returns which positions have a value that is not finite where they must be."""
+        """Run a run either way; return flags of the positions with a value that is not finite where it must be."""
         if not (self._goes_in_one_call() and self._run_chain()):
             self._run_steps()
         return [self._not_finite(0, self._signature.positions)]
 
     def _goes_in_one_call(self) -> bool:
-        """Whether a run like this one goes in one call; measured if that is not known yet."""
+        """Return whether a run like this one goes in one call, after a measurement if that is not known yet."""
         chains, sizes = self._placed.chains, self._signature.sizes
         if chains is None:
             return False
@@ -125,7 +130,7 @@ class FusedOperations(Operations):
         return choice
 
     def _is_chain_faster(self) -> bool:
-        """Runs the task both ways, as it would run from now on, and measures them."""
+        """Run the task both ways, as it would run from now on, and return whether one call is faster."""
         device = self._memory.device
         try:
             if not self._run_chain():
@@ -152,7 +157,7 @@ class FusedOperations(Operations):
         return device.time(device.capture(work).replay if self._is_captured else work)
 
     def _run_chain(self) -> bool:
-        """Runs all steps in one call, if the cell takes these."""
+        """Run all steps in one call; return False if the cell does not take them."""
         cell, signature, chains = self._placed.cell, self._signature, self._placed.chains
         if chains is None:
             return False
@@ -171,9 +176,9 @@ class FusedOperations(Operations):
         )
 
     def _run_steps(self) -> list[torch.Tensor]:
-        """Runs all steps; returns which positions of each have a value that is not finite where they must be.
+        """Run all steps; return for each the positions with a value that is not finite where it must be.
 
-        It does not look where every position keeps what must be finite until the end.
+        A form that keeps such values at every position until the end is checked there, and not here.
         """
         cell, signature, run_rows = self._placed.cell, self._signature, self._placed.run_rows
         if run_rows is None:
@@ -193,7 +198,9 @@ class FusedOperations(Operations):
         return bad
 
     def _step_input(self, number: int, step: int, before: int, start: int) -> StepRows | CellInput:
-        """An input's rows at a step, whose positions begin at ``start``, those of the step before it at ``before``."""
+        """Return an input's rows at a step whose positions begin at ``start``, those of the step before it at
+        ``before``.
+        """
         cell, given = self._placed.cell, self._signature.inputs[number]
         source = list(cell.inputs)[number]
         carried = cell.carry.get(source)
@@ -210,7 +217,7 @@ class FusedOperations(Operations):
     def _step_rows(
         self, values: torch.Tensor, rows_at: int, count: int, step: int, start: int, is_state: bool = False
     ) -> StepRows:
-        """Of ``count`` rows those of a step: as its span says, or else as many as it has, from ``start`` on."""
+        """Return a step's part of ``count`` rows: by its span, or else as many as it has, from ``start`` on."""
         signature, size = self._signature, self._signature.sizes[step]
         if signature.spans_at == NOWHERE:
             return IndexedRows(values, self._slice(rows_at + start, size))
@@ -218,7 +225,7 @@ class FusedOperations(Operations):
         return SpannedRows(values, self._slice(rows_at, count), size, self._slice(span_at, SPAN))
 
     def _not_finite(self, start: int, size: int) -> torch.Tensor:
-        """Which of these positions have a value that is not finite where the cell declares finite ones: bool."""
+        """Return bool flags of the positions with a value that is not finite where the cell declares finite ones."""
         cell = self._placed.cell
         bad = torch.zeros(size, dtype=torch.bool, device=self._words.device)
         for name, output in zip(cell.outputs, self._signature.outputs):
@@ -229,7 +236,9 @@ class FusedOperations(Operations):
         return bad
 
     def _outside(self) -> torch.Tensor:
-        """Which positions read what is outside an input's limits: a fused form reads nothing there."""
+        """Return flags of the positions that read values outside an input's limits; a fused form does not index with
+        them.
+        """
         bad = torch.zeros(self._signature.positions, dtype=torch.int32, device=self._words.device)
         for number, (name, given) in enumerate(zip(self._placed.cell.inputs, self._signature.inputs)):
             if name in self._placed.limits:

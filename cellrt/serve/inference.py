@@ -1,4 +1,5 @@
-"""What every door does with a request: hands it to the engine, waits for its end, and gives it up when its client goes.
+"""The way of a request from a protocol's handler to the engine: submit it, wait for its end, cancel it if its client
+goes.
 
 Belongs to the front end's event loop.
 """
@@ -17,29 +18,29 @@ from cellrt.engine.stream import Stream
 from cellrt.errors import CancelledError, CellError, CellrtError, OverloadError, RequestError, SessionError, http_status
 from cellrt.process.remote_session import RemoteSession
 from cellrt.serve.backend import Backend
-from cellrt.serve.blame import explained
 from cellrt.serve.described import Described
+from cellrt.serve.lookup_errors import explained
 from cellrt.serve.measures import Measures
 from cellrt.serve.oip import Parameters
 
 RETRY_AFTER_S = 1
-"""What a client is told that comes too often."""
+"""The seconds after which a refused client may try again."""
 MAY_RETRY = (429, 503)
 
 T = TypeVar("T")
 SEEN: ContextVar[list[str] | None] = ContextVar("SEEN", default=None)
-"""A list for the requests that are answered in this context, by what ``/debug`` knows them by; None: nobody asks."""
+"""A list for the ids in ``/debug`` of the requests that are submitted in this context; None: the ids are not needed."""
 Gone = Callable[[Callable[[], object]], Callable[[], object]]
-"""Has a function called once the client is gone; returns what ends that."""
+"""A function that calls another one once the client is gone; it returns a function that cancels this."""
 
 
 class Answer(NamedTuple):
-    """What a request came to.
+    """The answer to a request.
 
     Attributes:
         results: by name.
-        version: of the model that computed them; an open session goes on with that it began with.
-        id: what ``/debug`` knows the request by.
+        version: of the model that computed them; an open session keeps the version that it began with.
+        id: of the request in ``/debug``.
     """
 
     results: Result
@@ -47,11 +48,11 @@ class Answer(NamedTuple):
     id: str
 
 
-class Door:
-    """See the module. ``backend``: where requests go; ``measures``: counts what passes.
+class InferenceService:
+    """The submission of requests for all protocols. ``backend``: the engine; ``measures``: counts requests.
 
     Attributes:
-        draining: set when the server is about to end: what waits for its client's next request is to end too.
+        draining: set when the server is about to end, for handlers that wait for their client's next request.
     """
 
     def __init__(self, backend: Backend, measures: Measures) -> None:
@@ -60,13 +61,13 @@ class Door:
         self._num_streams = 0
 
     def drain(self) -> None:
-        """Takes in that the server is about to end: nothing more is taken."""
+        """Record that the server is about to end: no more requests are accepted."""
         self.backend.drain()
         self.draining.set()
 
     async def infer(self, described: Described, request: Any, how: Parameters, gone: Gone) -> Answer:
-        """The answer to a request. Raises what ``Engine.infer`` raises."""
-        with self.counted(described.name), blamed(described, request):
+        """Return the answer to a request. Raise what ``Engine.infer`` raises."""
+        with self.counted(described.name), blaming_request(described, request):
             if how.sequence is None:
                 client = self.backend.client
                 when = due(how.deadline, how.schedule_by)
@@ -86,12 +87,13 @@ class Door:
 
     @asynccontextmanager
     async def stream(self, described: Described, request: Any, how: Parameters) -> AsyncIterator[tuple[Stream, str]]:
-        """The steps of a request, and the version of the model that computes them; leaving gives it up.
+        """Provide the steps of a request, and the version of the model that computes them; leaving the block cancels
+        it.
 
-        Raises what ``Engine.stream`` raises.
+        Raise what ``Engine.stream`` raises.
         """
         limits = self.backend.settings.limits
-        with self.counted(described.name), blamed(described, request), self.place_of_stream():
+        with self.counted(described.name), blaming_request(described, request), self.place_of_stream():
             if how.sequence is None:
                 client = self.backend.client
                 options = {**how.options, "max_unread": limits.max_unread}
@@ -106,7 +108,7 @@ class Door:
 
     @contextmanager
     def place_of_stream(self) -> Iterator[None]:
-        """One of the streams that may be open at once. Raises OverloadError if there are as many."""
+        """Count an open stream within the block. Raise OverloadError if as many as allowed are open."""
         most = self.backend.settings.limits.max_streams
         if self._num_streams >= most:
             raise OverloadError(f"{self._num_streams} streams are open, this front end takes {most} (max_streams)")
@@ -120,7 +122,7 @@ class Door:
 
     @asynccontextmanager
     async def _in_session(self, described: Described, how: Parameters) -> AsyncIterator[RemoteSession]:
-        """The session that a request belongs to; closed after it if it is the last."""
+        """Provide the session that a request belongs to; close it afterwards if the request is its last."""
         if how.sequence is None:
             raise RequestError("the request is in no sequence")
         id, is_start, is_end = how.sequence
@@ -136,7 +138,7 @@ class Door:
 
     @contextmanager
     def counted(self, model: str) -> Iterator[None]:
-        """Counts refusals of a model's requests, and notes when the last one was not refused."""
+        """Count refusals of a model's requests, and record when the last one was not refused."""
         try:
             yield
             self.measures.note_inference(model)
@@ -145,14 +147,14 @@ class Door:
             raise
 
     def note(self, future: RequestFuture) -> str:
-        """What ``/debug/requests/...`` knows a request by; noted for whoever asks for its spans."""
+        """Return a request's id in ``/debug/requests/...``, and record it for this context."""
         id, seen = self.trace_id(future), SEEN.get()
         if id and seen is not None:
             seen.append(id)
         return id
 
     def trace_id(self, future: RequestFuture) -> str:
-        """What ``/debug/requests/...`` knows a request by."""
+        """Return a request's id in ``/debug/requests/...``."""
         return self.backend.trace_id(future)
 
 
@@ -162,7 +164,10 @@ def _version_of(session: RemoteSession) -> str:
 
 @contextmanager
 def noting() -> Iterator[list[str]]:
-    """What ``/debug`` knows the requests by that are submitted within; whoever asked for it around is told too."""
+    """Provide a list of the ids in ``/debug`` of the requests submitted within the block.
+
+    An outer block gets them too.
+    """
     around, seen = SEEN.get(), list[str]()
     token = SEEN.set(seen)
     try:
@@ -174,8 +179,8 @@ def noting() -> Iterator[list[str]]:
 
 
 @contextmanager
-def blamed(described: Described, request: Any) -> Iterator[None]:
-    """Raises a cell's failure as RequestError if it is the request's fault: see ``blame``."""
+def blaming_request(described: Described, request: Any) -> Iterator[None]:
+    """Raise a cell's failure as RequestError if the request is its cause, which ``explained`` decides."""
     try:
         yield
     except CellError as error:
@@ -183,14 +188,14 @@ def blamed(described: Described, request: Any) -> Iterator[None]:
 
 
 def never_gone(_: Callable[[], object]) -> Callable[[], object]:
-    """As ``Gone``, where whoever waits is cancelled when the client goes."""
+    """Ignore the function: a ``Gone`` for handlers that are cancelled when their client goes."""
     return lambda: None
 
 
 async def unless_gone(waiter: asyncio.Future[T], gone: Gone) -> T:
-    """What comes of a request; it is cancelled when its client goes, or whoever waits here is cancelled.
+    """Return the result of a request; cancel it when its client goes, or this task is cancelled.
 
-    Raises CancelledError, of ours, when the client goes.
+    Raise our CancelledError when the client goes.
     """
     is_gone = False
 
@@ -210,11 +215,11 @@ async def unless_gone(waiter: asyncio.Future[T], gone: Gone) -> T:
         end()
 
 
-def told(error: BaseException) -> dict[str, str]:
-    """An error as every door's JSON has it."""
+def error_json(error: BaseException) -> dict[str, str]:
+    """Return an error as a JSON object, for all protocols without an own form."""
     return {"error": str(error) or type(error).__name__, "type": type(error).__name__}
 
 
 def error_headers(error: BaseException) -> dict[str, str]:
-    """When to try again, if that helps."""
+    """Return the header with the time of the next try, if one may help."""
     return {"retry-after": str(RETRY_AFTER_S)} if http_status(error) in MAY_RETRY else {}

@@ -5,22 +5,22 @@ from __future__ import annotations
 from itertools import zip_longest
 
 from cellrt.process.starting import Started
-from cellrt.serve.settings import Settings
+from cellrt.serve.server_settings import Settings
 from cellrt.worker.cores import num_cores
 
 MOST_WORKERS = 30
-"""Of an engine, on CPUs."""
+"""The most CPU workers of an engine."""
 
 
 def workers_of(settings: Settings) -> int | list[str]:
-    """What its engine takes: by default a CPU worker for each core that the front ends leave."""
+    """Return the engine's ``workers``: by default a CPU worker for each core that the front ends leave."""
     if settings.workers is None:
         return max(1, min(MOST_WORKERS, num_cores() - settings.front_ends))
     return list(settings.workers) if isinstance(settings.workers, tuple) else settings.workers
 
 
 def start_engine(settings: Settings) -> Started:
-    """Starts it, and does not wait for it; it ends by itself when its last worker has died. Raises DeviceError."""
+    """Start the engine's process without waiting for it; it ends when its last worker has died. Raise DeviceError."""
     options = {
         "workers": workers_of(settings),
         "max_queue": settings.max_queued_requests,

@@ -1,4 +1,4 @@
-"""AOTInductor's form of a cell with pages or spans, and how it is tried against the module."""
+"""AOTInductor's form of a cell with pages or spans, and its comparison with the module."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from cellrt.definition.spec import CellInput, RaggedRows, copy_input
 from cellrt.errors import DefinitionError
 
 TRIED = ((1, 1, 0), (1, 1, 5), (1, 4, 3), (3, 1, 9), (4, 3, 2), (16, 1, 17))
-"""Nodes, rows of each, and rows before them, with which a form is tried."""
+"""The nodes, the rows of each, and the rows before them, with which a form is tried."""
 
 
 def span_form(cell: Computation, library: Library, least_rows: int, origin: str) -> SpanForm:
-    """The form of a cell of which there is a library. Raises NotCompiledError for what it cannot take."""
+    """Return the form of a cell with a library. Raise NotCompiledError for inputs that it cannot take."""
     if least_rows > 1 and any(spec.ragged for spec in cell.inputs.values()):
         raise NotCompiledError(Reason.FIXED_ROWS)
     constants = np.array([*library.words(), *library.handles], np.int64)
@@ -37,9 +37,9 @@ def span_form(cell: Computation, library: Library, least_rows: int, origin: str)
 
 @torch.inference_mode()
 def try_span_form(cell: Computation, form: SpanForm) -> bool:
-    """Whether rows give the same bits whoever else is there.
+    """Return whether rows give the same bits with any other rows of the batch.
 
-    Raises NotCompiledError if outputs, or what is appended, are not the module's.
+    Raise NotCompiledError if outputs, or appended rows, are not the module's.
     """
     generator = torch.Generator().manual_seed(0)
     is_invariant, wrong = True, Counter[str]()
@@ -66,7 +66,7 @@ def try_span_form(cell: Computation, form: SpanForm) -> bool:
 def _outcome(
     cell: Computation, inputs: Sequence[CellInput], form: SpanForm | None
 ) -> tuple[list[torch.Tensor], dict[str, torch.Tensor]]:
-    """What the form, or else the module, makes of copies of the inputs, and their pages after that."""
+    """Return the outputs of the form, or else the module, on copies of the inputs, and their pages after that."""
     copies = dict(zip(cell.inputs, map(copy_input, inputs)))
     if form is None:
         try:
@@ -82,7 +82,7 @@ def _outcome(
 
 
 def _of_node(value: CellInput, node: int, rows: int) -> CellInput:
-    """An input of one node of several that have so many rows each."""
+    """Return the part of an input for one of several nodes, each of which has so many rows."""
     if isinstance(value, PagedRows | Spans):
         return value.take([node])
     if isinstance(value, RaggedRows):

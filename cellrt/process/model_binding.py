@@ -1,7 +1,7 @@
-"""A model as an engine in another process knows it: what is needed to unfold its requests here.
+"""The description of a model that a client needs to unfold its requests in another process.
 
-``described`` makes it where the engine is, as JSON; ``Binding`` reads it where the client is. Of constants only digests
-cross, of cells their identities: a client whose cells have other weights than the engine's is told so.
+``described`` makes it in the engine's process, as JSON; ``Binding`` reads it in the client's. Of constants only digests
+cross, of cells their identities: a client whose cells have other weights than the engine's gets an error.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from cellrt.process.source import ModelSource, made_of
 
 
 class RowFormat:
-    """The rows of a kind as bytes.
+    """The format in bytes of a row kind.
 
     Attributes:
         spec: of a row.
-        bits: NumPy dtype of its bits; see ``definition.bits.as_bits``.
+        bits: the NumPy dtype of its bits, as of ``definition.bits.as_bits``.
         num_bytes: of a row.
     """
 
@@ -42,7 +42,7 @@ class RowFormat:
 
 
 def described(model: Model, registry: Registry) -> dict[str, Any]:
-    """What a client must know of a model, as JSON has it."""
+    """Return the description of a model for clients, as a JSON object."""
     constants = [(kind, _digest(content), row) for (kind, content), row in dict(registry.constants).items()]
     return {
         "name": model.name,
@@ -61,11 +61,13 @@ def described(model: Model, registry: Registry) -> dict[str, Any]:
 
 
 class Unfolders(dict[tuple[str, int], Unfolder]):
-    """The models that a client has imported, by name and version: with compiled forms a model is described anew, and
-    its file may be another by then.
+    """The models that a client has imported, by name and version.
+
+    They are kept because a model whose compiled forms are ready is described anew, and its file may have changed by
+    then.
 
     Attributes:
-        on_import: called with how many were forgotten so far whenever one was imported.
+        on_import: called after each import, with the number of models forgotten so far.
     """
 
     def __init__(self) -> None:
@@ -74,7 +76,7 @@ class Unfolders(dict[tuple[str, int], Unfolder]):
         self._num_gone = 0
 
     def imported(self, its: tuple[str, int], load: Callable[[], Unfolder]) -> Unfolder:
-        """The one of a name and version; what is new is loaded."""
+        """Return the model of a name and version; load it if it is new."""
         found = self.get(its)
         if found is None:
             found = self.setdefault(its, load())
@@ -82,30 +84,30 @@ class Unfolders(dict[tuple[str, int], Unfolder]):
         return found
 
     def forget(self, its: tuple[str, int]) -> None:
-        """Gives up one that nobody uses."""
+        """Forget a model that is not used."""
         self._num_gone += self.pop(its, None) is not None
 
 
 class Binding:
-    """A model of an engine elsewhere; a graph is built for it as for one here (``graph.recorder.Binding``).
+    """A model of an engine elsewhere. A graph is built for it as for one here (``graph.recorder.Binding``).
 
-    Made by whoever hears of it, and quickly: it is imported when somebody first unfolds for it.
+    Making one is quick: the model is imported when a request is first unfolded for it.
 
     Args:
-        number: what messages call it.
-        description: see ``described``.
-        unfolders: of this process.
+        number: names the binding in messages.
+        description: as of ``described``.
+        unfolders: those of this process.
 
     Attributes:
-        number, name: of the model.
-        version: how many models of that name there were, with this one.
-        unfolder, known: of this process, and the graphs that it is known to make; imported at first, which raises
+        number, name: of the binding and of the model.
+        version: the number of models of that name so far, with this one.
+        unfolder, known: the model of this process, and its known graphs. The first use imports it, which raises
             UnknownModelError, DefinitionError.
         formats: of rows, by kind.
-        states: what its sessions keep.
-        users: who unfolds for it now: an object of each call, and of each session a weak reference, which goes with it.
+        states: the states of its sessions.
+        users: the present users: an object for each call, and for each session a weak reference, which goes with it.
         is_outdated: whether the engine has another model of that name, or none.
-        is_released: whether the engine was told that nothing unfolded for it will come any more.
+        is_released: whether the engine was told that no more requests will be unfolded for it.
     """
 
     def __init__(self, number: int, description: Mapping[str, Any], unfolders: Unfolders) -> None:
@@ -130,17 +132,17 @@ class Binding:
 
     @property
     def is_imported(self) -> bool:
-        """Whether the model is there to unfold with."""
+        """True once the model is imported."""
         return self._known is not None
 
     def imported(self) -> Self:
-        """The binding, with its model imported. Raises UnknownModelError, DefinitionError."""
+        """Return the binding, with its model imported. Raise UnknownModelError, DefinitionError."""
         _ = self.known
         return self
 
     @property
     def unfolder(self) -> Unfolder:
-        """See the class."""
+        """The model of this process, imported at the first use. Raises UnknownModelError, DefinitionError."""
         if self._unfolder is None:
             its = self.name, self.version
             unfolder = self._unfolders.imported(its, self._load)
@@ -162,13 +164,13 @@ class Binding:
 
     @property
     def known(self) -> KnownGraphs:
-        """See the class."""
+        """The known graphs of the model. Raises like ``unfolder``."""
         if self._known is None:
             self._known = KnownGraphs(self.unfolder)
         return self._known
 
     def cell_type(self, cell: Cell) -> int:
-        """Type id of a cell. Raises RequestError if the model does not have it."""
+        """Return the type id of a cell. Raise RequestError if the model does not have it."""
         type_id = self._types.get(cell.identity)
         if type_id is None:
             raise RequestError(
@@ -179,14 +181,14 @@ class Binding:
         return type_id
 
     def kind(self, spec: RowSpec) -> int:
-        """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
+        """Return the kind of a row spec. Raise RequestError if no cell of the engine has such rows."""
         kind = self._kinds.get(spec.stored)
         if kind is None:
             raise RequestError(f"no cell of this engine has rows of {spec}")
         return kind
 
     def constant_row(self, kind: int, content: bytes) -> int:
-        """Permanent row of a constant, or -1: then it travels with the request."""
+        """Return the permanent row of a constant, or -1: then it travels with the request."""
         return self._constants.get((kind, _digest(content)), -1) if self._constants else -1
 
 
