@@ -27,7 +27,7 @@ from cellrt.core.state.tables import (
 )
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends
-from cellrt.engine.lending import Lending
+from cellrt.engine.leases import Leases
 from cellrt.engine.registry import Model
 from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.together import SMALL_BYTES
@@ -82,8 +82,8 @@ class Door:
     Clients hand in under the gate; whatever else is here belongs to the holder of the turn.
     """
 
-    def __init__(self, processor: Processor, lending: Lending) -> None:
-        t, self._lending = processor.tables, lending
+    def __init__(self, processor: Processor, leases: Leases) -> None:
+        t, self._lending = processor.tables, leases
         self._words, self._table, self._submitted = t.door, t.submissions, t.submitted
         self._answered, self._requests = t.answered, t.requests["submission"]
         self._numbers = t.requests["number"]

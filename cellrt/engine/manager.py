@@ -95,7 +95,7 @@ class Manager:
         self.after_turn: Callable[[], None] | None = None
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        self._late, self._door = Deadlines(processor, registry.name_of), Door(processor, self.sessions.lending)
+        self._late, self._door = Deadlines(processor, registry.name_of), Door(processor, self.sessions.leases)
         self.room = Room(self.turns.gate, partial(_note_watched, self._door, self.turns))
         self.requests = Requests(processor, arenas, self.sessions, self._replies, self._late, self._door)
         room = self.sessions.evict_some, self.requests.give_way

@@ -164,7 +164,7 @@ class RequestGroup:
 
     @property
     def may_go_by_door(self) -> bool:
-        """Whether compiled code may admit and answer them, if they have no sessions, or these are lent."""
+        """Whether compiled code may admit and answer them, if they have no sessions, or these are leased."""
         return self.channel is None and fits(self.inputs, self.count, self.plan.answers)
 
     def of(self, number: int) -> Result:

@@ -76,7 +76,7 @@ class Requests:
         self.has_new_deadlines = False
         """Whether some may be earlier than those that the timekeeper knows."""
         self.goes_on = False
-        """Whether a turn is to admit requests of sessions that were lent."""
+        """Whether a turn is to admit requests of sessions that were leased."""
 
     @property
     def is_empty(self) -> bool:
@@ -155,7 +155,7 @@ class Requests:
                         if group.has_deadline:
                             self._deadlines.note_answered(group)
             self._replies.answer_by_door(told)
-        for record in self._sessions.lending.take_home():
+        for record in self._sessions.leases.take_recalled():
             self.go_on(record)
             self.goes_on = True
 
@@ -204,7 +204,7 @@ class Requests:
         """Takes in requests of sessions, from a number on: those of sessions that have nothing to do go on together."""
         begun: list[int] = []
         for number, record in enumerate(sessions[first:], first):
-            if not (record.is_free and self._sessions.lending.call_home(record)):
+            if not (record.is_free and self._sessions.leases.recall(record)):
                 group.move((number,), LiveState.IN_SESSION)
                 self.ask_session(record, (group, number))
             elif self._begin(record, (group, number)):

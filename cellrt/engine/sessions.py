@@ -27,7 +27,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.moves import SessionState
 from cellrt.core.state.tables import HOST, LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.core.state.views import SessionPages, bring_pages, request_pages, session_pages, sessions_at, take_copies
-from cellrt.engine.lending import Lending
+from cellrt.engine.leases import Leases
 from cellrt.engine.registry import Model
 from cellrt.engine.request_group import Asked, SessionRecord
 from cellrt.engine.saved_states import SavedStates, size_of
@@ -54,7 +54,7 @@ class Sessions:
         """States that were moved to host memory, and sessions that were closed as there was no room for them there."""
         free = free_bytes() if limits.max_saved_bytes is None else None
         self.max_saved_bytes = limits.max_saved_bytes or (UNKNOWN_BYTES if free is None else max(1, free // SAVED_PART))
-        self._saved, self.lending = SavedStates(), Lending(processor)
+        self._saved, self.leases = SavedStates(), Leases(processor)
         self._processor, self._arenas = processor, arenas
         self._lock = threading.Lock()
         self._open: dict[SessionRecord, None] = {}
@@ -147,14 +147,14 @@ class Sessions:
 
     def next_request(self, record: SessionRecord) -> Asked | None:
         """Calls what the session was asked up to its next request, and returns that; None if there is none to begin."""
-        while record.running is None and record.queue and self.lending.call_home(record):
+        while record.running is None and record.queue and self.leases.recall(record):
             item, _ = record.queue.popitem(last=False)
             if not isinstance(item, Call):
                 return item
             item.run()
         if record.running is None and record.state is SessionState.IDLE:
             self._note_used(record)
-            self._lend(record)
+            self._grant(record)
         return None
 
     def _note_used(self, record: SessionRecord) -> None:
@@ -162,20 +162,20 @@ class Sessions:
         self._idle[record] = None
         self._idle.move_to_end(record)
 
-    def _lend(self, record: SessionRecord) -> None:
+    def _grant(self, record: SessionRecord) -> None:
         if not self._lost:
-            self.lending.lend(record)
+            self.leases.grant(record)
 
     def note_answered(self, record: SessionRecord) -> None:
-        """Takes in that compiled code has answered a request of a session that was lent."""
+        """Takes in that compiled code has answered a request of a session that was leased."""
         if record.running is None and record.state is SessionState.IDLE:
             self._note_used(record)
-            if not self.lending.is_away(record):
+            if not self.leases.is_in_use(record):
                 self._settle(record)
 
     def take_over(self, record: SessionRecord, request: Asked) -> None:
-        """Takes in that Python goes on with a request of a session that was lent."""
-        self.lending.take_over(record)
+        """Takes in that Python goes on with a request of a session that was leased."""
+        self.leases.take_over(record)
         self._idle.pop(record, None)
         self._resident.pop(record, None)
         record.running = request
@@ -232,14 +232,14 @@ class Sessions:
 
     def _oldest(self, most: int) -> list[SessionRecord]:
         """Those idle longest that have state at a worker."""
-        return list(islice((record for record in self._resident if not self.lending.is_away(record)), most))
+        return list(islice((record for record in self._resident if not self.leases.is_in_use(record)), most))
 
     def evict(self, record: SessionRecord) -> bool:
         """Frees an idle session's rows: copies its state to host memory, or closes it if there is no room for that.
 
         False, with nothing changed, if there is none and sessions are not to be closed for that.
         """
-        self.lending.call_home(record)
+        self.leases.recall(record)
         num_bytes = self._num_bytes(record)
         if not self._has_room_for(num_bytes, record):
             if self.limits.when_full == REFUSE:
@@ -366,7 +366,7 @@ class Sessions:
             for each in (record, other):
                 if each.error is not None:
                     raise SessionError(str(each.error))
-            if not other.is_free or not self.lending.call_home(other) or not self._share(record, other):
+            if not other.is_free or not self.leases.recall(other) or not self._share(record, other):
                 left.append(other)
         if record.error is not None:
             raise SessionError(str(record.error))
@@ -430,7 +430,7 @@ class Sessions:
     def end(self, record: SessionRecord, error: SessionError) -> None:
         """Ends a session that has no running request, for good: later requests on it get ``error``."""
         record.error = error
-        self.lending.take_over(record)
+        self.leases.take_over(record)
         self._saved.set(record, None)
         record.move(SessionState.ENDED)
         if record.id >= 0:
@@ -452,7 +452,7 @@ class Sessions:
         while self._idle and self.until_expiry_s() == 0.0:
             oldest = next(iter(self._idle))
             allowed = self.limits.idle_timeout_s
-            if self.lending.is_away(oldest):
+            if self.leases.is_in_use(oldest):
                 self._note_used(oldest)
                 continue
             self.end(oldest, SessionError(f"{oldest} has expired: it was idle for {allowed} s"))
@@ -461,7 +461,7 @@ class Sessions:
         """Ends the sessions whose state is at a lost worker: now, or when their request has given it back."""
         self._lost[location] = cause
         for record in self:
-            self.lending.call_home(record)
+            self.leases.recall(record)
         lost = set(sessions_at(self._processor.tables, location))
         for record in [record for record in self._resident if record.id in lost]:
             self._end_lost(record, cause)

@@ -17,8 +17,8 @@ _LONGEST_S = 1e6
 
 
 class Sleeper:
-    """A word that a thread sleeps on. Its memory stays for ever, as who wakes it may be late: it is lent to one thread
-    after the other, and whoever is woken looks whether what it waits for has come."""
+    """A word that a thread sleeps on. Its memory stays for ever, as who wakes it may be late: one thread has it
+    after the other; whoever is woken looks whether what it waits for has come."""
 
     __slots__ = ("_at", "_words")
 
@@ -54,7 +54,7 @@ class Sleeper:
 _free: list[Sleeper] = []
 
 
-class _Lent:
+class _Own:
     """The sleeper of a thread, as long as that lives."""
 
     sleeper: Sleeper | None = None
@@ -79,8 +79,8 @@ _of_threads = threading.local()
 def own_sleeper() -> Sleeper:
     """Return the sleeper of the calling thread. It may be asked to sleep for several ends, one inside the other."""
     try:
-        own: Sleeper = _of_threads.lent.sleeper
+        own: Sleeper = _of_threads.own.sleeper
     except AttributeError:
-        _of_threads.lent = _Lent()
-        own = _of_threads.lent.sleeper
+        _of_threads.own = _Own()
+        own = _of_threads.own.sleeper
     return own

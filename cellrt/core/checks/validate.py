@@ -68,8 +68,8 @@ def _door(t: Tables) -> list[str]:
             rules.append(f"submission {at}: its requests are miscounted")
     live = t.requests[_live(t)]
     by_door = live["session"][(live["submission"] != 0) & (live["session"] >= 0)].tolist()
-    if sorted(by_door) != np.flatnonzero(t.lent["ticket"] < 0).tolist():
-        rules.append("sessions are lent to other requests than run")
+    if sorted(by_door) != np.flatnonzero(t.leases["ticket"] < 0).tolist():
+        rules.append("sessions are leased to other requests than run")
     if not t.submissions["is_there"][whose[whose > 0] - 1].all():
         rules.append("a request is of a submission that is not there")
     return rules

@@ -6,7 +6,7 @@ memory of the client's own (``leave``), and a thread that sleeps until then is w
 Python has taken that in, and told whom it must. So new requests are batched with those that run from the next cell on,
 and each leaves with its last (BatchMaker section 4.2).
 
-A request of a session goes on with it if Python has lent it (``Lent``): if nothing else was asked of it before.
+A request of a session goes on with it if Python has leased it (``Lease``): if nothing else was asked of it before.
 
 What is not that plain is Python's: requests that wait for room or their session, stream, fail, are cancelled or late.
 It may take over a submission at any time (``engine/door.py``); its requests are Python's from then on.
@@ -107,13 +107,13 @@ def _admit_all(t: Tables, submission: Submission, at: int) -> bool:
         if submission.sessions_at > 0:
             its = words_at(submission.sessions_at, submission.count, 2)
             session, ticket = its[number, 0], its[number, 1]
-            if session < 0 or t.lent[session].ticket != ticket:
+            if session < 0 or t.leases[session].ticket != ticket:
                 return False
         request_id = admit(t, template, *how, *due, 0, session, t.brought, 0)
         if request_id < 0:
             return False
         if session >= 0:
-            t.lent[session].ticket = -ticket
+            t.leases[session].ticket = -ticket
         request = t.requests[request_id]
         request.submission, request.number = at + 1, number
         _bring(t, template, at, number)
@@ -162,11 +162,11 @@ def _give_back(t: Tables, session: int) -> bool:
     """Let another request go on with a session; return whether Python wants it instead, and has it now."""
     if session < 0:
         return False
-    lent = t.lent[session]
-    lent.ticket = 0 if lent.is_wanted else -lent.ticket
-    if lent.is_wanted == 0:
+    lease = t.leases[session]
+    lease.ticket = 0 if lease.is_wanted else -lease.ticket
+    if lease.is_wanted == 0:
         return False
-    lent.is_wanted = 0
+    lease.is_wanted = 0
     return True
 
 

@@ -184,8 +184,8 @@ def refresh(t: Tables, subgraph_id: int) -> None:
     worker = 0 if subgraph.in_flight == 0 and subgraph.sent == 0 else subgraph.pinned
     home = t.requests[subgraph.request].home if cell_type.has_spans else 0
     # What it reads, or made itself, may be at no other worker yet: it goes home when that is done.
-    is_away = home > 0 and worker > 0 and worker != home
-    if home > 0 and not is_away:
+    is_in_use = home > 0 and worker > 0 and worker != home
+    if home > 0 and not is_in_use:
         worker = home
     count = 0
     is_loop = subgraph.what != CHAIN
@@ -197,7 +197,7 @@ def refresh(t: Tables, subgraph_id: int) -> None:
         waits = waits or 0 < body.stopped <= record.position or loop_tasks(t, subgraph) > cell_type.ahead
         if cell_type.ahead > 0 and body.all_done < record.position < record.end and not body.runs:
             worker = body.sent_at
-    if record.position < record.end and not waits and not is_away:
+    if record.position < record.end and not waits and not is_in_use:
         most = max(1, 1 + lead) if cell_type.carries or is_loop else record.end
         count = steps_ready(t, subgraph, worker if early else 0, most)
         if count == 0 and worker == 0 and early:

@@ -322,7 +322,7 @@ class Slot(Row):
     page_size: i4
 
 
-class Lent(Row):
+class Lease(Row):
     """A session that requests of the door may go on with (``door.py``)."""
 
     ticket: i8  # of the session where one may begin, less than 0 where one has; 0: Python has the session
@@ -488,7 +488,7 @@ VALUE = dtype_of(Value)
 TASK = dtype_of(Task)
 COUNTS = dtype_of(Counts)
 SLOT = dtype_of(Slot)
-LENT = dtype_of(Lent)
+LEASE = dtype_of(Lease)
 SUBMISSION = dtype_of(Submission)
 ANSWER = dtype_of(Answer)
 ANSWERED = dtype_of(Answered)
@@ -537,7 +537,7 @@ class Tables(NamedTuple):
     asked: Rows[Asked]  # one row: what a policy is asked
     forming: Rows[Forming]  # one row: the task that is being formed
     slots: Rows[Slot]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
-    lent: Rows[Lent]  # by session
+    leases: Rows[Lease]  # by session
     door: Rows[int]  # how far clients and turns are with the two rings (``door.py``)
     submissions: Rows[Submission]
     submitted: Rows[int]  # a ring of their numbers, in the order in which clients handed them in
@@ -603,7 +603,7 @@ TABLES: dict[str, Table] = {
     "asked": Table(ASKED, lambda limits, workers: 1),
     "forming": Table(FORMING, lambda limits, workers: 1),
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
-    "lent": Table(LENT, lambda limits, workers: limits.max_sessions),
+    "leases": Table(LEASE, lambda limits, workers: limits.max_sessions),
     "door": Table(np.dtype(np.int64), lambda limits, workers: NUM_DOOR_WORDS),
     "submissions": Table(SUBMISSION, lambda limits, workers: MAX_SUBMISSIONS),
     "submitted": Table(_INT, lambda limits, workers: MAX_SUBMISSIONS),

@@ -1,6 +1,6 @@
 """Sessions that requests of the door may go on with, without Python (``core/requests/door.py``).
 
-Python lends a session that has nothing to do and whose state lies in rows of a worker, or is new. The next request is
+Python leases a session that has nothing to do and whose state lies in rows of a worker, or is new. The next request is
 then admitted by compiled code, which gives the session back with the answer, so that another may follow. Whatever else
 a session is asked waits until Python has it again.
 """
@@ -12,23 +12,23 @@ from cellrt.core.state.moves import SessionState
 from cellrt.engine.request_group import SessionRecord
 
 
-class Lending:
+class Leases:
     """Belongs to the holder of the turn, but for ``may_join``."""
 
     def __init__(self, processor: Processor) -> None:
-        table = processor.tables.lent
+        table = processor.tables.leases
         self._tickets, self._is_wanted = table["ticket"], table["is_wanted"]
         self._wanted: dict[SessionRecord, None] = {}
 
-    def lend(self, record: SessionRecord) -> None:
-        """Lend a session that has nothing to do, if its state is where the next request finds it."""
+    def grant(self, record: SessionRecord) -> None:
+        """Lease a session that has nothing to do, if its state is where the next request finds it."""
         is_near = record.id >= 0 and record.saved is None and record.num_rows == len(record.states)
         if is_near and record.is_free and record.state is SessionState.IDLE and record.error is None:
             self._tickets[record.id] = record.ticket
 
-    def call_home(self, record: SessionRecord) -> bool:
-        """Have Python have a session; return False if a request goes on with it: then it comes back by ``take_home``
-        as soon as that is over."""
+    def recall(self, record: SessionRecord) -> bool:
+        """Have Python have a session; return False if a request goes on with it: then ``take_recalled`` has it as soon
+        as that is over."""
         if record.id < 0 or not self._tickets.item(record.id):
             return True
         if self._tickets.item(record.id) < 0:
@@ -38,15 +38,15 @@ class Lending:
         self._tickets[record.id] = 0
         return True
 
-    def is_away(self, record: SessionRecord) -> bool:
+    def is_in_use(self, record: SessionRecord) -> bool:
         """Return whether a request goes on with a session."""
         return record.id >= 0 and self._tickets.item(record.id) < 0
 
-    def take_home(self) -> list[SessionRecord]:
+    def take_recalled(self) -> list[SessionRecord]:
         """Take out the sessions that Python wanted, and has now."""
         if not self._wanted:
             return []
-        found = [record for record in self._wanted if not self.is_away(record)]
+        found = [record for record in self._wanted if not self.is_in_use(record)]
         for record in found:
             del self._wanted[record]
         return found
@@ -59,6 +59,6 @@ class Lending:
 
     def may_join(self, record: SessionRecord) -> bool:
         """Return whether the next request of a session may come by the door, as far as a client can see: nothing that
-        it was asked waits for a turn in Python, and it is lent."""
+        it was asked waits for a turn in Python, and it is leased."""
         session = record.id
         return session >= 0 and record.num_asked == record.num_heard and self._tickets.item(session) == record.ticket

@@ -1,4 +1,4 @@
-"""Sessions that are lent: compiled code goes on with them, and whatever else they are asked keeps its place."""
+"""Sessions that are leased: compiled code goes on with them, and whatever else they are asked keeps its place."""
 
 from __future__ import annotations
 
