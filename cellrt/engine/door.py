@@ -26,11 +26,12 @@ from cellrt.core.state.tables import (
     WATCHED,
 )
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.futures import Ends
+from cellrt.engine.futures import Ends, Outcomes
 from cellrt.engine.leases import Leases
 from cellrt.engine.registry import Model
 from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.together import SMALL_BYTES
+from cellrt.native.answer_word import AT_THE_END, OPEN
 from cellrt.native.atomics import stored
 from cellrt.native.row_types import CACHE_LINE
 
@@ -143,8 +144,9 @@ class Door:
             _TENSOR.pack_into(self._tensors, (row * MAX_TENSORS + k) * _TENSOR.size, tensor_at, kind)
         memory, word_at = self._memory.take(WORD_BYTES + count * answers.num_bytes)
         group.memory, results_at = memory[WORD_BYTES:], word_at + WORD_BYTES
-        if isinstance(group.outcome, RequestFuture):
+        if isinstance(group.outcome, RequestFuture | Outcomes):
             group.outcome.word_at = word_at
+            memory[0] = OPEN if isinstance(group.outcome, RequestFuture) else AT_THE_END
         else:
             word_at = 0
         _ROW.pack_into(

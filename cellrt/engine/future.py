@@ -57,6 +57,9 @@ class Owner(Protocol):
     def refuse_in_callback(self) -> None:
         """Raises RequestError in a future's callback, where waiting for the engine would never end."""
 
+    def have_told(self) -> None:
+        """Has a turn tell of what is answered, and was not told."""
+
 
 class Telling(partial[object]):
     """A callback of ours: it tells somebody and is over, so that nobody need wake before it."""

@@ -29,6 +29,7 @@ from cellrt.engine.future import (
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError
+from cellrt.native.answer_word import have_told
 
 _TAKEN = (dict, BaseException, NoneType)
 """What an outcome is unless it is still among results of many."""
@@ -162,12 +163,26 @@ class Outcomes:
         count: how many they are.
     """
 
-    __slots__ = ("_count", "_first_number", "_futures", "_num_left", "_outcomes", "_owner", "_places", "_wakes")
+    __slots__ = (
+        "_count",
+        "_first_number",
+        "_futures",
+        "_is_each_told",
+        "_num_left",
+        "_outcomes",
+        "_owner",
+        "_places",
+        "_wakes",
+        "word_at",
+    )
 
     def __init__(self, owner: Owner, first_number: int, count: int) -> None:
         self._owner: Owner | None = owner
         self._first_number, self._count, self._num_left = first_number, count, count
         self._futures: dict[int, RequestFuture] = {}
+        self.word_at = 0
+        """The address of the word in front of the results, in memory that the owner keeps; 0: there is none."""
+        self._is_each_told = False
         self._outcomes: list[Outcome | None] | None = None
         """Of requests that ended before somebody asked for their future; None until one does."""
         self._places: list[int] = NO_PLACES
@@ -191,7 +206,16 @@ class Outcomes:
                     outcomes[number] = None
                 else:
                     self._futures[number] = future
-            return future
+        self._have_each_told()
+        return future
+
+    def _have_each_told(self) -> None:
+        """Have turns tell of each that ends, as some are asked for by themselves."""
+        owner = self._owner
+        if owner is not None and self.word_at and not self._is_each_told:
+            self._is_each_told = True
+            have_told(self.word_at)
+            owner.have_told()
 
     def wait(self, timeout: float | None) -> None:
         """Waits until all have ended. Raises TimeoutError, and RequestError in a future's callback."""

@@ -208,6 +208,11 @@ class Manager:
         """Has a request ended early, if it has not ended; from any thread."""
         self.turns.command(lambda: self.requests.cancel(group, number))
 
+    def have_told(self) -> None:
+        """Has a turn tell of what is answered, and was not told; from any thread."""
+        if self._door.has_answers:
+            self.turns.wake()
+
     def refuse_in_callback(self) -> None:
         """See ``Turns.refuse_in_callback``."""
         self.turns.refuse_in_callback()

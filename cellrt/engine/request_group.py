@@ -43,6 +43,9 @@ class Canceller(Protocol):
     def refuse_in_callback(self) -> None:
         """Raises RequestError in a future's callback, where waiting for the engine would never end."""
 
+    def have_told(self) -> None:
+        """Has a turn tell of what is answered, and was not told."""
+
 
 class RequestGroup:
     """Requests of one graph that a client hands in together, most often one, from then to their end.
@@ -205,6 +208,10 @@ class RequestGroup:
     def refuse_in_callback(self) -> None:
         """Raises RequestError in a future's callback."""
         self._manager.refuse_in_callback()
+
+    def have_told(self) -> None:
+        """Has a turn tell of what is answered, and was not told."""
+        self._manager.have_told()
 
     def num_rows(self, count: int) -> int:
         """Nodes of so many; a loop counts as its step limit."""

@@ -13,20 +13,27 @@ from cellrt.native.jit import compiled, entry, short_entry
 from cellrt.native.memory import words_at
 from cellrt.native.row_types import Rows
 
-OPEN, THERE, TO_BE_TOLD = range(3)
-"""Results are not there, and nobody waits; they are; or the client waits for Python to tell it."""
+OPEN, THERE, TO_BE_TOLD, AT_THE_END = range(4)
+"""Results are not there, and nobody waits; they are; or the client waits for Python to tell it: of each, or of several
+requests that were handed in together when the last has ended."""
 
 
 @compiled
 def say_there(word_at: int) -> bool:
-    """Say that results are there, and wake the thread that sleeps until then; return whether Python must tell the
+    """Say that all results are there, and wake the thread that sleeps until then; return whether Python must tell the
     client."""
     waits = exchange(words_at(word_at, 1, 1)[0], 0, THERE)
-    if waits > TO_BE_TOLD:
+    if waits > AT_THE_END:
         its = words_at(waits, 1, 1)[0]
         store(its, 0, 0)
         wake(its, 0)
-    return bool(waits == TO_BE_TOLD)
+    return bool(waits in (TO_BE_TOLD, AT_THE_END))
+
+
+@compiled
+def is_each_told(word_at: int) -> bool:
+    """Return whether Python must tell the client of each of several requests."""
+    return bool(load(words_at(word_at, 1, 1)[0], 0) == TO_BE_TOLD)
 
 
 @short_entry

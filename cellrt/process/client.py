@@ -235,6 +235,9 @@ class Client(Serving):
         """Cancel a request, if it has not ended; for futures."""
         self._link.cancel(future)
 
+    def have_told(self) -> None:
+        """Do nothing: the engine's process sends each result as soon as it is there."""
+
     def refuse_in_callback(self) -> None:
         """Raise RequestError in a future's callback; for futures."""
         self._link.refuse_in_callback()

@@ -134,3 +134,22 @@ def test_one_with_a_deadline_is_answered_without_python_or_late(engine, gate):
     gate.open.set()
     assert held.result(WAIT_S)
     assert not len(engine._manager.requests._deadlines) or engine.drain(WAIT_S)
+
+
+@pytest.mark.parametrize("is_asked_before", [True, False])
+def test_one_of_a_bulk_is_told_though_another_is_held(engine, gate, is_asked_before):
+    futures = engine.submit_many("gate", [torch.zeros(WIDTH), torch.ones(WIDTH)])
+    first = futures[0] if is_asked_before else None
+    assert gate.entered.wait(WAIT_S)
+    assert (first or futures[0]).result(WAIT_S)
+    assert not futures[1].done()
+    gate.open.set()
+    assert futures[1].result(WAIT_S)
+
+
+def test_a_bulk_wakes_its_client_when_the_last_has_ended(engine):
+    for count in (2, 40, 300):
+        requests = [steps(1 + k % 3, k % 7) for k in range(count)]
+        for request, result in zip(requests, engine.submit_many("chain", requests).results(WAIT_S), strict=True):
+            assert_same(result, run_one_by_one(CHAIN, request))
+    assert engine.statistics()["unfinished"] == 0

@@ -34,7 +34,7 @@ from cellrt.core.state.tables import (
     Submission,
     Tables,
 )
-from cellrt.native.answer_word import say_there
+from cellrt.native.answer_word import is_each_told, say_there
 from cellrt.native.atomics import load, store
 from cellrt.native.jit import compiled
 from cellrt.native.memory import ints_at, words_at
@@ -182,14 +182,21 @@ def _answer(t: Tables, request: Request, request_id: int, now_ns: int) -> None:
     answered.submission, answered.number = request.submission - 1, request.number
     answered.started_ns, answered.ended_ns = request.started_ns, now_ns
     submission.num_answered += 1
-    if submission.num_answered == submission.count:
+    is_last = submission.num_answered == submission.count
+    if is_last:
         submission.is_there = 0
     request.submission = LEFT_BEHIND if finish(t, request_id) else 0
     t.door[NUM_LEFT] += 1 if request.submission == LEFT_BEHIND else 0
     is_wanted = request.submission == 0 and _give_back(t, request.session)
     word_at = submission.word_at
     store(t.door, ANSWERS, t.door[ANSWERS] + 1)  # before the word: a client that is woken may want its place again
-    if word_at == 0 or say_there(word_at) or is_wanted:
+    if word_at == 0:
+        is_wanted = True
+    elif is_last:
+        is_wanted = say_there(word_at) or is_wanted
+    else:
+        is_wanted = is_each_told(word_at) or is_wanted
+    if is_wanted:
         store(t.door, URGENT, t.door[ANSWERS])
 
 

@@ -93,7 +93,7 @@ PENDING = -2
 SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT, WATCHED, NUM_LEFT = (k * CACHE_LINE // 8 for k in range(7))
 NUM_DOOR_WORDS = 7 * CACHE_LINE // 8
 
-MANY_UNTOLD = 16
+MANY_UNTOLD = 256
 """Of so many answers clients are told though none asks: their places are others'."""
 
 # Which steps of a result a client gets.
@@ -195,7 +195,7 @@ class Submission(Row):
     sessions_at: i8  # of the session and the ticket of each, int64 ``[count, 2]``; 0: they have none
     answers_at: i8  # of what is copied out, ``[num_answers]`` rows of ``Answer``
     results_at: i8  # of the client's memory: of each answer the rows of all requests, one behind the other
-    word_at: i8  # of the client's word, if this is one request (``native/answer_word.py``); 0: Python tells it
+    word_at: i8  # of the client's word (``native/answer_word.py``); 0: Python tells it of each
     sequence: i8  # of the first request; the others follow it
     arrival_ns: i8
     deadline_ns: i8  # when they must be done, and have begun; or NEVER
