@@ -368,6 +368,10 @@ class Processor:
         ``core/requests/door.py``."""
         return bool(join(self._at))
 
+    def session_of(self, request: int) -> int:
+        """The session of a request, also of one that was just released."""
+        return int(self._tables.requests["session"][request])
+
     def has_begun(self, request: int) -> bool:
         """Whether a task of a request was submitted."""
         return bool(self._started_ns[request])

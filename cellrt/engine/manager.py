@@ -148,8 +148,8 @@ class Manager:
         for location in dead:
             self._bury(location)
         self.requests.expire(self._clock_ns())
-        self.sessions.expire()
         self.requests.join()
+        self.sessions.expire()  # behind it: a request may have come for one in time
         self.requests.admit()
         if self.requests.has_admitted:
             self._crew.launch(self._note_launch)
@@ -317,6 +317,7 @@ class Manager:
         """
         self._retired.append(model)
         self.num_retired += 1
+        self.requests.join()  # what they were asked so far
         for record in self.sessions if error is not None else ():
             if record.model.name == model.name:  # also those of a model that it replaced
                 record.is_leaving = True
@@ -324,7 +325,12 @@ class Manager:
 
     def end_session(self, record: SessionRecord, error: SessionError) -> None:
         """Ends a session after what it was asked so far, if it has not ended; from any thread, waits for nothing."""
-        self.turns.command(lambda: self._ask_to_end(record, error))
+
+        def end() -> None:
+            self.requests.join()
+            self._ask_to_end(record, error)
+
+        self.turns.command(end)
 
     def _ask_to_end(self, record: SessionRecord, error: SessionError) -> None:
         def end() -> None:
@@ -424,6 +430,7 @@ class Manager:
                 TaskView(launch.buffer).has_failed[:] = 1
                 self.requests.take_notices(self._processor.complete(launch.task, 0), error)
             return
+        self.requests.take_over_sessions()
         notices = self._processor.lose_worker(location)
         self.sessions.lose_worker(location, error)
         self.requests.take_notices(notices, error)

@@ -163,19 +163,20 @@ class Room:
     @contextmanager
     def watched(self, wake: Callable[[], object]) -> Iterator[None]:
         """While one is inside, ``wake`` is called whenever a place may have become free; in a turn."""
-        with self._changed:
-            self._wakes.append(wake)
-            self._note_watched(True)
+        self._wakes.append(wake)
         try:
+            self._say_who_waits()
             yield
         finally:
-            with self._changed:
-                self._wakes.remove(wake)
-                self._note_watched(self._is_watched)
+            self._wakes.remove(wake)
+            self._say_who_waits()
 
-    @property
-    def _is_watched(self) -> bool:
-        return bool(self._wakes or self._line)
+    def _say_who_waits(self) -> None:
+        """Say whether anybody waits; without the gate, which nobody gives back in a forked process."""
+        is_said = None
+        while is_said is not (is_watched := bool(self._wakes or self._line)):  # others may change it meanwhile
+            self._note_watched(is_watched)
+            is_said = is_watched
 
     def must_wait(self, wanted: Wanted) -> bool:
         """Whether there is no room for requests, or others come first: those before in line who wait for the engine's
@@ -205,7 +206,7 @@ class Room:
         me = InLine(wanted)  # in the line as long as this call has it, whatever interrupts it
         try:
             self._line.append(weakref.ref(me))
-            self._note_watched(True)
+            self._say_who_waits()
             while self.must_wait(wanted):
                 for places, size in wanted:
                     places.check_ever(size)
@@ -218,7 +219,7 @@ class Room:
         finally:
             del me
             self._line = [other for other in self._line if other() is not None]
-            self._note_watched(self._is_watched)
+            self._say_who_waits()
             self._changed.notify_all()  # those behind: it may be their turn
 
     def note_place(self) -> None:

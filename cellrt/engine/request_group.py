@@ -13,8 +13,8 @@ from numpy.typing import NDArray
 
 from cellrt.core.state.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
 from cellrt.engine.answers import fits
-from cellrt.engine.future import RequestFuture, Result
-from cellrt.engine.futures import Ends, Outcomes
+from cellrt.engine.future import PackedResults, RequestFuture, Result
+from cellrt.engine.futures import Ends, Made, Outcomes
 from cellrt.engine.registry import Model, Plan
 from cellrt.engine.stream import Channel
 from cellrt.engine.together import Together
@@ -32,6 +32,19 @@ Inputs: TypeAlias = list[tuple[int, NDArray[Any]]]
 """Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each of the requests' tensors."""
 NO_INPUTS: Inputs = []
 """In place of those that were forgotten; never written to."""
+
+
+class _Nobody:
+    """Who is told of requests whose client was told of all: see ``Ends``."""
+
+    def fail(self, number: int, error: CellrtError) -> None:
+        """Tell nobody."""
+
+    def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
+        """Tell nobody."""
+
+
+NOBODY = _Nobody()
 
 
 class Canceller(Protocol):
@@ -157,8 +170,7 @@ class RequestGroup:
 
     def forget(self) -> None:
         """Give up what is not needed once all are answered, as long as somebody keeps their results."""
-        self.inputs = NO_INPUTS
-        del self.outcome
+        self.inputs, self.outcome = NO_INPUTS, NOBODY
 
     @property
     def is_begun(self) -> bool:

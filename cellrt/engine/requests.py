@@ -17,7 +17,7 @@ from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_SES
 from cellrt.core.state.tables import HOST
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
-from cellrt.engine.door import Door
+from cellrt.engine.door import Door, Told
 from cellrt.engine.places import Size
 from cellrt.engine.replies import Replies
 from cellrt.engine.request_group import ALONE, NO_INPUTS, Asked, RequestGroup, SessionRecord
@@ -147,17 +147,23 @@ class Requests:
         if self._door.has_answers:
             told = self._door.take_answers()
             for its in told.values():
-                for _, numbers, group, first in its.ended:
-                    for record in group.sessions[first : first + len(numbers)] if group.sessions is not None else ():
-                        self._sessions.note_answered(record)
-                    if group.is_over and not group.is_begun:
-                        group.forget()
-                        if group.has_deadline:
-                            self._deadlines.note_answered(group)
+                self._note_told(its)
             self._replies.answer_by_door(told)
         for record in self._sessions.leases.take_recalled():
             self.go_on(record)
             self.goes_on = True
+
+    def _note_told(self, told: Told) -> None:
+        over: dict[RequestGroup, None] = {}
+        for _, numbers, group, first in told.ended:
+            for record in group.sessions[first : first + len(numbers)] if group.sessions is not None else ():
+                self._sessions.note_answered(record)
+            if group.is_over and not group.is_begun:
+                over[group] = None
+        for group in over:
+            group.forget()
+            if group.has_deadline:
+                self._deadlines.note_answered(group)
 
     def _take_over(self, group: RequestGroup) -> bool:
         """Goes on in Python with requests that compiled code had, of which the first were admitted; False if all have
@@ -193,6 +199,13 @@ class Requests:
         """Whether Python goes on with a group, from now on at the latest; False if all of it has ended."""
         self.join()
         return group.is_begun or self._take_over(group)
+
+    def take_over_sessions(self) -> None:
+        """Goes on in Python with all requests of sessions, before these may end with the worker that they are at."""
+        self.join()
+        for group in self._door.all():
+            if group.sessions is not None:
+                self._take_over(group)
 
     def _take_over_all(self) -> None:
         """Goes on in Python with all requests; no more are admitted by it."""
@@ -308,6 +321,7 @@ class Requests:
         done = notices.done()
         for id, what in notices if len(done) < len(notices) else ():
             if what == NOTICE_SESSION:
+                self._sessions.note_given_back(self._processor.session_of(id))
                 self.tell_by_door()
                 continue
             group = self._group_of(id)

@@ -60,6 +60,8 @@ class Sessions:
         self._open: dict[SessionRecord, None] = {}
         self._by_id: dict[tuple[str, str], SessionRecord] = {}
         """By the name of their model and their own id: also of a model that another has replaced."""
+        self._by_number: dict[int, SessionRecord] = {}
+        """By their id in the processor."""
         self._idle: OrderedDict[SessionRecord, None] = OrderedDict()
         self._resident: OrderedDict[SessionRecord, None] = OrderedDict()
         self._lost: dict[int, DeviceError] = {}
@@ -173,6 +175,20 @@ class Sessions:
             if not self.leases.is_in_use(record):
                 self._settle(record)
 
+    def note_given_back(self, session: int) -> None:
+        """Takes in that the last task of a request that was answered is over; by its session's id in the processor."""
+        record = self._by_number.get(session)
+        if record is not None and record.running is None and record.state is SessionState.IDLE:
+            self._settle(record)
+
+    def _number(self, record: SessionRecord, session: int) -> None:
+        """Gives a session an id in the processor; -1: none."""
+        if record.id >= 0:
+            del self._by_number[record.id]
+        record.id = session
+        if session >= 0:
+            self._by_number[session] = record
+
     def take_over(self, record: SessionRecord, request: Asked) -> None:
         """Takes in that Python goes on with a request of a session that was leased."""
         self.leases.take_over(record)
@@ -193,7 +209,7 @@ class Sessions:
             opened = self._processor.open_session()
             if opened is None:
                 raise OverloadError(f"{record}: no session is left in the tables (see Limits.max_sessions)")
-            record.id = opened
+            self._number(record, opened)
             if record.saved is not None:
                 self._bring(record, record.saved)
         self._idle.pop(record, None)
@@ -385,7 +401,7 @@ class Sessions:
             self._processor.close_session(other.id)
         self._saved.set(other, None)
         self._resident.pop(other, None)
-        other.id = made
+        self._number(other, made)
         self._settle(other)
         return True
 
@@ -435,7 +451,7 @@ class Sessions:
         record.move(SessionState.ENDED)
         if record.id >= 0:
             self._processor.close_session(record.id)
-            record.id = -1
+            self._number(record, -1)
         self._idle.pop(record, None)
         self._resident.pop(record, None)
         self.forget(record)
@@ -449,7 +465,9 @@ class Sessions:
 
     def expire(self) -> None:
         """Ends sessions that have been idle too long."""
-        while self._idle and self.until_expiry_s() == 0.0:
+        for _ in range(len(self._idle)):
+            if self.until_expiry_s() != 0.0:
+                break
             oldest = next(iter(self._idle))
             allowed = self.limits.idle_timeout_s
             if self.leases.is_in_use(oldest):

@@ -14,10 +14,10 @@ from cellrt.engine.engine import Engine
 from cellrt.engine.requests import Requests
 from cellrt.engine.session import Session
 from cellrt.engine.session_limits import SessionLimits
-from cellrt.errors import CancelledError, CellError, SessionError
+from cellrt.errors import CancelledError, CellError, DeviceError, SessionError
 from cellrt.graph.unfolder import Unfolder
 from tests.engine.helpers import WAIT_S, close_and_check, error_of, small_engine
-from tests.engine.models import RAISE, WIDTH, Gate
+from tests.engine.models import DIE, RAISE, WIDTH, Gate, let_rows_kill, make_cells
 from tests.waiting import until
 
 
@@ -27,6 +27,7 @@ def plus(x: torch.Tensor, h: torch.Tensor) -> dict[str, torch.Tensor]:
     return {"h": x + h}
 
 
+DEADLY, *_ = make_cells()
 PLAIN = cell(plus, {"x": (WIDTH,), "h": (WIDTH,)}, name="plus")
 RUNS = Unfolder("runs", lambda graph, x: {"h": graph.chain(PLAIN, keep=True, x=x).last.h}, torch.zeros(1, WIDTH))
 
@@ -163,6 +164,68 @@ def test_a_request_that_waits_for_its_session_ends_when_it_is_late() -> None:
         assert float(held.result(WAIT_S)["h"][0]) == 2.0
         assert float(session.submit(torch.ones(1, WIDTH)).result(WAIT_S)["h"][0]) == 3.0
         engine.check()
+
+
+@pytest.fixture
+def gate() -> Gate:
+    return Gate(WAIT_S)
+
+
+def busy(gate: Gate, **options: Any) -> tuple[Engine, Session]:
+    """An engine whose worker is held, and a session that has been used, and may be asked by the door."""
+    engine = made(**options)
+    engine.register(gate.unfolder, warm_up=False)
+    session = engine.session("runs")
+    assert total(add(session)) == 1
+    engine.submit("gate", torch.ones(WIDTH))
+    assert gate.entered.wait(WAIT_S)
+    return engine, session
+
+
+def test_what_was_asked_before_a_model_is_unregistered_is_answered(gate: Gate) -> None:
+    engine, session = busy(gate)
+    with engine:
+        future = add(session)
+        engine.unregister("runs")
+        gate.open.set()
+        assert total(future) == 2
+        with pytest.raises(SessionError):
+            add(session)
+
+
+def test_a_session_that_was_asked_in_time_does_not_expire_while_the_worker_is_busy(gate: Gate) -> None:
+    engine, session = busy(gate, sessions=SessionLimits(idle_timeout_s=0.2))
+    with engine:
+        future = add(session)
+        time.sleep(0.3)
+        gate.open.set()
+        assert total(future) == 2
+
+
+def test_a_worker_that_dies_ends_the_sessions_that_it_had_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    let_rows_kill(monkeypatch, forever=True)
+    engine = small_engine(2)
+    deadly = Unfolder(
+        "deadly", lambda graph, x: {"h": graph.chain(DEADLY, keep=True, x=x).last.h}, torch.zeros(1, WIDTH)
+    )
+    engine.register(deadly, warm_up=False)
+    sessions = [engine.session("deadly") for _ in range(6)]
+    for session in sessions * 2:
+        add(session).result(WAIT_S)
+    assert isinstance(error_of(add(sessions[0], DIE)), DeviceError)
+    errors = [error_of_step(session) for session in sessions]
+    assert all(error is None or isinstance(error, SessionError) for error in errors)
+    assert engine.submit("deadly", torch.ones(1, WIDTH)).result(WAIT_S)
+    engine.check()
+    close_and_check(engine)
+
+
+def error_of_step(session: Session) -> BaseException | None:
+    """Why a step fails, at its submission or later; None if it does not."""
+    try:
+        return error_of(add(session))
+    except SessionError as error:
+        return error
 
 
 def test_threads_with_sessions_of_their_own_get_their_own_sums() -> None:

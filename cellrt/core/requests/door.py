@@ -148,7 +148,8 @@ def leave(t: Tables, notices: Matrix, count: int, now_ns: int) -> int:
         elif what == NOTICE_RELEASED and request.submission == LEFT_BEHIND:
             request.submission = 0
             t.door[NUM_LEFT] -= 1
-            if _give_back(t, request.session):
+            _give_back(t, request.session)
+            if request.session >= 0:
                 notices[kept, 0], notices[kept, 1] = request_id, NOTICE_SESSION
                 kept += 1
         else:

@@ -16,7 +16,7 @@ NOTICE_RELEASED = 3
 NOTICE_STEPS = 4
 """A streamed request has new results."""
 NOTICE_SESSION = 5
-"""A session that Python wants came back from the door; the request is no more."""
+"""A request of the door that had been answered gave its session back."""
 
 
 class Notices:
