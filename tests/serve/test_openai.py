@@ -205,6 +205,16 @@ def test_embeddings_are_numbers_or_their_bytes(server: Server, client: Any) -> N
         client.embeddings.create(**given, dimensions=8)
 
 
+def test_as_many_texts_are_embedded_at_once_as_openai_takes(client: Any) -> None:
+    texts = [[token % 200, token // 200] for token in range(2048)]
+    made = client.embeddings.create(model="embedder", input=texts)
+    assert [each.index for each in made.data] == list(range(2048))
+    some = client.embeddings.create(model="embedder", input=texts[700:703])
+    assert [each.embedding for each in some.data] == [each.embedding for each in made.data[700:703]]
+    with pytest.raises(openai.BadRequestError, match="1 to 2048 texts"):
+        client.embeddings.create(model="embedder", input=[*texts, [1]])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "said"),
     [
