@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cellrt.errors import DefinitionError
+from cellrt.errors import DefinitionError, RequestError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """What a decoder makes of bytes that are no character, or not yet."""
@@ -43,7 +43,15 @@ class Tokenizer:
         return token not in self._special and self._tokenizer.id_to_token(token) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a text, with those that begin and end one unless it has them already."""
+        """Return the tokens of a text, with those that begin and end one unless it has them already.
+
+        Raises RequestError for a text that has no UTF-8, as it has half of a surrogate pair.
+        """
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(f"text: expected whole characters, got {error.object[error.start]!r}") from None
         return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:

@@ -56,6 +56,18 @@ def test_no_piece_of_a_text_has_a_part_of_a_character(tokenizer: Tokenizer, text
     assert not any(REPLACEMENT in piece for piece in made) or REPLACEMENT in text
 
 
+def test_one_text_is_one_stop_string_and_not_its_letters() -> None:
+    stops = StopStrings("end")
+    assert stops.feed("a deed, the end of it") == "a deed, the "
+    assert stops.is_stopped
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udc00b", "é\ud83d"])
+def test_half_of_a_surrogate_pair_is_no_text(tokenizer: Tokenizer, text: str) -> None:
+    with pytest.raises(RequestError, match="text: expected whole characters, got"):
+        tokenizer.encode(text)
+
+
 def test_a_character_of_several_tokens_comes_with_the_last(tokenizer: Tokenizer) -> None:
     tokens = tokens_of(tokenizer, "€a".encode())
     assert pieces(tokenizer, tokens) == ["", "", "€", "a", ""]
