@@ -33,7 +33,7 @@ from cellrt.products.packed import project
 # spans 1, of what is asked for 5; offsets, nodes and which rows are read; and the outputs.
 HISTORY, NUM_TENSORS = 5, 23
 STEPS, ASKED, OFFSETS, NODES, IS_READ, MADE = 4, 5, 10, 11, 12, 13
-"""Where each is behind the first of ``history``."""
+"""The places behind the first tensor of ``history``."""
 
 
 @nogil_part
