@@ -2,25 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
-from safetensors.torch import save_file
 
 from tests.language import memory
+from tests.language.memory import SMOLLM2, TINY, saved
 
-SMOLLM2 = {
-    "vocab_size": 49152, "hidden_size": 576, "intermediate_size": 1536, "num_hidden_layers": 30, "head_dim": 64,
-    "num_attention_heads": 9, "num_key_value_heads": 3,
-}  # fmt: skip
-"""The sizes of SmolLM2-135M."""
-TINY = {**SMOLLM2, "vocab_size": 100, "hidden_size": 8, "intermediate_size": 8, "num_attention_heads": 3}
-"""Hardly any weights, and keys and values of the same pages, which are no weights."""
 SCRIPT = """
 import sys
 from pathlib import Path
@@ -38,25 +29,6 @@ with cellrt.Engine(page_bytes=1 << 20, workers=1) as engine:
         engine.submit(name, [1, 2, 3]).result()
         print(own_bytes() - before, checkpoint.num_bytes)
 """
-
-
-def saved(folder: Path, sizes: dict[str, int], dtype: torch.dtype) -> Path:
-    """A checkpoint of random weights, the head among the embeddings as SmolLM2 has it."""
-    folder.mkdir()
-    hidden, inner = sizes["hidden_size"], sizes["intermediate_size"]
-    wide, narrow = (64 * sizes[f"num_{kind}_heads"] for kind in ("attention", "key_value"))
-    layer = {f"self_attn.{name}_proj": (size, hidden) for name, size in {"q": wide, "k": narrow, "v": narrow}.items()}
-    layer |= {"self_attn.o_proj": (hidden, wide), "mlp.down_proj": (hidden, inner)}
-    layer |= dict.fromkeys(("mlp.gate_proj", "mlp.up_proj"), (inner, hidden))
-    shapes: dict[str, Any] = {"model.embed_tokens": (sizes["vocab_size"], hidden), "model.norm": (hidden,)}
-    for number in range(sizes["num_hidden_layers"]):
-        own = layer | dict.fromkeys(("input_layernorm", "post_attention_layernorm"), (hidden,))
-        shapes |= {f"model.layers.{number}.{name}": shape for name, shape in own.items()}
-    weights = {f"{name}.weight": (0.02 * torch.randn(shape)).to(dtype) for name, shape in shapes.items()}
-    save_file(weights, folder / "model.safetensors")
-    config = {"architectures": ["LlamaForCausalLM"], "max_position_embeddings": 256, "tie_word_embeddings": True}
-    (folder / "config.json").write_text(json.dumps({**config, **sizes}))
-    return folder
 
 
 @pytest.mark.slow
