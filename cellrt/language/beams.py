@@ -26,6 +26,8 @@ from cellrt.numbers import as_integer, as_real
 
 MOST_CANDIDATES = 20
 """Of each step of an answer: so many of the likeliest tokens a language model tells."""
+MOST_PENALTY = 10
+"""A length to a higher power is no number any more."""
 
 
 class Beam(NamedTuple):
@@ -119,13 +121,13 @@ class HowSearched(NamedTuple):
 
     Attributes:
         num_beams, length_penalty, early_stopping: of the search, as they were given.
-        count: how many of the answers that it finds are wanted.
+        num_answers: how many of the answers that it finds are wanted.
     """
 
     num_beams: object
     length_penalty: object = 1.0
     early_stopping: object = False
-    count: int = 1
+    num_answers: int = 1
 
 
 class SearchedBeams:
@@ -269,17 +271,17 @@ def searched(
     if language.kind != "decoder":
         raise RequestError(f"model {language.name!r}: no beams, only a decoder has those")
     schema = None if options.response_format is None else schema_of(options.response_format)
-    refused = {"stop": options.stop, "mask": options.mask, "response_format": schema}
+    refused = {"stop": options.stop or None, "mask": options.mask, "response_format": schema}
     temperature = 0.0 if options.temperature is None else options.temperature  # whatever the checkpoint draws
     chosen = replace(options, temperature=temperature, response_format=None)
     request = chosen.request(language, prompt, language.room_for(prompt))
     others = sorted(request.keys() - {"prompt", "max_tokens", "stop_tokens", "ignore_eos"})
-    others += [name for name, given in refused.items() if given not in (None, (), [])]
+    others += [name for name, given in refused.items() if given is not None]
     if others:
         raise RequestError(f"num_beams: expected no {', '.join(others)} beside it")
     search = search_of(how, request["max_tokens"], chosen.ends_in(language))
     return SearchedBeams(
-        open_session, language, chosen, request, search, how.count, due=due, priority=priority, note=note
+        open_session, language, chosen, request, search, how.num_answers, due=due, priority=priority, note=note
     )
 
 
@@ -288,12 +290,13 @@ def search_of(how: HowSearched, max_tokens: int, ends: Collection[int]) -> BeamS
     count, penalty = as_integer(how.num_beams), as_real(how.length_penalty)
     if count is None or count < 1:
         raise RequestError(f"num_beams: expected a number of beams, got {how.num_beams!r:.80}")
-    if penalty is None or not -100 <= penalty <= 100:
-        raise RequestError(f"length_penalty: expected a number from -100 to 100, got {how.length_penalty!r:.80}")
+    if penalty is None or not abs(penalty) <= MOST_PENALTY:
+        said = f"a number from -{MOST_PENALTY} to {MOST_PENALTY}"
+        raise RequestError(f"length_penalty: expected {said}, got {how.length_penalty!r:.80}")
     if not isinstance(how.early_stopping, bool):
         raise RequestError(f"early_stopping: expected True or False, got {how.early_stopping!r:.80}")
-    if how.count > count:
-        raise RequestError(f"num_beams: expected at least as many as the {how.count} answers, got {count}")
+    if how.num_answers > count:
+        raise RequestError(f"num_beams: expected at least as many as the {how.num_answers} answers, got {count}")
     made = BeamSearch(count, max_tokens, ends, penalty, how.early_stopping)
     if made.num_candidates > MOST_CANDIDATES:
         most = MOST_CANDIDATES * count // made.num_candidates

@@ -186,8 +186,8 @@ class OpenAIDoor:
         if how.use_beam_search:
             searching = asyncio.ensure_future(self._searched(how, described, language, prompts, options))
             found = await unless_gone(searching, gone(request))
-            made = sum(answer.num_tokens for answer in found)
-            return _whole(form, found, usage_of(sum(map(len, prompts)), made, 0))
+            num_made = sum(answer.num_tokens for answer in found)
+            return _whole(form, found, usage_of(sum(map(len, prompts)), num_made, 0))
         if options.response_format is not None:
             options = await asyncio.to_thread(_prepared, options, language)
         sessions: list[Sequence[Conversation | None]] = [[None] * count for _ in prompts]

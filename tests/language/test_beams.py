@@ -143,6 +143,7 @@ def test_what_beams_have_in_common_is_held_once(
         ({"num_beams": 11}, "num_beams: expected at most 10 of a model with 1 ends of texts, got 11"),
         ({"num_beams": 2, "length_penalty": "x"}, "length_penalty"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty"),
+        ({"num_beams": 2, "length_penalty": 10.5}, "length_penalty: expected a number from -10 to 10, got 10.5"),
         ({"num_beams": 2, "early_stopping": "never"}, "early_stopping"),
         ({"num_beams": 2, "temperature": 0.5}, "num_beams: expected no temperature beside it"),
         ({"num_beams": 2, "repetition_penalty": 1.2}, "num_beams: expected no repetition_penalty beside it"),
@@ -161,6 +162,13 @@ def test_what_no_search_has_is_said(model: LanguageModel, engine: cellrt.Engine,
     with pytest.raises(RequestError, match=match):
         model.generate(TEXT, **how)
     all_closed(engine)
+
+
+@pytest.mark.parametrize("penalty", [-beams.MOST_PENALTY, beams.MOST_PENALTY])
+def test_the_longest_answers_have_a_score(penalty: float) -> None:
+    search = beams.BeamSearch(2, 1 << 20, [0], penalty, False)
+    one, other = (search._scored(beams.Beam((1,) * length, (), -0.5 * length)) for length in (1 << 20, (1 << 20) - 1))
+    assert (one.score < other.score) is (penalty < 1) and one.score < 0
 
 
 def test_a_search_gives_no_more_answers_than_it_has_beams(model: LanguageModel) -> None:
