@@ -25,7 +25,7 @@ from cellrt import Cell, PagedRows, RowSpec, cell, grows, rows, token
 from cellrt import Spans as Steps
 from cellrt.cells._llama_parts import embedding_form, head_form, layer_form
 from cellrt.cells._llama_step import LlamaStep
-from cellrt.cells._sampling_head import sampling_head_form
+from cellrt.cells._sampling_head import memory_form, sampling_head_form
 from cellrt.cells._sampling_step import SamplingStep
 from cellrt.cells._weights import is_eager, is_token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
@@ -331,12 +331,20 @@ class SamplingHead(nn.Module):
 
 
 class Memory(nn.Module):
-    """Appends the tokens of a prompt to a text."""
+    """Appends the tokens of a prompt to a text, in pages of ``page_size``."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__()
+        self._page_size = page_size
 
     def forward(self, token: Tensor, history: PagedRows) -> Tensor:
         """``token`` int64 ``[rows]``; the same again."""
         history.append(token.to(torch.int32))
         return token.clone()
+
+    def compiled_form(self) -> CompiledForm:
+        """Return the compiled form."""
+        return memory_form(self._page_size)
 
 
 def layered_language_model(
@@ -362,7 +370,7 @@ def layered_language_model(
         asked = {"x": hidden, "token": token, **sampling_inputs(limits, page_size, model.sizes.vocabulary)}
         head = cell(SamplingHead(model, end_token, limits, page_size), asked, name=f"{name}: head", max_batch=max_batch)
         read = {"token": token, "history": asked["history"]}
-        memory = spanning(Memory(), read, name=f"{name}: memory")
+        memory = spanning(Memory(page_size), read, name=f"{name}: memory")
     return LayeredModel(
         cell(Embedding(model), {"token": token}, name=f"{name}: embedding", max_batch=max_batch_rows),
         tuple(

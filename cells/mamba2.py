@@ -255,5 +255,5 @@ def recurrent_language_model(
     return RecurrentModel(
         step,
         cell(head, {**x, **asked}, name=f"{name}: head", max_batch=max_batch),
-        cell(Memory(), read, name=f"{name}: memory", max_batch=max_batch, max_batch_rows=256),
+        cell(Memory(page_size), read, name=f"{name}: memory", max_batch=max_batch, max_batch_rows=256),
     )

@@ -38,6 +38,10 @@ def tokens_of(answer: Any) -> list[int]:
     return [token.id for token in answer.tokens]
 
 
+def test_choosing_and_remembering_tokens_takes_no_python(model: LanguageModel) -> None:
+    assert "memory, recurrent: head written by hand" in repr(model.engine)
+
+
 @torch.inference_mode()
 def test_the_repetition_penalty_is_that_of_transformers(pair: tuple[LanguageModel, Any]) -> None:
     model, reference = pair
