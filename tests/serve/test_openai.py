@@ -226,6 +226,8 @@ def test_as_many_texts_are_embedded_at_once_as_openai_takes(client: Any) -> None
         ("completions", {"model": "tiny", "prompt": [9999]}, None, "expected tokens from 0 to"),
         ("completions", {"model": "tiny", "prompt": "a", "max_tokens": 4000}, None, "max_tokens: expected 1 to"),
         ("completions", {"model": "tiny", "prompt": "a" * 500}, None, "a context of 400"),
+        ("completions", {"model": "tiny", "prompt": "a" * (15 << 20)}, None, "15728640 characters; a context of 400"),
+        ("completions", {"model": "tiny", "prompt": [5] * (1 << 20)}, None, "1048576 tokens; model 'tiny' has"),
         ("completions", {"model": "tiny", "prompt": "a", "echo": True}, "echo", "not supported"),
         ("completions", {"model": "tiny"}, None, "prompt"),
         ("completions", {"model": "embedder", "prompt": "a"}, None, "makes embeddings"),
