@@ -38,6 +38,11 @@ def model() -> Iterator[LanguageModel]:
         yield made
 
 
+def num_open(server: Server) -> int:
+    """Sessions, those of other tests' conversations among them."""
+    return int(server.statistics()["sessions"]["open"])
+
+
 def asked(client: Any, prompt: Any = PROMPT, *, n: int = 1, **more: Any) -> Any:
     given = {"max_tokens": 12, **{name: more.pop(name) for name in ("max_tokens", "logprobs") if name in more}}
     body = {"use_beam_search": True, **more}
@@ -69,10 +74,10 @@ def test_the_answers_are_the_best_that_a_search_finds(
 
 
 def test_each_of_several_prompts_is_searched_for_itself(server: Server, client: Any) -> None:
-    prompts = ["hello", "who are you", "a"]
+    prompts, before = ["hello", "who are you", "a"], num_open(server)
     alone = [choice.text for prompt in prompts for choice in asked(client, prompt, n=2).choices]
     assert [choice.text for choice in asked(client, prompts, n=2).choices] == alone
-    until(lambda: server.statistics()["sessions"]["open"] == 0, "the sessions are closed")
+    until(lambda: num_open(server) == before, "the sessions are closed")
 
 
 def test_a_chat_is_searched_for_too(client: Any, model: LanguageModel) -> None:
@@ -137,20 +142,22 @@ def test_beams_of_all_prompts_are_bounded(server: Server) -> None:
 
 @pytest.mark.parametrize("late", [{"schedule_by_s": 1e-6}, {"deadline_s": 1e-6}], ids=["begun by", "done by"])
 def test_a_search_that_is_late_is_told_so(server: Server, client: Any, late: dict[str, float]) -> None:
+    before = num_open(server)
     with pytest.raises(openai.APIStatusError) as caught:
         asked(client, n=3, **late)
     assert caught.value.status_code == 504
     assert asked(client, n=2, **{name: 60 for name in late}, priority=3).choices[0].text
-    until(lambda: server.statistics()["sessions"]["open"] == 0, "the sessions are closed")
+    until(lambda: num_open(server) == before, "the sessions are closed")
 
 
 def test_who_leaves_ends_the_search(server: Server) -> None:
+    before = num_open(server)
     body = {"model": "tiny", "prompt": PROMPT, "n": 8, "max_tokens": 360, "use_beam_search": True, "ignore_eos": True}
     for _ in range(3):
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{server.url}/v1/completions", json=body, timeout=0.2, trust_env=False)
     until(lambda: server.unfinished() == 0, "the requests have ended")
-    until(lambda: server.statistics()["sessions"]["open"] == 0, "the sessions are closed")
+    until(lambda: num_open(server) == before, "the sessions are closed")
 
 
 def test_a_search_says_where_to_find_its_first_request(server: Server) -> None:
