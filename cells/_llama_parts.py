@@ -56,7 +56,7 @@ def _embed(constants, task):  # type: ignore[no-untyped-def]
 def embedding_form(embedding: nn.Embedding, inputs: Rows, outputs: Rows) -> CompiledForm | None:
     """Return the compiled form of an embedding alone, or None."""
     table = embedding.weight
-    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or _is_listened_to(embedding):
+    if type(embedding) is not nn.Embedding or embedding.max_norm is not None or is_listened_to(embedding):
         return None
     if not are_float32_on_cpu(table) or not table.is_contiguous():
         return None
@@ -86,7 +86,7 @@ def _run_layer(constants, task):  # type: ignore[no-untyped-def]
 def layer_form(layers: LlamaLayers, sizes: LlamaSizes, inputs: Rows, outputs: Rows) -> SpanForm | None:
     """Return the compiled form of one layer, or None."""
     heads, stored, first = sizes.attention, inputs["kv"].stored, layers[0]
-    if type(layers) is not LlamaLayers or _is_listened_to(layers) or not are_float32_on_cpu(*layers.parameters()):
+    if type(layers) is not LlamaLayers or is_listened_to(layers) or not are_float32_on_cpu(*layers.parameters()):
         return None
     weights, kept = layers.weights.of(layers)
     numbers = np.array([1, heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, heads.size])
@@ -116,7 +116,7 @@ def _choose(constants, task):  # type: ignore[no-untyped-def]
 
 def head_form(norm: RMSNorm, head: Linear, ends: Sequence[int], inputs: Rows, outputs: Rows) -> CompiledForm | None:
     """Return the compiled form of the last norm and the head, or None."""
-    if type(norm) is not RMSNorm or type(head) is not Linear or _is_listened_to(norm) or _is_listened_to(head):
+    if type(norm) is not RMSNorm or type(head) is not Linear or is_listened_to(norm) or is_listened_to(head):
         return None
     if norm.eps is None or not are_float32_on_cpu(norm.weight, head.weight, head.bias):
         return None
@@ -137,5 +137,6 @@ def _rotary_of(layer: Any) -> Any:
     return layer.attention.rotary
 
 
-def _is_listened_to(module: nn.Module) -> bool:
+def is_listened_to(module: nn.Module) -> bool:
+    """Return whether a module, or one inside it, has hooks."""
     return any(part._forward_hooks or part._forward_pre_hooks for part in module.modules())

@@ -107,6 +107,19 @@ def mark_ends(tokens, rows, ends, num_ends, stop):  # type: ignore[no-untyped-de
 
 
 @nogil_part
+def look_up(table, token, hidden, width, target):  # type: ignore[no-untyped-def]
+    """Write a token's row ``[hidden]`` of a table, or with ``width`` above 0 of a packed one with panels so wide."""
+    if width == 0:
+        copy(target, table + token * hidden * FLOAT_BYTES, hidden)
+        return 0
+    first = table + (token // width * hidden * width + token % width) * FLOAT_BYTES
+    column, row = array_at(first, (hidden - 1) * width + 1, np.float32), array_at(target, hidden, np.float32)
+    for k in range(hidden):
+        row[k] = column[k * width]
+    return 0
+
+
+@nogil_part
 def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[no-untyped-def]
     """Write to ``x`` ``[rows * hidden]`` what the last layer makes; False if there is a token that has no embedding,
     and then nothing was done.
@@ -116,12 +129,11 @@ def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[
     """
     tokens, rows, _, turns, keys, model = step[0], step[1], step[2], step[3], step[4], step[5]
     hidden, table, vocabulary = sizes[1], read_word(model, 0), read_word(model, 1)
-    layer_bytes, value_bytes = read_word(model, 7), read_word(model, 8)
+    layer_bytes, value_bytes, width = read_word(model, 7), read_word(model, 8), read_word(model, 9)
     if not all_below(tokens, rows, vocabulary):
         return False
     for row in range(rows):
-        source = table + read_word(tokens, row) * hidden * FLOAT_BYTES
-        copy(start_of(x) + row * hidden * FLOAT_BYTES, source, hidden)
+        look_up(table, read_word(tokens, row), hidden, width, start_of(x) + row * hidden * FLOAT_BYTES)
     places = np.empty((sizes[0], 2), np.int64)
     for layer in range(sizes[0]):
         places[layer, 0] = keys + layer * layer_bytes
@@ -191,8 +203,10 @@ class _Words(NamedTuple):
     """The arguments of a step that stay the same from step to step.
 
     Attributes:
-        model: ``embedding, vocabulary, norm, head, bias, ends, num_ends, layer_bytes, value_bytes``: addresses and
-            numbers, and how far a layer's keys, and its values, lie behind the first layer's keys.
+        model: ``embedding, vocabulary, norm, head, bias, ends, num_ends, layer_bytes, value_bytes, width``: addresses
+            and numbers, how far a layer's keys, and its values, lie behind the first layer's keys, and the width of
+            the embedding's panels: one that is the head, too, is read from the packed head, so that it need not be in
+            memory; 0 of another.
         model_at: where these words are.
         layers, sizes, settings: as ``run_layers`` takes them.
         turns: of the layers' rotary positions.
@@ -280,9 +294,11 @@ class LlamaStep:
         layers, kept = model.layers.weights.of(model.layers)
         packed, added = model.head._packed.of(model.head.weight, model.head.bias)
         table, norm = model.embedding.weight, model.norm.weight
-        where = table.data_ptr(), len(table), norm.data_ptr(), packed.address, added.data_ptr()
-        ends = self.ends.ctypes.data, len(self.ends)
-        words = np.array([*where, *ends, FLOAT_BYTES * pages.stride(1), FLOAT_BYTES * pages.stride(2)])
+        is_head = table.data_ptr() == model.head.weight.data_ptr() and table.shape == model.head.weight.shape
+        where = norm.data_ptr(), packed.address, added.data_ptr(), self.ends.ctypes.data, len(self.ends)
+        strides = FLOAT_BYTES * pages.stride(1), FLOAT_BYTES * pages.stride(2)
+        width = packed.values.shape[2] if is_head else 0
+        words = np.array([packed.address if is_head else table.data_ptr(), len(table), *where, *strides, width])
         numbers = sizes.layers, heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, heads.size
         scale = heads.size**-0.5 if heads.scale is None else heads.scale
         nowhere = pages.new_empty(0)

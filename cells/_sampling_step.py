@@ -31,21 +31,25 @@ from cellrt.products.packed import project
 
 # The tensors of a task: of ``token`` 1, of ``kv`` and ``history`` 4 each (pages, tables, lengths, positions), of the
 # spans 1, of what is asked for 5; offsets, nodes and which rows are read; and the outputs.
-HISTORY, STEPS, ASKED, OFFSETS, NODES, IS_READ, MADE = 5, 9, 10, 15, 16, 17, 18
-NUM_TENSORS = 23
+HISTORY, NUM_TENSORS = 5, 23
+STEPS, ASKED, OFFSETS, NODES, IS_READ, MADE = 4, 5, 10, 11, 12, 13
+"""The places behind the first tensor of ``history``."""
 
 
 @nogil_part
 def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[no-untyped-def]
-    """Return the last norm and the head of those rows ``x`` ``[rows, hidden]`` that are read, and ``sample_rows`` of
-    them.
+    """Return the last norm, if there is one, and the head of those rows ``x`` ``[rows, hidden]`` that are read, and
+    ``sample_rows`` of them.
     """
     hidden = sizes[1]
     _, vocabulary, norm, head, bias = read_words(model, 5)
     read, places = rows_read(x, rows, hidden, is_read)
     count = places.size
     normed, logits = np.empty(count * hidden, np.float32), np.empty(count * vocabulary, np.float32)
-    norm_rows(start_of(read), norm, count, hidden, epsilon, start_of(normed))
+    if norm != 0:
+        norm_rows(start_of(read), norm, count, hidden, epsilon, start_of(normed))
+    else:
+        normed[:] = read
     project(start_of(normed), count, hidden, head, bias, vocabulary, start_of(logits))
     sample_rows(start_of(logits), count, vocabulary, start_of(places), task)
     return read.size + normed.size + logits.size + places.size  # what is used here is not freed before
@@ -77,6 +81,25 @@ def clear_outputs(rows, task):  # type: ignore[no-untyped-def]
     array_at(task[words_at.TOP_LOGPROB], rows * most, np.float32)[:] = -np.inf
 
 
+@nogil_part
+def sampling_task(tensors, first, history_size, ends, num_ends):  # type: ignore[no-untyped-def]
+    """Return the words that ``sample_rows`` takes from a task's tensors, whose ``history`` begins at ``first``."""
+    task = np.zeros(words_at.NUM_WORDS, np.int64)
+    for k in range(5):
+        task[words_at.SETTINGS + k] = tensors[first + ASKED + k, AT]
+    for k in range(5):
+        task[words_at.TOKEN + k] = tensors[first + MADE + k, AT]
+    task[words_at.STEPS], task[words_at.NODES] = tensors[first + STEPS, AT], tensors[first + NODES, AT]
+    task[words_at.PAGES], task[words_at.TABLES] = tensors[first, AT], tensors[first + 1, AT]
+    task[words_at.WIDTH], task[words_at.PAGE_SIZE] = tensors[first + 1, SIZES + 1], history_size
+    task[words_at.POSITIONS] = tensors[first + 3, AT]
+    task[words_at.MOST_STOPS] = tensors[first + ASKED + 2, SIZES + 1]
+    task[words_at.MOST_BIASES] = tensors[first + ASKED + 3, SIZES + 1]
+    task[words_at.MOST_LOGPROBS] = tensors[first + MADE + 3, SIZES + 1]
+    task[words_at.ENDS], task[words_at.NUM_ENDS] = ends, num_ends
+    return task
+
+
 @TaskFunction
 def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
     """``token``, ``kv``, ``history``, ``spans`` and what is asked for -> ``SampledToken``. ``constants`` are those of
@@ -89,24 +112,10 @@ def _step_of_task(constants, task):  # type: ignore[no-untyped-def]
     if not has_turns(words[4, AT], rows, num_turns):
         return REFUSED
     own = task_words(words, page_size, page_stride)
-    own[1] = words[OFFSETS, AT]
-    sampling = np.zeros(words_at.NUM_WORDS, np.int64)
-    for k in range(5):
-        sampling[words_at.SETTINGS + k] = words[ASKED + k, AT]
-    for k in range(5):
-        sampling[words_at.TOKEN + k] = words[MADE + k, AT]
-    sampling[words_at.STEPS], sampling[words_at.NODES] = words[STEPS, AT], words[NODES, AT]
-    sampling[words_at.PAGES], sampling[words_at.TABLES] = words[HISTORY, AT], words[HISTORY + 1, AT]
-    sampling[words_at.WIDTH], sampling[words_at.PAGE_SIZE] = words[HISTORY + 1, SIZES + 1], history_size
-    sampling[words_at.POSITIONS] = words[HISTORY + 3, AT]
-    sampling[words_at.MOST_STOPS], sampling[words_at.MOST_BIASES] = (
-        words[ASKED + 2, SIZES + 1],
-        words[ASKED + 3, SIZES + 1],
-    )
-    sampling[words_at.MOST_LOGPROBS] = words[MADE + 3, SIZES + 1]
-    sampling[words_at.ENDS], sampling[words_at.NUM_ENDS] = ends, num_ends
+    own[1] = words[HISTORY + OFFSETS, AT]
+    sampling = sampling_task(words, HISTORY, history_size, ends, num_ends)
     clear_outputs(rows, sampling)
-    step = np.array([words[0, AT], rows, words[IS_READ, AT], turns, words[1, AT], model])
+    step = np.array([words[0, AT], rows, words[HISTORY + IS_READ, AT], turns, words[1, AT], model])
     given = array_at(layers, shape, np.int64), array_at(sizes, 6, np.int64), array_at(settings, 9, np.int64)
     return DONE if _run_step(step, own, *given, epsilon, sampling) else REFUSED
 

@@ -25,6 +25,7 @@ from cellrt import Cell, PagedRows, RowSpec, cell, grows, rows, token
 from cellrt import Spans as Steps
 from cellrt.cells._llama_parts import embedding_form, head_form, layer_form
 from cellrt.cells._llama_step import LlamaStep
+from cellrt.cells._sampling_head import memory_form, sampling_head_form
 from cellrt.cells._sampling_step import SamplingStep
 from cellrt.cells._weights import is_eager, is_token
 from cellrt.cells.llama import Llama, LlamaLayers, LlamaSizes
@@ -79,12 +80,12 @@ class GreedyLanguageModel(nn.Module):
         # Of single steps all are read, but for a few; and on a GPU nobody waits to know which of a prompt's are.
         if not is_traced(token) and (len(kv.tables) == len(token) or not is_token(token) or not is_eager(token)):
             best, logprob = likeliest(self.model.logits(rows))
-            return NextToken(best, logprob, _is_one_of(best, self.ends))
+            return NextToken(best, logprob, is_one_of(best, self.ends))
         chosen = kv.is_read.nonzero()[:, 0]
         some, its_logprob = likeliest(self.model.logits(rows[chosen]))
         best, logprob = torch.zeros_like(token), rows.new_zeros(rows.shape[:1], dtype=torch.float32)
         best, logprob = best.index_put((chosen,), some), logprob.index_put((chosen,), its_logprob)
-        return NextToken(best, logprob, _is_one_of(best, self.ends))
+        return NextToken(best, logprob, is_one_of(best, self.ends))
 
     def compiled_form(self) -> CompiledForm | None:
         """Return the step without Python; None where only the modules can take it."""
@@ -150,7 +151,8 @@ class SamplingLanguageModel(nn.Module):
         return self._in_one_call.form(self.model, inputs, sampling_outputs(self.limits))
 
 
-def _is_one_of(tokens: Tensor, ends: Sequence[int]) -> Tensor:
+def is_one_of(tokens: Tensor, ends: Sequence[int]) -> Tensor:
+    """Return which tokens are among the ends, bool of their shape."""
     found = tokens == ends[0]
     for end in ends[1:]:
         found = found | (tokens == end)
@@ -285,7 +287,7 @@ class Head(nn.Module):
     def forward(self, x: Tensor) -> NextToken:
         """``x`` ``[rows, hidden]``."""
         made = likeliest(self.head(self.norm(x)))
-        return NextToken(*made, _is_one_of(made[0], self.ends))
+        return NextToken(*made, is_one_of(made[0], self.ends))
 
     def compiled_form(self) -> CompiledForm | None:
         """Return the compiled form of the head, if it can have one."""
@@ -296,9 +298,12 @@ class Head(nn.Module):
 class SamplingHead(nn.Module):
     """The last norm and the head of a model that samples, by themselves."""
 
-    def __init__(self, model: Llama, end_token: int | Sequence[int], limits: SamplingLimits) -> None:
+    def __init__(
+        self, model: Llama, end_token: int | Sequence[int], limits: SamplingLimits, page_size: int | None = None
+    ) -> None:
         super().__init__()
         self.norm, self.head, self.vocabulary = model.norm, model.head, model.sizes.vocabulary
+        self._page_size = page_size
         self.sampler = Sampler(self.vocabulary, end_token, limits)
 
     def forward(
@@ -318,14 +323,28 @@ class SamplingHead(nn.Module):
         made: SampledToken = self.sampler(logits, token, history, spans, settings, seed, stops, biases, mask)
         return made
 
+    def compiled_form(self) -> CompiledForm | None:
+        """Return the compiled form of the head, if it can have one."""
+        if self._page_size is None:
+            return None
+        return sampling_head_form(self.norm, self.head, self.sampler.ends, self.sampler.limits, self._page_size)
+
 
 class Memory(nn.Module):
-    """Appends the tokens of a prompt to a text."""
+    """Appends the tokens of a prompt to a text, in pages of ``page_size``."""
+
+    def __init__(self, page_size: int) -> None:
+        super().__init__()
+        self._page_size = page_size
 
     def forward(self, token: Tensor, history: PagedRows) -> Tensor:
         """``token`` int64 ``[rows]``; the same again."""
         history.append(token.to(torch.int32))
         return token.clone()
+
+    def compiled_form(self) -> CompiledForm:
+        """Return the compiled form."""
+        return memory_form(self._page_size)
 
 
 def layered_language_model(
@@ -349,9 +368,9 @@ def layered_language_model(
         head = cell(Head(model, end_token), {"x": hidden}, name=f"{name}: head", max_batch=max_batch)
     else:
         asked = {"x": hidden, "token": token, **sampling_inputs(limits, page_size, model.sizes.vocabulary)}
-        head = cell(SamplingHead(model, end_token, limits), asked, name=f"{name}: head", max_batch=max_batch)
+        head = cell(SamplingHead(model, end_token, limits, page_size), asked, name=f"{name}: head", max_batch=max_batch)
         read = {"token": token, "history": asked["history"]}
-        memory = spanning(Memory(), read, name=f"{name}: memory")
+        memory = spanning(Memory(page_size), read, name=f"{name}: memory")
     return LayeredModel(
         cell(Embedding(model), {"token": token}, name=f"{name}: embedding", max_batch=max_batch_rows),
         tuple(

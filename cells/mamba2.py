@@ -12,6 +12,7 @@ and ``ssm``, the matrices S of all layers and heads; the runtime keeps, moves an
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -20,10 +21,13 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 import cellrt
-from cellrt import Cell, cell, token
+from cellrt import Cell, PagedRows, Spans, cell, token
+from cellrt.cells._sampling_head import sampling_head_form
 from cellrt.cells.attention import Linear
-from cellrt.cells.language_models import NextToken
+from cellrt.cells.language_models import Memory, NextToken, is_one_of, limits_of
 from cellrt.cells.row_layers import RMSNorm, likeliest
+from cellrt.cells.sampling import SampledToken, Sampler, SamplingLimits, ends_of, sampling_inputs
+from cellrt.definition.compiled_form import CompiledForm
 
 
 @dataclass(frozen=True)
@@ -161,14 +165,47 @@ class Step(nn.Module):
 class Head(nn.Module):
     """Rows ``[rows, hidden]`` -> the likeliest next token of each."""
 
-    def __init__(self, head: Linear, end_token: int) -> None:
+    def __init__(self, head: Linear, end_token: int | Sequence[int]) -> None:
         super().__init__()
-        self.head, self.end_token = head, end_token
+        self.head, self.ends = head, ends_of(end_token)
 
     def forward(self, x: Tensor) -> NextToken:
         """``x`` as a ``Step`` gives it."""
         best, logprob = likeliest(self.head(x))
-        return NextToken(best, logprob, best == self.end_token)
+        return NextToken(best, logprob, is_one_of(best, self.ends))
+
+
+class SamplingHead(nn.Module):
+    """Rows ``[rows, hidden]`` -> the next token of each as its request asks for it."""
+
+    def __init__(
+        self, head: Linear, end_token: int | Sequence[int], limits: SamplingLimits, page_size: int | None = None
+    ) -> None:
+        super().__init__()
+        self.head, self.vocabulary, self._page_size = head, head.out_features, page_size
+        self.sampler = Sampler(self.vocabulary, end_token, limits)
+
+    def forward(
+        self,
+        x: Tensor,
+        token: Tensor,
+        history: PagedRows,
+        spans: Spans,
+        settings: Tensor,
+        seed: Tensor,
+        stops: Tensor,
+        biases: Tensor,
+        mask: Tensor,
+    ) -> SampledToken:
+        """``x`` as a ``Step`` gives it, of the tokens; the rest is as of ``Sampler``."""
+        made: SampledToken = self.sampler(self.head(x), token, history, spans, settings, seed, stops, biases, mask)
+        return made
+
+    def compiled_form(self) -> CompiledForm | None:
+        """Return the compiled form of the head, if it can have one."""
+        if self._page_size is None:
+            return None
+        return sampling_head_form(None, self.head, self.sampler.ends, self.sampler.limits, self._page_size)
 
 
 class RecurrentModel(NamedTuple):
@@ -176,34 +213,47 @@ class RecurrentModel(NamedTuple):
 
     Attributes:
         step: token and states -> x and the same states, which are carried.
-        head: x -> as ``NextToken``.
+        head: x -> as ``NextToken``. Of a model that samples it also reads the token, appends it to the growing state
+            ``history``, and has as inputs what the request asks for; it makes a ``SampledToken``.
+        memory: of a model that samples: appends tokens of a prompt to ``history``.
     """
 
     step: Cell
     head: Cell
+    memory: Cell | None = None
 
 
 def recurrent_language_model(
-    model: Mamba2, end_token: int, *, name: str = "language model", max_batch: int = 64
+    model: Mamba2,
+    end_token: int | Sequence[int],
+    *,
+    name: str = "language model",
+    page_size: int = 16,
+    max_batch: int = 64,
+    sampling: bool | SamplingLimits = False,
 ) -> RecurrentModel:
     """Return the cells of a model.
 
     Args:
         model: its weights are copied.
-        end_token: the one that ends a text.
+        end_token: the one that ends a text, or several.
         name: of the cells.
+        page_size: tokens of a page, of a model that samples.
         max_batch: most requests of a task.
+        sampling: whether requests say how tokens are chosen, and the most that they may ask for.
     """
     sizes, dtype = model.sizes, model.embedding.weight.dtype
     conv = cellrt.rows(sizes.layers, sizes.channels, sizes.kernel - 1, dtype=dtype)
     ssm = cellrt.rows(sizes.layers, sizes.heads, sizes.head_dim, sizes.state)
-    inputs = {"token": token, "conv": conv, "ssm": ssm}
+    step = cell(Step(model), {"token": token, "conv": conv, "ssm": ssm}, name=f"{name}: step", max_batch=max_batch)
+    x, limits = {"x": cellrt.rows(sizes.hidden, dtype=dtype)}, limits_of(sampling)
+    if limits is None:
+        return RecurrentModel(step, cell(Head(model.head, end_token), x, name=f"{name}: head", max_batch=max_batch))
+    asked = {"token": token, **sampling_inputs(limits, page_size, sizes.vocabulary)}
+    head = SamplingHead(model.head, end_token, limits, page_size)
+    read = {key: asked[key] for key in ("token", "history")}
     return RecurrentModel(
-        cell(Step(model), inputs, name=f"{name}: step", max_batch=max_batch),
-        cell(
-            Head(model.head, end_token),
-            {"x": cellrt.rows(sizes.hidden, dtype=dtype)},
-            name=f"{name}: head",
-            max_batch=max_batch,
-        ),
+        step,
+        cell(head, {**x, **asked}, name=f"{name}: head", max_batch=max_batch),
+        cell(Memory(page_size), read, name=f"{name}: memory", max_batch=max_batch, max_batch_rows=256),
     )

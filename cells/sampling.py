@@ -9,8 +9,8 @@ The random number of a row is a hash of its request's seed and of the row's plac
 the same tokens in any batch, chunks and worker, and after a suspension. The tokens so far are a state of their own that
 grows by one int32 a row.
 
-Log-probabilities are the model's own, before anything is changed. On a CPU in float32 all is one compiled call
-(``_sampling.py``); elsewhere it is the plain torch below, which waits for no device.
+Log-probabilities are the model's own, before anything is changed. On a CPU all is one compiled call (``_sampling.py``),
+for which logits of 16 bits become float32; elsewhere it is the plain torch below, which waits for no device.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ from cellrt.cells import _sampling as compiled
 from cellrt.cells._weights import is_eager, is_fusable
 from cellrt.cells.output import LEAST_TEMPERATURE, uniform
 from cellrt.numbers import as_integer
+
+HALVES = torch.bfloat16, torch.float16
 
 
 @dataclass(frozen=True)
@@ -182,6 +184,8 @@ def sample(
         ends: the tokens that end a text.
         limits: as of the cell.
     """
+    if logits.is_cpu and logits.dtype in HALVES:
+        logits = logits.float()
     if not is_fusable(logits) or not are_plain(asked, history, spans):
         return _sample_plainly(logits, chosen, asked, history, spans, ends, limits)
     made, logits, chosen = new_tokens(len(asked.seed), limits, logits.device), logits.contiguous(), chosen.contiguous()

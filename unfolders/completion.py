@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Set
-from typing import Any
+from typing import Any, NamedTuple
 
 from cellrt import Cell, DefinitionError, Graph, Loop, LoopBody, LoopOfCells, Output, RequestError, State, Unfolder
 from cellrt.cells import LayeredModel
@@ -60,30 +60,69 @@ def complete(
     Raise DefinitionError if the cell is no such cell.
     """
     write, cells = _layered(model) if isinstance(model, LayeredModel) else _plain(name, model, results)
-    head = model.head if isinstance(model, LayeredModel) else model
-    requests = SamplingRequests(name, head) if head.inputs.keys() >= ASKED else None
-    known = {"prompt", "max_tokens", *([] if requests is None else FIELDS)}
+    is_layered = isinstance(model, LayeredModel)
+    requests = CompletionRequests(name, model.head if isinstance(model, LayeredModel) else model, max_tokens)
 
     def unfold(graph: Graph, request: Any) -> object:
+        read = requests.read(request, reads_all=not is_layered)
+        loop = write(graph, read.prompt, read.max_tokens, keep, read.asked)
+        return {result: getattr(loop, result) for result in (*results, *read.tops)}
+
+    return Unfolder(name, unfold, requests.example, cells)
+
+
+class Completion(NamedTuple):
+    """A request, read.
+
+    Attributes:
+        prompt: its tokens.
+        max_tokens: the most to be made.
+        asked: the inputs of a cell that samples, by name.
+        tops: results beside the usual ones.
+    """
+
+    prompt: Any
+    max_tokens: int
+    asked: Mapping[str, Any]
+    tops: tuple[str, ...]
+
+
+class CompletionRequests:
+    """Reads the requests of one model.
+
+    Args:
+        name: the model's name.
+        head: the cell that chooses tokens.
+        max_tokens: the most that a request makes.
+
+    Attributes:
+        example: a request with all fields.
+    """
+
+    def __init__(self, name: str, head: Cell, max_tokens: int) -> None:
+        self._max_tokens = max_tokens
+        self._sampling = SamplingRequests(name, head) if head.inputs.keys() >= ASKED else None
+        self.example = {"prompt": [0, 0], "max_tokens": 1, **(EXAMPLE if self._sampling is not None else {})}
+
+    def read(self, request: Any, *, reads_all: bool) -> Completion:
+        """Return a request, read; ``reads_all``: the cell that chooses reads the whole prompt in its first step, not
+        the last token alone. Raise RequestError for what is wrong.
+        """
         given = request if isinstance(request, Mapping) else {"prompt": request}
-        if unknown := given.keys() - known:
+        if unknown := given.keys() - self.example.keys():
             samples = " (those of sampling: language_model(..., sampling=True))" if unknown & {*FIELDS} else ""
-            raise RequestError(f"expected {_listed(known)} in the request, got {sorted(unknown)} too{samples}")
+            known = _listed(self.example.keys())
+            raise RequestError(f"expected {known} in the request, got {sorted(unknown)} too{samples}")
         prompt: Any = given.get("prompt")
         check_prompt(prompt)
-        steps = given.get("max_tokens", max_tokens)
+        steps = given.get("max_tokens", self._max_tokens)
         most = as_integer(steps)
-        if most is None or not 1 <= most <= max_tokens:
-            raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {steps!r}")
-        asked: Mapping[str, Any] = {}
-        told = 0
-        if requests is not None:
-            asked, told = requests.read(given, 1 if isinstance(model, LayeredModel) else len(prompt), most)
-        loop = write(graph, prompt, most, keep, asked)
-        return {result: getattr(loop, result) for result in (*results, *(TOPS if told else ()))}
-
-    example = {"prompt": [0, 0], "max_tokens": 1, **(EXAMPLE if requests is not None else {})}
-    return Unfolder(name, unfold, example, cells)
+        if most is None or not 1 <= most <= self._max_tokens:
+            raise RequestError(f"expected max_tokens from 1 to {self._max_tokens}, got {steps!r}")
+        if self._sampling is None:
+            return Completion(prompt, most, {}, ())
+        asked, told = self._sampling.read(given, len(prompt) if reads_all else 1, most)
+        return Completion(prompt, most, asked, TOPS if told else ())
 
 
 def _listed(names: Set[str]) -> str:

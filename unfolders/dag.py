@@ -23,12 +23,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Hashable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import networkx as nx
 import torch
 
 from cellrt import Cell, DefinitionError, Graph, Node, Output, RequestError, RequestTooLargeError, RowSpec, Unfolder
+
+if TYPE_CHECKING:
+    import networkx as nx  # where a graph is, it is there; else it is hundreds of modules for nothing
 
 
 def dag(
@@ -64,6 +66,8 @@ def dag(
 
 def _check(request: Any) -> list[Hashable]:
     """Return the nodes whose results are asked for. Raise RequestError for what is not a graph with such nodes."""
+    import networkx as nx
+
     if not isinstance(request, nx.DiGraph) or not len(request):
         raise RequestError(f"expected a networkx.DiGraph with at least one node, got {_describe(request)}")
     nodes = request.graph.get("results")
@@ -78,11 +82,15 @@ def _check(request: Any) -> list[Hashable]:
 
 
 def _describe(request: object) -> str:
+    import networkx as nx
+
     return "an empty graph" if isinstance(request, nx.DiGraph) else type(request).__name__
 
 
 def _in_order(request: nx.DiGraph) -> list[Hashable]:
     """Return the nodes, each after those that feed it."""
+    import networkx as nx
+
     try:
         return list(nx.topological_sort(request))
     except nx.NetworkXUnfeasible:
@@ -242,6 +250,8 @@ def _example(cells: Mapping[str, Cell]) -> nx.DiGraph:
     if "cell" in fixed:
         raise DefinitionError(f"cell {cell.name!r}, input 'cell': an attribute of that name says which cell a node is")
     zeros = {key: torch.zeros(spec.shape, dtype=spec.dtype, device="cpu") for key, spec in fixed.items()}
+    import networkx as nx
+
     graph = nx.DiGraph()
     graph.add_node(name, cell=name, **zeros)
     return graph

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
-from cellrt import Graph, LoopBody, Output, RequestError, State, Unfolder
+from cellrt import Graph, LoopBody, Output, State, Unfolder
 from cellrt.cells.mamba2 import RecurrentModel
-from cellrt.numbers import as_integer
-from cellrt.unfolders.generation import check_prompt
+from cellrt.unfolders.completion import CompletionRequests
 
 
 def complete_recurrent(
@@ -28,31 +26,32 @@ def complete_recurrent(
         keep: whether sessions go on where they were; the last token made has not been read then.
         results: outputs of the head that are results.
     """
-    states = tuple(model.step.carry)
-
-    def step(body: LoopBody, state: State) -> dict[str, Output]:
-        read = model.step(token=state.token, **{one: getattr(state, one) for one in states})
-        made = model.head(x=read.x)
-        after = {one: getattr(read, one) for one in states}
-        return {**after, **{output: getattr(made, output) for output in model.head.outputs}}
+    states, memory = tuple(model.step.carry), model.memory
+    requests = CompletionRequests(name, model.head, max_tokens)
 
     def unfold(graph: Graph, request: Any) -> object:
-        given = request if isinstance(request, Mapping) else {"prompt": request}
-        if unknown := given.keys() - {"prompt", "max_tokens"}:
-            raise RequestError(f"expected prompt and max_tokens in the request, got {sorted(unknown)} too")
-        prompt: Any = given.get("prompt")
-        check_prompt(prompt)
-        most = as_integer(given.get("max_tokens", max_tokens))
-        if most is None or not 1 <= most <= max_tokens:
-            raise RequestError(f"expected max_tokens from 1 to {max_tokens}, got {given['max_tokens']!r}")
+        prompt, most, asked, tops = requests.read(request, reads_all=False)
         before = graph.state(model.step) if keep else graph.zeros(model.step)
+        sampling: dict[str, Any] = {}
+        if memory is not None:
+            sampling = {"history": graph.pages(memory, keep=keep), **asked}
         start: Any = {one: getattr(before, one) for one in states}
         if len(prompt) > 1:
             last = graph.chain(model.step, token=prompt[:-1], **start).last
             start = {one: getattr(last, one) for one in states}
+            if memory is not None:
+                graph.chain(memory, token=prompt[:-1], history=sampling["history"])
+
+        def step(body: LoopBody, state: State) -> dict[str, Output]:
+            read = model.step(token=state.token, **{one: getattr(state, one) for one in states})
+            made = model.head(x=read.x, **({"token": state.token, **sampling} if sampling else {}))
+            after = {one: getattr(read, one) for one in states}
+            return {**after, **{output: getattr(made, output) for output in model.head.outputs}}
+
         loop = graph.loop(step, token=prompt[-1], until="stop", max_steps=most, **start)
         if keep:
             graph.keep(before, after={one: getattr(loop.last, one) for one in states})
-        return {result: getattr(loop, result) for result in results}
+        return {result: getattr(loop, result) for result in (*results, *tops)}
 
-    return Unfolder(name, unfold, {"prompt": [0, 0], "max_tokens": 1}, tuple(model))
+    cells = tuple(cell for cell in model if cell is not None)
+    return Unfolder(name, unfold, requests.example, cells)

@@ -56,7 +56,12 @@ def keep_constant(weights: Iterable[Tensor]) -> None:
 
 def let_rest(definitions: Iterable[Callable[..., Any]]) -> None:
     """Give back the memory of the weights of these modules that lie in files, and what was used to read them."""
-    resting = [one for each in definitions for one in weights_of(each).values() if getattr(one, IN_FILE, False)]
+    give_back(one for each in definitions for one in weights_of(each).values())
+
+
+def give_back(weights: Iterable[Tensor]) -> None:
+    """Give back the memory of those of these constant weights that lie in files, and what was used to read them."""
+    resting = [one for one in weights if getattr(one, IN_FILE, False)]
     for weight in resting:
         first = -(-weight.data_ptr() // mmap.PAGESIZE) * mmap.PAGESIZE
         size = (weight.data_ptr() + weight.nbytes - first) // mmap.PAGESIZE * mmap.PAGESIZE

@@ -32,8 +32,9 @@ ANEW = (
     ", or delete what each call makes anew (of torch's weight_norm, spectral_norm and prune by their remove functions) "
     "before the module becomes a cell"
 )
-SMALL_BYTES = 64 << 20
-"""Weights of a module that is run on zeros: adding meta tensors has torch import its compiler, which takes 0.75 s."""
+SMALL_BYTES = 1 << 30
+"""Weights of a module that is run on zeros. Adding meta tensors has torch import its compiler, which takes 0.75 s and
+140 MB; so long takes a run of a module of this size, of whose memory that is a small part."""
 
 
 class Trial:

@@ -10,6 +10,7 @@ import asyncio
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,12 +19,15 @@ from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture
 from cellrt.errors import RequestError
 from cellrt.language.answers import Answer, Reader, answer_of
+from cellrt.language.grammar import schema_of
 from cellrt.language.language import Language
 from cellrt.language.options import Options
 from cellrt.numbers import as_integer, as_real
 
 MOST_CANDIDATES = 20
 """The most of the likeliest tokens that a language model returns with each step of an answer."""
+MOST_PENALTY = 10
+"""The highest power of a length that is still a number."""
 
 
 class Beam(NamedTuple):
@@ -72,9 +76,10 @@ class BeamSearch:
         return max(2, 1 + len(self._ends)) * self._num_beams
 
     @property
-    def best(self) -> Beam:
-        """The best answer that has ended."""
-        return self._ended[0]
+    def ended(self) -> Sequence[Beam]:
+        """The answers that have ended and were kept, the best first: ``num_beams`` of them once the search is over, or
+        fewer of a vocabulary that has no more."""
+        return self._ended
 
     def take(self, steps: Sequence[Sequence[tuple[int, float]]]) -> list[int]:
         """Choose the next beams, given the likeliest tokens after each beam with their log-probabilities.
@@ -112,15 +117,31 @@ class BeamSearch:
         return beam._replace(score=beam.score / len(beam.tokens) ** self._length_penalty)
 
 
+class HowSearched(NamedTuple):
+    """The options of a search: see ``BeamSearch``.
+
+    Attributes:
+        num_beams, length_penalty, early_stopping: of the search, as they were given.
+        num_answers: how many of the answers that it finds are wanted.
+    """
+
+    num_beams: object
+    length_penalty: object = 1.0
+    early_stopping: object = False
+    num_answers: int = 1
+
+
 class SearchedBeams:
     """A running beam search: it submits the steps of all beams.
 
     Args:
         open_session: opens a session of the model.
-        language, options: of the model and of the answer.
+        language, options: of the model and of the answers.
         request: the request, as the model takes it.
         search: chooses among the beams.
+        count: the number of answers that are wanted.
         due, priority: of the whole search.
+        note: takes the future of the first step.
     """
 
     def __init__(
@@ -130,45 +151,53 @@ class SearchedBeams:
         options: Options,
         request: Mapping[str, Any],
         search: BeamSearch,
+        count: int,
+        *,
         due: Due,
         priority: int,
+        note: Callable[[RequestFuture], object] = lambda _: None,
     ) -> None:
-        self._open, self._search, self._due, self._priority = open_session, search, due, priority
+        self._open, self._search, self._count = open_session, search, count
+        self._due, self._priority, self._note = due, priority, note
         self._language, self._options = language, options
         self._request = {**request, "max_tokens": 1, "logprobs": search.num_candidates}
         self._began_s, self._is_closed = time.monotonic(), False
         self._sessions: list[Any] = []
         """The session of each beam, then free sessions, which no beam has."""
 
-    def run(self) -> Answer:
-        """Return the best answer; block until the search has ended."""
+    def run(self) -> list[Answer]:
+        """Return the best answers, the best first; block until the search has ended."""
         with self._closing():
             futures = self._begin()
+            self._note(futures[0])
             while not self._search.is_over:
                 self._take([future.result() for future in futures])
                 futures = self._go_on()
-            return self._answer()
+            return self._answers()
 
-    async def arun(self) -> Answer:
-        """Return the best answer, like ``run``. Cancelling the task cancels the search."""
+    async def arun(self) -> list[Answer]:
+        """Return the best answers, like ``run``. Cancelling the task cancels the search."""
         futures: list[RequestFuture] = []
         with self._closing():
             try:
                 futures = await asyncio.to_thread(self._begin)
+                self._note(futures[0])
                 while not self._search.is_over:
                     self._take([await future for future in futures])
                     futures = await asyncio.to_thread(self._go_on)
-                return self._answer()
+                return self._answers()
             finally:
                 for future in futures:
                     future.cancel()
 
-    def _answer(self) -> Answer:
-        """Return the best answer that has ended."""
-        best, reader = self._search.best, Reader(self._language, self._options)
-        steps = [{"token": torch.tensor(token), "logprob": torch.tensor(its)} for token, its in zip(*best[:2])]
+    def _answers(self) -> list[Answer]:
+        return [self._answer(beam) for beam in self._search.ended[: self._count]]
+
+    def _answer(self, beam: Beam) -> Answer:
+        reader = Reader(self._language, self._options)
+        steps = [{"token": torch.tensor(token), "logprob": torch.tensor(its)} for token, its in zip(*beam[:2])]
         pieces = [piece for step in steps if (piece := reader.feed(step)) is not None]
-        return answer_of([*pieces, reader.end()], len(self._request["prompt"]), 0, len(best.tokens))
+        return answer_of([*pieces, reader.end()], len(self._request["prompt"]), 0, len(beam.tokens))
 
     def _begin(self) -> list[RequestFuture]:
         self._open_one()
@@ -225,37 +254,51 @@ class SearchedBeams:
                 session.leave()
 
 
-def beams_request(language: Language, tokens: Sequence[int], options: Options) -> tuple[dict[str, Any], Options]:
-    """Return the request that a model takes for a prompt, and the options prepared for it.
+def searched(
+    open_session: Callable[[], Any],
+    language: Language,
+    prompt: Sequence[int],
+    options: Options,
+    how: HowSearched,
+    *,
+    due: Due,
+    priority: int,
+    note: Callable[[RequestFuture], object] = lambda _: None,
+) -> SearchedBeams:
+    """Return the search for answers to a prompt; the arguments are those of ``SearchedBeams``.
 
     Raise RequestError for options that a search does not support, and for models that are no decoder.
     """
     if language.kind != "decoder":
         raise RequestError(f"model {language.name!r}: no beams, only a decoder has those")
-    chosen = options.prepared(language)
-    request = chosen.request(language, tokens, language.room_for(tokens))
+    schema = None if options.response_format is None else schema_of(options.response_format)
+    refused = {"stop": options.stop or None, "mask": options.mask, "response_format": schema}
+    temperature = 0.0 if options.temperature is None else options.temperature  # whatever the checkpoint draws
+    chosen = replace(options, temperature=temperature, response_format=None)
+    request = chosen.request(language, prompt, language.room_for(prompt))
     others = sorted(request.keys() - {"prompt", "max_tokens", "stop_tokens", "ignore_eos"})
-    others += [name for name in ("stop", "mask") if getattr(chosen, name)]
+    others += [name for name, given in refused.items() if given is not None]
     if others:
         raise RequestError(f"num_beams: expected no {', '.join(others)} beside it")
-    return request, chosen
+    search = search_of(how, request["max_tokens"], chosen.ends_in(language))
+    return SearchedBeams(
+        open_session, language, chosen, request, search, how.num_answers, due=due, priority=priority, note=note
+    )
 
 
-def search_of(
-    num_beams: object, length_penalty: object, early_stopping: object, max_tokens: int, ends: Collection[int]
-) -> BeamSearch:
-    """Return a search.
-
-    Raise RequestError for invalid options, and for a search of more candidates than models return.
-    """
-    count, penalty = as_integer(num_beams), as_real(length_penalty)
+def search_of(how: HowSearched, max_tokens: int, ends: Collection[int]) -> BeamSearch:
+    """Return a search. Raise RequestError for invalid options, and for more candidates than models return."""
+    count, penalty = as_integer(how.num_beams), as_real(how.length_penalty)
     if count is None or count < 1:
-        raise RequestError(f"num_beams: expected a number of beams, got {num_beams!r:.80}")
-    if penalty is None or not -100 <= penalty <= 100:
-        raise RequestError(f"length_penalty: expected a number from -100 to 100, got {length_penalty!r:.80}")
-    if not isinstance(early_stopping, bool):
-        raise RequestError(f"early_stopping: expected True or False, got {early_stopping!r:.80}")
-    made = BeamSearch(count, max_tokens, ends, penalty, early_stopping)
+        raise RequestError(f"num_beams: expected a number of beams, got {how.num_beams!r:.80}")
+    if penalty is None or not abs(penalty) <= MOST_PENALTY:
+        said = f"a number from -{MOST_PENALTY} to {MOST_PENALTY}"
+        raise RequestError(f"length_penalty: expected {said}, got {how.length_penalty!r:.80}")
+    if not isinstance(how.early_stopping, bool):
+        raise RequestError(f"early_stopping: expected True or False, got {how.early_stopping!r:.80}")
+    if how.num_answers > count:
+        raise RequestError(f"num_beams: expected at least as many as the {how.num_answers} answers, got {count}")
+    made = BeamSearch(count, max_tokens, ends, penalty, how.early_stopping)
     if made.num_candidates > MOST_CANDIDATES:
         most = MOST_CANDIDATES * count // made.num_candidates
         raise RequestError(f"num_beams: expected at most {most} of a model with {len(ends)} ends of texts, got {count}")

@@ -13,8 +13,11 @@ from cellrt.errors import RequestError
 from cellrt.language.chat_template import ChatTemplate
 from cellrt.language.checkpoint import Checkpoint
 from cellrt.language.grammar import Grammars
-from cellrt.language.text import Tokenizer
+from cellrt.language.text import LONG, Tokenizer
 from cellrt.numbers import as_integer
+
+LEAST_LIMIT = 1 << 21
+"""Characters of a text that are never too many for a context that has room for them."""
 
 
 @dataclass(frozen=True)
@@ -83,9 +86,11 @@ class Language:
     def tokens_of(self, prompt: str | Sequence[int]) -> list[int]:
         """Return the tokens of a text, or the given tokens after a check. Raise RequestError for anything else."""
         if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
+            return self._encoded(prompt)
         if not isinstance(prompt, Sequence):
             raise RequestError(f"prompt: expected a text or its tokens, got {type(prompt).__name__}")
+        if len(prompt) > self.context:  # before each of them is looked at
+            raise RequestError(f"prompt: {len(prompt)} tokens; model {self.name!r} has a context of {self.context}")
         tokens = [as_integer(token) for token in prompt]
         for token, given in zip(tokens, prompt):
             if token is None or not 0 <= token < self.vocabulary:
@@ -95,7 +100,14 @@ class Language:
     def tokens_of_chat(self, messages: Sequence[Mapping[str, Any]], /, **variables: Any) -> list[int]:
         """Return the prompt of a conversation, in tokens. Raise RequestError, like ``ChatTemplate.render``."""
         text = self.template.render(messages, **variables)
-        return self.tokenizer.encode(text, add_special_tokens=False)
+        return self._encoded(text, add_special_tokens=False)
+
+    def _encoded(self, text: str, **how: bool) -> list[int]:
+        """Return the tokens of a text. Raises RequestError for one that no context holds, before it is read."""
+        most = max(LONG, min(self.context * self.tokenizer.longest, max(LEAST_LIMIT, 8 * self.context)))
+        if len(text) > most:
+            raise RequestError(f"prompt: {len(text)} characters; a context of {self.context} tokens takes {most}")
+        return self.tokenizer.encode(text, **how)
 
     def sentence(self, text: str | Sequence[int]) -> list[int]:
         """Return the tokens that an encoder reads of a text.

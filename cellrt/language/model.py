@@ -16,7 +16,7 @@ from cellrt.engine.due import due
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError, RequestError
 from cellrt.language.answers import Answer, Steps, TextStream
-from cellrt.language.beams import SearchedBeams, beams_request, search_of
+from cellrt.language.beams import HowSearched, SearchedBeams, searched
 from cellrt.language.branches import Branch, Branches, are_worth_it
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
@@ -167,14 +167,15 @@ class LanguageModel:
         Raise RequestError also for beams of a model that is no decoder.
         """
         if num_beams != 1:
-            return self._beams(self.language.tokens_of(prompt), num_beams, options).run()
+            return self._beams(self.language.tokens_of(prompt), 1, num_beams, options).run()[0]
         with self.stream(prompt, **options) as stream:
             return stream.answer(stream)
 
     async def agenerate(self, prompt: Prompt, *, num_beams: int = 1, **options: Any) -> Answer:
         """Return the answer to a prompt, like ``generate``. Cancelling the task cancels the answer."""
         if num_beams != 1:
-            return await self._beams(await asyncio.to_thread(self._tokens_of, prompt), num_beams, options).arun()
+            tokens = await asyncio.to_thread(self._tokens_of, prompt)
+            return (await self._beams(tokens, 1, num_beams, options).arun())[0]
         tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
         with self.stream(tokens, **options) as stream:
             return stream.answer([piece async for piece in stream])
@@ -201,11 +202,14 @@ class LanguageModel:
         tokens = await asyncio.to_thread(lambda: self.language.tokens_of_chat(messages, **template))
         return await self.agenerate(tokens, **{"max_tokens": None, **options})
 
-    def samples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
+    def samples(self, prompt: Prompt | Messages, n: int, *, num_beams: int = 1, **options: Any) -> list[Answer]:
         """Return ``n`` answers to one prompt or conversation, which are generated together; the options of ``stream``.
 
-        With a ``seed`` answer k has ``seed + k``. A long prompt is read once for all of them.
+        With a ``seed`` answer k has ``seed + k``. A long prompt is read once for all of them. With ``num_beams``
+        above 1 they are the ``n`` best that a search finds, the best first: see ``generate``, which has the options.
         """
+        if num_beams != 1:
+            return self._beams(self._tokens_of(prompt), n, num_beams, options).run()
         tokens, options = self._prepared(prompt, options)
         branching = self._branching(tokens, n, options)
         branches = None if branching is None else branching.read()
@@ -216,8 +220,10 @@ class LanguageModel:
             with ThreadPoolExecutor(n) as readers:  # their tokens are asked for one by one
                 return list(readers.map(lambda stream: stream.answer(stream), streams))
 
-    async def asamples(self, prompt: Prompt | Messages, n: int, **options: Any) -> list[Answer]:
+    async def asamples(self, prompt: Prompt | Messages, n: int, *, num_beams: int = 1, **options: Any) -> list[Answer]:
         """Return ``n`` answers, like ``samples``. Cancelling the task cancels the answers."""
+        if num_beams != 1:
+            return await self._beams(await asyncio.to_thread(self._tokens_of, prompt), n, num_beams, options).arun()
         tokens, options = await asyncio.to_thread(self._prepared, prompt, options)
 
         async def read(stream: TextStream) -> Answer:
@@ -275,20 +281,17 @@ class LanguageModel:
         grammar = options_of(of_answer).prepared(self.language).mask
         return self._tokens_of(prompt), {**options, "response_format": None, "mask": grammar}
 
-    def _beams(self, tokens: Sequence[int], num_beams: int, options: dict[str, Any]) -> SearchedBeams:
+    def _beams(self, tokens: Sequence[int], n: int, num_beams: int, options: dict[str, Any]) -> SearchedBeams:
         """Return the beam search of a prompt. Raise RequestError for options that a search does not support."""
-        given = {"temperature": 0.0, **options}  # whatever the checkpoint draws
+        given, count = dict(options), _checked_count(n)
         when, priority = due(given.pop("deadline", None), given.pop("schedule_by", None)), given.pop("priority", 1)
-        how = num_beams, given.pop("length_penalty", 1.0), given.pop("early_stopping", False)
-        request, chosen = beams_request(self.language, tokens, options_of(given))
-        search = search_of(*how, request["max_tokens"], chosen.ends_in(self.language))
+        how = HowSearched(num_beams, given.pop("length_penalty", 1.0), given.pop("early_stopping", False), count)
         opened = partial(self.engine.session, self.name)
-        return SearchedBeams(opened, self.language, chosen, request, search, when, priority)
+        return searched(opened, self.language, tokens, options_of(given), how, due=when, priority=priority)
 
     def _branching(self, tokens: list[int], n: int, options: dict[str, Any]) -> Branches | None:
         """Return a reader of the prompt for so many answers; None if that saves nothing. Raise RequestError."""
-        if as_integer(n) is None or n < 1:
-            raise RequestError(f"n: expected a number of answers, got {n!r:.80}")
+        _checked_count(n)
         if options.get("session") is not None or not are_worth_it(self.language, tokens, n):
             return None
         of_answer = {name: value for name, value in options.items() if name not in OF_REQUEST}
@@ -355,6 +358,14 @@ def options_of(given: dict[str, Any]) -> Options:
     if unknown := sorted(given.keys() - known):
         raise RequestError(f"unknown are {unknown}; options of an answer are {sorted(known)}")
     return Options(**{"max_tokens": DEFAULT_TOKENS, **given})
+
+
+def _checked_count(n: object) -> int:
+    """Return how many answers are wanted. Raises RequestError for what is no such number."""
+    count = as_integer(n)
+    if count is None or count < 1:
+        raise RequestError(f"n: expected a number of answers, got {n!r:.80}")
+    return count
 
 
 def _listed(texts: Sequence[Prompt]) -> Sequence[Prompt]:

@@ -10,11 +10,13 @@ from cellrt.errors import RequestError
 from cellrt.language.grammar import Grammar, schema_of
 from cellrt.language.language import Language
 from cellrt.language.masks import Mask
+from cellrt.numbers import as_integer
 
 MOST_UNSAID = 4096
 """The most tokens of an answer without ``max_tokens``, where the context has room for more."""
 OF_DRAWING = ("temperature", "top_k", "top_p", "min_p")
 """Options without effect where the likeliest token is taken."""
+INTEGERS = ("max_tokens", "min_tokens", "seed", "logprobs")
 NEUTRAL: Mapping[str, tuple[Any, ...]] = {
     "temperature": (0,),
     "top_k": (0, -1),
@@ -39,7 +41,7 @@ class Options:
 
     Attributes:
         max_tokens: the most tokens; None: as many as the context has room for, up to 4,096.
-        stop: texts before which the answer ends.
+        stop: texts before which the answer ends, or one text.
         temperature: 0 takes the likeliest token; else tokens are drawn.
         top_k, top_p, min_p: limit the tokens that may be drawn.
         repetition_penalty, presence_penalty, frequency_penalty: penalties of tokens that occurred before.
@@ -53,7 +55,9 @@ class Options:
             them, bool ``[vocabulary]``, or None for all. No answer ends before one of its end tokens is allowed.
             An error that it raises is that of this answer alone. Several answers share it.
         response_format: as OpenAI's: ``{"type": "json_object"}``, or ``{"type": "json_schema", "json_schema":
-            {"schema": ...}}``. The package ``llguidance`` computes the tokens that may follow.
+            {"schema": ...}}``. The package ``llguidance`` finds what may follow.
+
+    Raises RequestError for a field of another type.
     """
 
     max_tokens: int | None = None
@@ -73,6 +77,17 @@ class Options:
     logprobs: int = 0
     mask: Mask | Grammar | None = None
     response_format: Mapping[str, Any] | None = None
+
+    def __post_init__(self) -> None:
+        for name in INTEGERS:
+            value = getattr(self, name)
+            if as_integer(value) is None and (value is not None or name == "min_tokens"):
+                raise RequestError(f"{name}: expected an integer, got {value!r:.80}")
+        if not isinstance(self.stop, Sequence):
+            raise RequestError(f"stop: expected a list of texts, got {self.stop!r:.80}")
+        tokens = self.stop_tokens
+        if not isinstance(tokens, Sequence) or not all(as_integer(token) is not None for token in tokens):
+            raise RequestError(f"stop_tokens: expected a list of tokens, got {tokens!r:.80}")
 
     def prepared(self, language: Language) -> Self:
         """Return the options with the grammar of ``response_format`` as the mask, which may take a second.

@@ -15,10 +15,11 @@ class StopStrings:
     Of several that are complete with the same character, the longest counts. Text that may be the beginning of a stop
     string is held back until that is clear, and nothing else.
 
-    Raises RequestError unless ``stops`` are a few texts that are not empty.
+    Raises RequestError unless ``stops`` are a few texts that are not empty, or one.
     """
 
     def __init__(self, stops: Sequence[str]) -> None:
+        stops = [stops] if isinstance(stops, str) else stops
         if len(stops) > MOST_STOPS or not all(
             isinstance(stop, str) and 0 < len(stop) <= LONGEST_STOP for stop in stops
         ):

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import cached_property
 
-from cellrt.errors import DefinitionError
+from cellrt.errors import DefinitionError, RequestError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 """The character that a decoder writes for bytes that are no character, or not yet."""
@@ -13,8 +16,22 @@ MOST_HELD = 24
 whole one are shown as such.
 """
 UNSURE = 3
-"""The characters, at the end of bytes that are no valid text, that the next token may still change."""
+"""Characters at the end of bytes that are no text which the next token may still change."""
+LONG = 1 << 16
+"""Characters of a text that is long."""
 NEEDED = "language models need more packages: in a clone pip install '.[lm]' ({})"
+
+
+@contextmanager
+def _telling(what: str) -> Iterator[None]:
+    """Raise RequestError for what the library raises: it has no class of its own, and panics at patterns of a
+    checkpoint that go back and forth for too long."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise RequestError(f"{what}: the tokenizer gives up: {error}") from None
 
 
 class Tokenizer:
@@ -39,18 +56,37 @@ class Tokenizer:
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, what in added.items() if what.special)
+        self._one_long = threading.Lock()
+
+    @cached_property
+    def longest(self) -> int:
+        """The bytes of the longest token."""
+        return max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
 
     def is_text(self, token: int) -> bool:
         """Return whether a token is text: no special token, and none that the model has beyond the tokenizer's."""
         return token not in self._special and self._tokenizer.id_to_token(token) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a text, with those that begin and end one unless it has them already."""
-        return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
+        """Return the tokens of a text, with those that begin and end one unless it has them already.
+
+        Long ones go one at a time: the library takes hundreds of bytes of memory for each of theirs.
+
+        Raises RequestError for a text that has no UTF-8, as it has half of a surrogate pair, and for one at which the
+        tokenizer gives up.
+        """
+        if not text.isascii():
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise RequestError(f"text: expected whole characters, got {error.object[error.start]!r}") from None
+        with self._one_long if len(text) > LONG else nullcontext(), _telling("text"):
+            return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without the special ones."""
-        return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
+        """Return the text of tokens, without the special ones. Raises RequestError where the tokenizer gives up."""
+        with _telling("tokens"):
+            return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def name_of(self, token: int) -> tuple[str, bool]:
         """Return the text of one token by itself, and True; for a part of a character its name in the tokenizer, and

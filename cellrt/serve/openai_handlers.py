@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
-from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Sequence
 from contextlib import ExitStack, aclosing, asynccontextmanager
 from functools import partial, wraps
 from typing import Any, NamedTuple, TypeVar
@@ -20,7 +20,8 @@ from starlette.routing import BaseRoute, Route
 
 from cellrt.engine.due import Due, due
 from cellrt.errors import CellrtError, RequestError, UnknownModelError
-from cellrt.language.answers import Piece, Steps, TextStream
+from cellrt.language.answers import Answer, Piece, Steps, TextStream
+from cellrt.language.beams import SearchedBeams, searched
 from cellrt.language.branches import Branches, are_worth_it
 from cellrt.language.conversation import Conversation
 from cellrt.language.language import Language
@@ -138,13 +139,13 @@ class OpenAIHandlers:
         """Return embeddings of texts."""
         asked: messages.EmbeddingRequest = await self._read(request, _embeddings)
         described, language = await self._language(asked.model)
-        texts = messages.prompts_of(asked.input, "input")
+        texts = messages.prompts_of(asked.input, "input", messages.MOST_INPUTS)
         tokens = await asyncio.to_thread(lambda: [language.sentence(text) for text in texts])
         how = _how(asked)
         client = self._backend.client
         with self._service.counted(described.name):
-            together = asyncio.gather(*(client.infer(described.name, each, **how) for each in tokens))
-            results = await unless_gone(together, gone(request))
+            together = _all_of(client.infer(described.name, each, **how) for each in tokens)
+            results = await unless_gone(asyncio.ensure_future(together), gone(request))
         rows = [result["embedding"] for result in results]
         if asked.dimensions not in (None, len(rows[0])):
             raise messages.WrongFieldError("dimensions", f"embeddings of this model have {len(rows[0])}")
@@ -180,8 +181,13 @@ class OpenAIHandlers:
     ) -> Response:
         """Return the answers to prompts, ``n`` to each, or a stream of events with them."""
         count = how.n or 1
-        if len(prompts) * count > messages.MOST_ANSWERS:
+        if len(prompts) * max(count, how.best_of or 0) > messages.MOST_ANSWERS:
             raise messages.WrongFieldError("n", f"expected at most {messages.MOST_ANSWERS} answers to all prompts")
+        if how.use_beam_search:
+            searching = asyncio.ensure_future(self._searched(how, described, language, prompts, options))
+            found = await unless_gone(searching, gone(request))
+            num_made = sum(answer.num_tokens for answer in found)
+            return _whole(form, found, usage_of(sum(map(len, prompts)), num_made, 0))
         if options.response_format is not None:
             options = await asyncio.to_thread(_prepared, options, language)
         sessions: list[Sequence[Conversation | None]] = [[None] * count for _ in prompts]
@@ -196,8 +202,30 @@ class OpenAIHandlers:
         collecting = asyncio.ensure_future(self._collected(asked, streams))
         made = await unless_gone(collecting, gone(request))
         answers = [streams[number].answer(each) for number, each in enumerate(made)]
-        seen = SEEN.get() or [""]
-        return json_response(form.whole(answers, _usage(asked, streams)), request_id=seen[-1])
+        return _whole(form, answers, _usage(asked, streams))
+
+    async def _searched(
+        self,
+        how: messages.HowAnswered,
+        described: Described,
+        language: Language,
+        prompts: Sequence[Sequence[int]],
+        options: Options,
+    ) -> list[Answer]:
+        """Return the best answers that a search finds to each prompt; cancelling it gives all of them up."""
+        opened, given = partial(self._backend.client.session, described.name), messages.how_searched(how)
+        when: Any = {"due": due(how.deadline_s, how.schedule_by_s), "priority": _how(how)["priority"]}
+        try:  # what is wrong with one is said before any begins
+            note = self._service.note
+            searches = [searched(opened, language, prompt, options, given, **when, note=note) for prompt in prompts]
+        except RequestError as error:
+            raise messages.of_search(how, error) from error
+
+        async def search(one: SearchedBeams) -> list[Answer]:
+            with self._service.counted(described.name), self._service.place_of_stream():
+                return await one.arun()
+
+        return [answer for found in await _all_of(map(search, searches)) for answer in found]
 
     @asynccontextmanager
     async def _sources(
@@ -224,13 +252,7 @@ class OpenAIHandlers:
             found[place] = branches or found[place]
 
         with ExitStack() as stack:
-            tasks = [asyncio.ensure_future(read(place)) for place in reading]
-            try:
-                await asyncio.gather(*tasks)
-            finally:
-                for task in tasks:
-                    task.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            await _all_of(map(read, reading))
             left = next(iter(reading.values())).due if reading else asked.due
             asked = asked._replace(sessions=found, due=left)
             yield [self._pieces(asked, number, streams) for number in range(count * len(asked.prompts))]
@@ -289,6 +311,12 @@ class OpenAIHandlers:
         yield DONE
 
 
+def _whole(form: Form, answers: Sequence[Answer], usage: dict[str, Any]) -> Response:
+    """Return answers to a request that is not streamed."""
+    seen = SEEN.get() or [""]
+    return json_response(form.whole(answers, usage), request_id=seen[-1])
+
+
 def _usage(asked: Asked, streams: dict[int, TextStream]) -> dict[str, Any]:
     """Return the counts of tokens of all prompts, each once, and of all answers."""
     made = sum(stream.num_tokens for stream in streams.values())
@@ -308,6 +336,17 @@ def _how(asked: messages.HowAnswered | messages.EmbeddingRequest) -> dict[str, A
     """Return the options with which a request is submitted."""
     priority = DEFAULT_PRIORITY if asked.priority is None else asked.priority
     return {"deadline": asked.deadline_s, "schedule_by": asked.schedule_by_s, "priority": priority}
+
+
+async def _all_of(parts: Iterable[Awaitable[T]]) -> list[T]:
+    """Return what all of them give. An error of one, or cancelling this, gives the others up."""
+    tasks = [asyncio.ensure_future(part) for part in parts]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 async def _collected(sources: Sequence[AsyncGenerator[T]]) -> list[list[T]]:

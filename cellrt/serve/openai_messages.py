@@ -13,12 +13,15 @@ from typing import Annotated, Any, Literal
 import msgspec
 
 from cellrt.errors import RequestError, UnknownModelError, http_status
+from cellrt.language.beams import HowSearched
 from cellrt.language.options import Options
 from cellrt.serve import oip
 from cellrt.serve.server_settings import Limits
 
 MOST_ANSWERS = 128
-"""The most answers to one request: to all of its prompts."""
+"""To one request: of all its prompts."""
+MOST_INPUTS = 2048
+"""Texts that one request has embedded, as OpenAI has it."""
 MOST_LIKELIEST = 20
 COMPLETION_TOKENS = 16
 """The most tokens of a completion by default; a chat's answer may fill the context."""
@@ -76,7 +79,13 @@ class HowAnswered(msgspec.Struct, kw_only=True):
     schedule_by_s: Seconds | None = None
     """The seconds from now within which it must have begun."""
     session_id: Name | None = None
-    """The id of a conversation: tokens that its prompts repeat are not read again."""
+    """The conversation, whose repeated prompts are not read again."""
+    use_beam_search: bool | None = None
+    """True: the ``n`` answers are the best that a search finds."""
+    best_of: Count | None = None
+    """The width of a search; by default ``n``."""
+    length_penalty: float | None = None
+    early_stopping: bool | None = None
 
 
 class CompletionRequest(HowAnswered, kw_only=True):
@@ -85,7 +94,6 @@ class CompletionRequest(HowAnswered, kw_only=True):
     prompt: str | list[str | TokenNumber | list[TokenNumber]]
     logprobs: Likeliest | None = None
     echo: bool | None = None
-    best_of: int | None = None
     suffix: str | None = None
 
 
@@ -149,8 +157,11 @@ def check_known(request: HowAnswered) -> None:
         raise WrongFieldError("echo", "not supported: a completion is what follows the prompt")
     if getattr(request, "suffix", None):
         raise WrongFieldError("suffix", "not supported: a completion follows the prompt")
-    if getattr(request, "best_of", None) not in (None, request.n or 1):
-        raise WrongFieldError("best_of", "not supported: n answers are made, and all are given")
+    if request.use_beam_search:
+        if request.stream:
+            raise WrongFieldError("stream", "not supported with use_beam_search: the best answer is known at its end")
+    elif request.best_of not in (None, request.n or 1):
+        raise WrongFieldError("best_of", "not supported without use_beam_search: n answers are made, and all are given")
 
 
 def options_of(request: HowAnswered, max_tokens: int | None, likeliest: int) -> Options:
@@ -176,6 +187,27 @@ def options_of(request: HowAnswered, max_tokens: int | None, likeliest: int) -> 
     )
 
 
+def how_searched(request: HowAnswered) -> HowSearched:
+    """Return how the answers of a request with ``use_beam_search`` are searched for."""
+    count = request.n or 1
+    return HowSearched(
+        count if request.best_of is None else request.best_of,
+        1.0 if request.length_penalty is None else request.length_penalty,
+        bool(request.early_stopping),
+        count,
+    )
+
+
+def of_search(request: HowAnswered, error: RequestError) -> RequestError:
+    """Return an error of a search, under the name that the field has here."""
+    field, _, what = str(error).partition(": ")
+    if field == "num_beams":
+        is_number = what.startswith("expected at ")
+        name = "use_beam_search" if not is_number else "n" if request.best_of is None else "best_of"
+        return WrongFieldError(name, what)
+    return WrongFieldError(field, what) if field in ("length_penalty", "response_format") else error
+
+
 def _bias_of(given: dict[str, float] | None) -> dict[int, float] | None:
     if not given:
         return None
@@ -184,16 +216,16 @@ def _bias_of(given: dict[str, float] | None) -> dict[int, float] | None:
     return {int(token): bias for token, bias in given.items()}
 
 
-def prompts_of(given: Any, field: str) -> list[str | list[int]]:
-    """Return the prompts, or inputs, of a request: one or several texts, or lists of tokens. Raise WrongFieldError."""
+def prompts_of(given: Any, field: str, most: int = MOST_ANSWERS) -> list[str | list[int]]:
+    """Return the prompts, or inputs, of a request: one or several texts, or lists of tokens. Raises WrongFieldError."""
     if isinstance(given, str):
         return [given]
     kinds = {type(each) for each in given}
     if kinds == {int}:
         return [given]
-    if len(kinds) != 1 or len(given) > MOST_ANSWERS:
+    if len(kinds) != 1 or len(given) > most:
         raise WrongFieldError(
-            field, f"expected a text, tokens, or a list of 1 to {MOST_ANSWERS} texts or of as many lists of tokens"
+            field, f"expected a text, tokens, or a list of 1 to {most} texts or of as many lists of tokens"
         )
     return list(given)
 

@@ -172,6 +172,17 @@ def test_tokens_are_those_of_transformers(asked):
 
 
 @torch.inference_mode()
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("asked", [{}, {"temperature": 0.8, "top_k": 9, "repetition": 1.3}, {"logprobs": 3}])
+def test_logits_of_16_bits_are_chosen_from_by_compiled_code(dtype, asked, monkeypatch):
+    wanted = [Wanted(seed=seed, text=[3, 7, 7], made=1, **asked) for seed in range(20)]
+    logits = drawn_logits(len(wanted)).to(dtype)
+    expected = run(logits.float(), wanted)
+    monkeypatch.setattr(sampling, "_sample_plainly", None)
+    assert all(map(torch.equal, run(logits.clone(), wanted), expected))
+
+
+@torch.inference_mode()
 def test_who_asks_for_nothing_has_the_bits_of_greedy_choice():
     logits = drawn_logits(5, 1000)
     made, (token, logprob) = run(logits.clone(), [Wanted()] * 5), likeliest(logits)

@@ -27,6 +27,7 @@ HOW: list[dict[str, Any]] = [
     {"num_beams": 3, "length_penalty": -1.0},
     {"num_beams": 3, "length_penalty": 0.0, "early_stopping": True},
 ]
+NAMES = ["Llama", "Llama 3", "GPT-2", "Qwen 3", "Mistral", "Mamba 2"]
 TEXT = [token % 200 for token in range(7, 7 * 90, 7)]
 
 
@@ -34,7 +35,7 @@ def all_closed(engine: Any) -> None:
     until(lambda: engine.statistics()["sessions"]["open"] == 0, "the sessions are closed")
 
 
-@pytest.mark.parametrize("name", ["Llama", "Llama 3", "GPT-2", "Qwen 3", "Mistral"])
+@pytest.mark.parametrize("name", NAMES)
 @torch.inference_mode()
 def test_the_answer_is_that_of_transformers(name: str, engine: cellrt.Engine, tmp_path: Path) -> None:
     reference = saved(name, tmp_path)
@@ -58,6 +59,23 @@ def test_the_answer_is_that_of_transformers(name: str, engine: cellrt.Engine, tm
                 assert len(made) == len(expected) == 12
     assert num_ended > 0
     all_closed(engine)
+
+
+@pytest.mark.parametrize("name", ["Llama", "Mamba 2"])
+@torch.inference_mode()
+def test_several_answers_are_the_best_as_in_transformers(name: str, engine: cellrt.Engine, tmp_path: Path) -> None:
+    reference = saved(name, tmp_path)
+    reference.generation_config.eos_token_id = None
+    model = LanguageModel(served.served(read_checkpoint(tmp_path, name=f"several {name}")), engine)
+    for prompt in PROMPTS:
+        expected = reference.generate(
+            torch.tensor([prompt]), do_sample=False, max_new_tokens=8, pad_token_id=0, num_beams=4,
+            num_return_sequences=3,
+        )[:, len(prompt) :].tolist()  # fmt: skip
+        how: dict[str, Any] = {"num_beams": 4, "max_tokens": 8, "ignore_eos": True}
+        for answers in (model.samples(prompt, 3, **how), asyncio.run(model.asamples(prompt, 3, **how))):
+            assert [[token.id for token in answer.tokens] for answer in answers] == expected
+        assert [token.id for token in model.generate(prompt, **how).tokens] == expected[0]
 
 
 def test_a_search_is_the_same_in_a_coroutine_and_with_an_engine_elsewhere(model: LanguageModel) -> None:
@@ -125,11 +143,17 @@ def test_what_beams_have_in_common_is_held_once(
         ({"num_beams": 11}, "num_beams: expected at most 10 of a model with 1 ends of texts, got 11"),
         ({"num_beams": 2, "length_penalty": "x"}, "length_penalty"),
         ({"num_beams": 2, "length_penalty": float("nan")}, "length_penalty"),
+        ({"num_beams": 2, "length_penalty": 10.5}, "length_penalty: expected a number from -10 to 10, got 10.5"),
         ({"num_beams": 2, "early_stopping": "never"}, "early_stopping"),
         ({"num_beams": 2, "temperature": 0.5}, "num_beams: expected no temperature beside it"),
         ({"num_beams": 2, "repetition_penalty": 1.2}, "num_beams: expected no repetition_penalty beside it"),
         ({"num_beams": 2, "stop": ["x"]}, "num_beams: expected no stop beside it"),
         ({"num_beams": 2, "mask": lambda made: None}, "num_beams: expected no mask beside it"),
+        ({"num_beams": 2, "response_format": {"type": "json_object"}}, "expected no response_format beside it"),
+        (
+            {"num_beams": 2, "response_format": {"type": "json_schema", "json_schema": {"schema": {}}}},
+            "response_format",
+        ),
         ({"num_beams": 2, "session": None}, "unknown are .*session"),
         ({"num_beams": 2, "max_tokens": 1000}, "max_tokens"),
     ],
@@ -138,6 +162,20 @@ def test_what_no_search_has_is_said(model: LanguageModel, engine: cellrt.Engine,
     with pytest.raises(RequestError, match=match):
         model.generate(TEXT, **how)
     all_closed(engine)
+
+
+@pytest.mark.parametrize("penalty", [-beams.MOST_PENALTY, beams.MOST_PENALTY])
+def test_the_longest_answers_have_a_score(penalty: float) -> None:
+    search = beams.BeamSearch(2, 1 << 20, [0], penalty, False)
+    one, other = (search._scored(beams.Beam((1,) * length, (), -0.5 * length)) for length in (1 << 20, (1 << 20) - 1))
+    assert (one.score < other.score) is (penalty < 1) and one.score < 0
+
+
+def test_a_search_gives_no_more_answers_than_it_has_beams(model: LanguageModel) -> None:
+    with pytest.raises(RequestError, match="num_beams: expected at least as many as the 5 answers, got 4"):
+        model.samples(TEXT, 5, num_beams=4)
+    with pytest.raises(RequestError, match="n: expected a number of answers, got 0"):
+        model.samples(TEXT, 0, num_beams=4)
 
 
 def test_only_a_decoder_has_beams(engine: cellrt.Engine) -> None:

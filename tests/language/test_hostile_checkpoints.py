@@ -88,6 +88,25 @@ def test_a_configuration_that_cannot_be_is_refused(case, tmp_path):
 
 
 @pytest.mark.parametrize(
+    "said",
+    [
+        {"do_sample": "yes"}, {"temperature": "hot"}, {"temperature": -1}, {"temperature": [1]}, {"top_k": 2.5},
+        {"top_k": 10**12}, {"top_p": 0}, {"top_p": 1.5}, {"min_p": float("nan")}, {"min_p": True},
+        {"repetition_penalty": 0}, {"repetition_penalty": float("inf")}, {"eos_token_id": -1},
+    ],
+)  # fmt: skip
+def test_how_answers_cannot_be_made_is_said_when_it_is_read(said, tmp_path):
+    (write(tmp_path) / "generation_config.json").write_text(json.dumps(said))
+    refused(tmp_path, "generation_config.json", *said)
+
+
+def test_how_answers_are_made_may_be_anything_that_a_request_may_say(tmp_path):
+    said = {"do_sample": True, "temperature": 0.0, "top_k": -1, "top_p": None, "min_p": 0, "repetition_penalty": 1.1}
+    (write(tmp_path) / "generation_config.json").write_text(json.dumps(said))
+    assert read_checkpoint(tmp_path).generation == said
+
+
+@pytest.mark.parametrize(
     "content", [b"[]", b"3", b"{", b"\xff\xfe", b"[" * 200_000, b'{"a":' * 100_000, b'{"hidden_size": ' + b"9" * 5000]
 )
 def test_a_configuration_that_is_no_object_is_refused(content, tmp_path):

@@ -53,3 +53,16 @@ def test_an_encoder_decoder_gives_the_likeliest_tokens_alone() -> None:
 def test_an_answer_has_room_in_the_context(most: int) -> None:
     with pytest.raises(RequestError, match="max_tokens: expected 1 to 40"):
         told(max_tokens=most)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"max_tokens": "x"}, {"max_tokens": 2.5}, {"min_tokens": None}, {"min_tokens": "1"}, {"seed": "x"},
+        {"logprobs": True}, {"stop": 5}, {"stop": {"a"}}, {"stop_tokens": 5}, {"stop_tokens": ["a"]},
+        {"stop_tokens": [[1]]}, {"stop_tokens": "12"}, {"stop_tokens": [True]},
+    ],
+)  # fmt: skip
+def test_a_field_of_another_type_is_named(wrong: dict[str, Any]) -> None:
+    with pytest.raises(RequestError, match=f"^{next(iter(wrong))}: expected"):
+        Options(**wrong)

@@ -7,8 +7,9 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from cellrt.errors import DefinitionError, RequestError
+from cellrt.language.language import Language
 from cellrt.language.stop import MOST_STOPS, StopStrings
-from cellrt.language.text import MOST_HELD, REPLACEMENT, Detokenizer, Tokenizer
+from cellrt.language.text import LONG, MOST_HELD, REPLACEMENT, Detokenizer, Tokenizer
 from tests.language import tiny
 
 pytest.importorskip("tokenizers")
@@ -54,6 +55,45 @@ def test_no_piece_of_a_text_has_a_part_of_a_character(tokenizer: Tokenizer, text
     made = pieces(tokenizer, tokenizer.encode(text))
     assert "".join(made) == text
     assert not any(REPLACEMENT in piece for piece in made) or REPLACEMENT in text
+
+
+def test_one_text_is_one_stop_string_and_not_its_letters() -> None:
+    stops = StopStrings("end")
+    assert stops.feed("a deed, the end of it") == "a deed, the "
+    assert stops.is_stopped
+
+
+def test_a_tokenizer_that_gives_up_fails_its_text_alone() -> None:
+    from tokenizers import Regex, models, pre_tokenizers
+    from tokenizers import Tokenizer as Made
+
+    made = Made(models.BPE({"a": 0, "b": 1}, []))
+    made.pre_tokenizer = pre_tokenizers.Split(Regex("(a+)+$"), "isolated")
+    tokenizer = Tokenizer(made.to_str().encode())
+    with pytest.raises(RequestError, match="text: the tokenizer gives up: .*retry-limit"):
+        tokenizer.encode("a" * 40 + "b")
+    assert tokenizer.encode("aab") == [0, 0, 1]
+    unknown = Tokenizer(Made(models.WordLevel({"a": 0}, unk_token="?")).to_str().encode())
+    with pytest.raises(RequestError, match="text: the tokenizer gives up: .*WordLevel"):
+        unknown.encode("b")
+
+
+def test_a_text_that_no_context_holds_is_refused_before_it_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    language = Language("m", "decoder", tiny.vocabulary(), 20_000, tokenizer_json=tiny.tokenizer_json())
+    most = 20_000 * language.tokenizer.longest
+    assert LONG < most < 1 << 21
+    assert len(language.tokens_of("a" * most)) == most
+    monkeypatch.setattr(Tokenizer, "encode", None)
+    with pytest.raises(RequestError, match=f"prompt: {most + 1} characters; a context of 20000 tokens takes {most}"):
+        language.tokens_of("a" * (most + 1))
+    with pytest.raises(RequestError, match="prompt: 20001 tokens; model 'm' has a context of 20000"):
+        language.tokens_of([object()] * 20_001)  # type: ignore[list-item]
+
+
+@pytest.mark.parametrize("text", ["\ud800", "a\udc00b", "é\ud83d"])
+def test_half_of_a_surrogate_pair_is_no_text(tokenizer: Tokenizer, text: str) -> None:
+    with pytest.raises(RequestError, match="text: expected whole characters, got"):
+        tokenizer.encode(text)
 
 
 def test_a_character_of_several_tokens_comes_with_the_last(tokenizer: Tokenizer) -> None:

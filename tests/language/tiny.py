@@ -9,9 +9,11 @@ from typing import Any
 import torch
 
 from cellrt.cells import Llama, LlamaSizes, StackSizes, TransformerStack, language_model, sentence_encoder
+from cellrt.cells.mamba2 import Mamba2, Mamba2Sizes, recurrent_language_model
 from cellrt.graph.unfolder import Unfolder
 from cellrt.language.checkpoint import Checkpoint
 from cellrt.unfolders import complete, embed
+from cellrt.unfolders.recurrent_completion import complete_recurrent
 
 CONTEXT = 400
 TEMPLATE = """\
@@ -54,6 +56,18 @@ def checkpoint(name: str = "tiny", **fields: Any) -> Checkpoint:
         return complete(name, language_model(llama, END, sampling=True), **options)
 
     return _checkpoint(name, "decoder", make, **fields)
+
+
+def recurrent(name: str = "recurrent") -> Checkpoint:
+    """A decoder's with a state of fixed size."""
+
+    def make(name: str, **options: Any) -> Unfolder:
+        torch.manual_seed(7)
+        sizes = Mamba2Sizes(vocabulary=vocabulary(), hidden=24, layers=2, heads=6, head_dim=8, state=5, groups=2)
+        cells = recurrent_language_model(Mamba2(sizes), END, sampling=True)
+        return complete_recurrent(name, cells, **options)
+
+    return _checkpoint(name, "decoder", make)
 
 
 def embedder(name: str = "embedder") -> Checkpoint:

@@ -10,5 +10,9 @@ def decoder() -> LanguageUnfolder:
     return served(tiny.checkpoint())
 
 
+def recurrent() -> LanguageUnfolder:
+    return served(tiny.recurrent())
+
+
 def encoder() -> LanguageUnfolder:
     return served(tiny.embedder())

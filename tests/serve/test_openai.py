@@ -205,6 +205,16 @@ def test_embeddings_are_numbers_or_their_bytes(server: Server, client: Any) -> N
         client.embeddings.create(**given, dimensions=8)
 
 
+def test_as_many_texts_are_embedded_at_once_as_openai_takes(client: Any) -> None:
+    texts = [[token % 200, token // 200] for token in range(2048)]
+    made = client.embeddings.create(model="embedder", input=texts)
+    assert [each.index for each in made.data] == list(range(2048))
+    some = client.embeddings.create(model="embedder", input=texts[700:703])
+    assert [each.embedding for each in some.data] == [each.embedding for each in made.data[700:703]]
+    with pytest.raises(openai.BadRequestError, match="1 to 2048 texts"):
+        client.embeddings.create(model="embedder", input=[*texts, [1]])
+
+
 @pytest.mark.parametrize(
     ("path", "body", "param", "said"),
     [
@@ -216,6 +226,8 @@ def test_embeddings_are_numbers_or_their_bytes(server: Server, client: Any) -> N
         ("completions", {"model": "tiny", "prompt": [9999]}, None, "expected tokens from 0 to"),
         ("completions", {"model": "tiny", "prompt": "a", "max_tokens": 4000}, None, "max_tokens: expected 1 to"),
         ("completions", {"model": "tiny", "prompt": "a" * 500}, None, "a context of 400"),
+        ("completions", {"model": "tiny", "prompt": "a" * (15 << 20)}, None, "15728640 characters; a context of 400"),
+        ("completions", {"model": "tiny", "prompt": [5] * (1 << 20)}, None, "1048576 tokens; model 'tiny' has"),
         ("completions", {"model": "tiny", "prompt": "a", "echo": True}, "echo", "not supported"),
         ("completions", {"model": "tiny"}, None, "prompt"),
         ("completions", {"model": "embedder", "prompt": "a"}, None, "makes embeddings"),

@@ -72,7 +72,7 @@ class Maker:
     def __init__(self, name: str, found: Found, dtype: torch.dtype, end_tokens: tuple[int, ...], is_told: bool) -> None:
         self._name, self._found, self._dtype = name, found, dtype
         ends = tuple(end_tokens) or (NEVER,)
-        self._ends = ends if found.cells is SAMPLING else ends[0]
+        self._ends = ends if found.kind == "decoder" else ends[0]
         self._quiet_s = QUIET_S if is_told else NEVER_S
         self._made: dict[tuple[tuple[str, Any], ...], Any] = {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 
 from cellrt import DefinitionError
 from cellrt.cells.mamba2 import Mamba2, Mamba2Sizes, recurrent_language_model
@@ -30,6 +31,7 @@ LAYER_NAMES = {
 """The names of ``transformers`` by ours."""
 CONTEXT = 1 << 20
 """The context, in tokens: any number, as its state does not grow."""
+SAMPLING = partial(recurrent_language_model, sampling=True)
 
 
 def mamba2(config: Config, weights: Weights) -> Found:
@@ -62,7 +64,7 @@ def mamba2(config: Config, weights: Weights) -> Found:
     tied = {"head.weight": "embedding.weight"} if sizes.is_tied else {}
     plan = Plan(lambda: Mamba2(sizes), _their_name, own, tied=tied)
     own.refuse_others(*[r"lm_head\.weight" for _ in tied])
-    return decoder(sizes.vocabulary, CONTEXT, plan, recurrent_language_model, complete_recurrent)
+    return decoder(sizes.vocabulary, CONTEXT, plan, SAMPLING, complete_recurrent)
 
 
 def _limits_of(config: Config) -> tuple[float, float]:

@@ -84,6 +84,7 @@ def _in_folder(folder: Path, name: str, dtype: torch.dtype, progress: bool) -> C
     architecture, found = _found_in(folder, config, weights)
     generation = _optional(folder / "generation_config.json")
     told = Config(str(folder / "generation_config.json"), generation)
+    _check_generation(told)
     ends = told.tokens("eos_token_id") or config.tokens("eos_token_id")
     start = config.token("decoder_start_token_id" if found.kind == "encoder-decoder" else "bos_token_id")
     texts = _optional(folder / "tokenizer_config.json", MOST_TEXT_BYTES)
@@ -139,6 +140,17 @@ def _found_in(folder: Path, config: Config, weights: Weights) -> tuple[str, Foun
         known = ", ".join((*ARCHITECTURES, *ENCODERS))
         raise DefinitionError(f"{config.where}, architectures: expected one of {known}; got {name!r:.80}")
     return name, ARCHITECTURES[name](config, weights)
+
+
+def _check_generation(told: Config) -> None:
+    """Raise DefinitionError for what says of each answer that it cannot be made."""
+    told.flag("do_sample")
+    told.count("top_k", 0, least=-1, most=1 << 31)
+    for name, most in {"top_p": 1.0, "repetition_penalty": 1e12}.items():
+        told.number(name, 1.0, most=most)
+    for name, most in {"temperature": 1e12, "min_p": 1.0}.items():
+        if told.values.get(name) != 0:
+            told.number(name, 1.0, most=most)
 
 
 def _optional(path: Path, most: int = 1 << 20) -> Values:

@@ -22,7 +22,7 @@ from cellrt import DefinitionError
 from cellrt.cells.attention import Linear
 from cellrt.cells.int8 import with_int8_weights
 from cellrt.cells.made_unfilled import unfilled
-from cellrt.definition.resting import keep_constant, set_aside
+from cellrt.definition.resting import give_back, keep_constant, set_aside
 from cellrt.language.checkpoints.config import read_json
 
 WHOLE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -254,6 +254,8 @@ class Plan:
             part, _, last = name.rpartition(".")
             setattr(made.get_submodule(part), last, made.get_parameter(other))
         if dtype is torch.int8:
+            keep_constant(found.values())
             made = with_int8_weights(made)
+            give_back(found.values())  # most of which the module has no more
         keep_constant((*made.requires_grad_(False).parameters(), *made.buffers()))
         return made.eval()
