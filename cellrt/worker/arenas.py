@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,9 @@ from cellrt.core.state.copying import (
 from cellrt.core.state.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.definition.spec import RowSpec
+
+ALIGNMENT = 64
+"""Of memory, in bytes: as torch has it, whose compiled code may count on it."""
 
 
 class Arenas:
@@ -52,8 +56,7 @@ class Arenas:
         """Copy values ``[n * count, *shape]`` (as of ``as_bits``) to rows of a CPU arena.
 
         The rows are named by ``count`` columns of ``rows`` ``[n, columns]``, from column ``first`` on; negative rows
-        are
-        skipped. There may be more values.
+        are skipped. There may be more values.
         """
         put_columns(self._bytes[kind], rows, first, count, np.frombuffer(np.ascontiguousarray(values), np.uint8))
 
@@ -115,7 +118,10 @@ class Arenas:
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
         """Return memory for ``num_rows`` rows of a new kind, to be given to ``add``; from any thread."""
         with torch.inference_mode(False):  # the caller may be in it: other threads could not write to the rows then
-            memory = torch.empty((NUM_PERMANENT + num_rows, *spec.shape), dtype=spec.dtype, device=self.device)
+            shape = NUM_PERMANENT + num_rows, *spec.shape
+            if self.device.type == "cpu":
+                return _untouched_zeros(shape, spec.dtype)
+            memory = torch.empty(shape, dtype=spec.dtype, device=self.device)
         memory[:NUM_PERMANENT] = 0
         return memory
 
@@ -152,3 +158,11 @@ def copy_page(arenas: list[Arenas], kind: int, source: int, target: int) -> None
 def rows_for(spec: RowSpec, num_bytes: int, most: int) -> int:
     """Return the number of rows of a kind that fit in ``num_bytes``, at least 64 and at most ``most``."""
     return max(64, min(most, num_bytes // max(1, spec.num_bytes)))
+
+
+def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    """Return zeros that take no memory until they are written: the first rows of a kind may be pages of megabytes."""
+    size = math.prod(shape) * dtype.itemsize
+    memory = np.zeros(size + ALIGNMENT, np.uint8)
+    begin = -memory.ctypes.data % ALIGNMENT
+    return torch.from_numpy(memory[begin : begin + size]).view(dtype).reshape(shape)
