@@ -9,11 +9,12 @@ from typing import Any
 
 import pytest
 
-from tests.language.test_grammars import NAMES, PERSON, assert_is_person, form_of
 from tests.serve.helpers import Server
 from tests.waiting import until
 
 openai = pytest.importorskip("openai")
+pytest.importorskip("llguidance")
+from tests.language.test_grammars import NAMES, PERSON, assert_is_person, form_of  # noqa: E402
 SAID = [{"role": "user", "content": "hello"}]
 
 
