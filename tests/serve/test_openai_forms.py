@@ -15,6 +15,7 @@ from tests.waiting import until
 openai = pytest.importorskip("openai")
 pytest.importorskip("llguidance")
 from tests.language.test_grammars import NAMES, PERSON, assert_is_person, form_of  # noqa: E402
+
 SAID = [{"role": "user", "content": "hello"}]
 
 
