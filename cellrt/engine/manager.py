@@ -258,15 +258,17 @@ class Manager:
         try:
             for places, size in wanted:
                 places.take(size)
-            is_hopeless = groups[0].has_deadline and any(map(self._late.is_hopeless, groups))
+            has_deadline = groups[0].has_deadline
+            is_hopeless = has_deadline and any(map(self._late.is_hopeless, groups))
             if self.turns.stopped is None and not is_hopeless and self._door.hand_in(groups):
                 self.turns.wake_a_worker()
-                self._have_due_ended(groups[0])
+                if has_deadline:
+                    self._have_due_ended(groups[0])
             else:
                 for group in groups:
                     for record in group.sessions or ():
                         record.num_asked += 1
-                self.turns.hand_in(groups, groups[0].has_deadline or not self.has_workers)
+                self.turns.hand_in(groups, has_deadline or not self.has_workers)
         except BaseException:  # a signal's handler raised: a turn counts anew
             self.turns.was_interrupted = True
             self.turns.wake()

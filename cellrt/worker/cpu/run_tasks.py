@@ -60,6 +60,11 @@ ENDED = 5
 GO_ON, HAS_TURN = -1, -2
 """Of what goes on without Python: the next look; a turn."""
 
+SPIN_NS = 60_000
+SPINS = 16
+"""A thread that slept for less than twice ``SPIN_NS`` looks so long for news before it sleeps again: to be woken takes
+as long, of its waker too. It does so until it has looked for nothing so many times in a row."""
+
 TELL_AFTER_NS = 1_000_000
 """A client that was answered and need not be told at once is told then."""
 SHORT_NS = 50_000
@@ -112,6 +117,8 @@ class Turns(Row):
     num_places: i8  # in the ring of each worker
     away_until_ns: i8  # how long no client wakes it, as another does its work; or 0
     tell_at_ns: i8  # when clients that were answered must be told in Python; or 0
+    may_spin: i8  # 1: another processor may do the work that the thread looks for
+    spins_left: i8  # how many times it may look for nothing
 
 
 LAUNCHED_TASK, RUNNABLE_CELL, TURNS = dtype_of(Launched), dtype_of(RunnableCell), dtype_of(Turns)
@@ -175,6 +182,8 @@ def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
     else:
         limit_ns = _until_told(settings) if has_untold(t) else NEVER
     rest = AWAY if settings.away_until_ns > 0 else ASLEEP
+    if rest == ASLEEP and limit_ns != 0 and settings.spins_left > 0:
+        settings.spins_left = SPINS if _comes_soon(t, words, settings) else settings.spins_left - 1
     store(words, line + REST, rest)  # before the look for news, as who has some looks at this behind it
     is_news = rest == ASLEEP and (load(words, NEWS) != 0 or has_news(t) or limit_ns == 0)
     if (is_news or settings.num_seen != words[line + FINISHED]) and _take_turn(words):  # or its holder looks for news
@@ -182,9 +191,22 @@ def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
         return HAS_TURN
     is_told = words[line + BEGUN] < load(words, line + LAUNCHED) or load(words, line + ENDS) != 0
     if not is_told and (settings.away_until_ns > 0) == (rest == AWAY):
+        begin_ns = now_ns()
         sleep(words, line + REST, rest, limit_ns)
+        if settings.may_spin and now_ns() - begin_ns < 2 * SPIN_NS:
+            settings.spins_left = SPINS
     store(words, line + REST, AWAKE)
     return GO_ON if load(words, NUM_TURNS) == settings.num_turns else AGAIN
+
+
+@compiled
+def _comes_soon(t: Tables, words: Rows[int], settings: Turns) -> bool:
+    """Look for a task, or for what a turn would find, for a while; return whether there is any."""
+    line, end_ns = settings.line, now_ns() + SPIN_NS
+    while now_ns() < end_ns:
+        if words[line + BEGUN] < load(words, line + LAUNCHED) or load(words, NEWS) != 0 or has_news(t):
+            return True
+    return False
 
 
 @compiled

@@ -7,6 +7,7 @@ there is nothing to do the thread sleeps in compiled code, too, and is woken by 
 from __future__ import annotations
 
 import ctypes
+import os
 import time
 from collections.abc import Callable
 
@@ -51,6 +52,7 @@ from cellrt.worker.turn_words import (
 )
 
 HOW = {TURN_HELD: HELD, ANSWERS_HELD: ANSWERS, TURN_WANTED: NOT_HELD}
+NUM_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 TURN_EVERY_NS = 300_000
 """Tasks that were given together and take less are run without a turn between them."""
 
@@ -86,11 +88,12 @@ class CpuWorker(Worker):
         super().__init__(take_turns, has_news, ended, name)
         self._executor, self._processor, self._num_threads = executor, processor, num_threads
         self._words, self._line = words, line_of(location)
+        self._rest_at = self._line + REST
         size = len(launched) // processor.num_workers
         self._all_launched, self._launched = launched, launched[(location - 1) * size : location * size]
         self._turns = new_table(1, TURNS)
         how = processor.num_workers, queue_depth, num_threads == 1, TURN_EVERY_NS
-        self._turns[0] = location, self._line, *how, 0, 0, size, 0, 0
+        self._turns[0] = location, self._line, *how, 0, 0, size, 0, 0, NUM_PROCESSORS > 1, 0
         self._task_ids = np.zeros(processor.limits.max_tasks, np.int32)
         self._notices = processor.make_notices()
         self._failures: dict[int, list[Failure]] = {}
@@ -112,11 +115,12 @@ class CpuWorker(Worker):
         self._launched[at % len(self._launched)] = task, type_id, buffer_at, buffer.size, 0, 0, 0, 0, 0
         self._buffers[buffer_at, buffer.size] = buffer
         self._words[self._line + LAUNCHED] = at + 1
-        roused(self._words, self._line + REST, AWAKE)
+        roused(self._words, self._rest_at, AWAKE)
 
     def wake(self) -> bool:
         """See ``Worker.wake``."""
-        return bool(woken(self._words, self._line + REST, ASLEEP, AWAKE))
+        at = self._rest_at
+        return self._words.item(at) == ASLEEP and bool(woken(self._words, at, ASLEEP, AWAKE))
 
     def rest(self, seconds: float) -> None:
         """See ``Worker.rest``."""
@@ -126,7 +130,7 @@ class CpuWorker(Worker):
     def end(self) -> None:
         """See ``Worker.end``."""
         self._words[self._line + ENDS] = 1
-        roused(self._words, self._line + REST, AWAKE)
+        roused(self._words, self._rest_at, AWAKE)
 
     def has_finished(self) -> bool:
         """See ``Worker.has_finished``."""
