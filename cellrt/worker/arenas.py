@@ -24,7 +24,7 @@ from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.definition.spec import RowSpec
 
 ALIGNMENT = 64
-"""Of memory, in bytes: as torch has it, whose compiled code may count on it."""
+"""The alignment of memory in bytes, as of torch, whose compiled code may count on it."""
 
 
 class Arenas:
