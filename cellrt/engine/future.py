@@ -18,7 +18,7 @@ import torch
 from cellrt.engine.mailbox import hold, let_go, mailbox_of
 from cellrt.engine.sleeper import Sleeper, own_sleeper
 from cellrt.errors import CancelledError
-from cellrt.native.answer_word import have_told, is_there
+from cellrt.native.answer_wait import have_told, is_there
 
 Result = dict[str, torch.Tensor]
 

@@ -29,7 +29,7 @@ from cellrt.engine.future import (
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError
-from cellrt.native.answer_word import have_told
+from cellrt.native.answer_wait import have_told
 
 _TAKEN = (dict, BaseException, NoneType)
 """What an outcome is unless it is still among results of many."""

@@ -4,26 +4,30 @@ from __future__ import annotations
 
 import threading
 from contextlib import suppress
+from time import perf_counter_ns
 
 import numpy as np
 
-from cellrt.native.answer_word import sleep_until_there, stop_waiting
-from cellrt.native.futex import NEVER, NS, roused, slept
+from cellrt.native.answer_wait import comes_soon, sleep_until_there, stop_waiting
+from cellrt.native.futex import MAY_SPIN, NEVER, NS, SPIN_NS, roused, slept
 from cellrt.native.row_types import CACHE_LINE, Rows
 
 _AWAKE, _ASLEEP = range(2)
 _TOGETHER, _LINE = 64, CACHE_LINE // 8
 _LONGEST_S = 1e6
+FEW, MANY = 4, 8
+"""After a few short sleeps a thread looks for results before it sleeps; where they did not come meanwhile, only after
+many more: it holds the interpreter lock, which who makes them may want."""
 
 
 class Sleeper:
     """A word that a thread sleeps on. Its memory stays for ever, as who wakes it may be late: one thread has it
     after the other; whoever is woken looks whether what it waits for has come."""
 
-    __slots__ = ("_at", "_words")
+    __slots__ = ("_at", "_num_short", "_words")
 
     def __init__(self, words: Rows[int], at: int) -> None:
-        self._words, self._at = words, at
+        self._words, self._at, self._num_short = words, at, 0
 
     def lie_down(self) -> None:
         """Have all who wake it from now on keep it awake. Then look, and then sleep."""
@@ -34,7 +38,14 @@ class Sleeper:
         results are there, too."""
         limit_ns = NEVER if seconds is None or seconds > _LONGEST_S else int(NS * seconds)
         if word_at:
+            if self._num_short >= FEW and not 0 <= limit_ns < SPIN_NS:
+                if comes_soon(word_at):
+                    return
+                self._num_short = -MANY
+            begin_ns = perf_counter_ns()
             sleep_until_there(word_at, self._words, self._at, limit_ns)
+            if MAY_SPIN and perf_counter_ns() - begin_ns < 2 * SPIN_NS:
+                self._num_short += 1
         else:
             slept(self._words, self._at, _ASLEEP, limit_ns)
 

@@ -7,6 +7,7 @@ half with what the sleeper knows, so who changes the word first and wakes then w
 from __future__ import annotations
 
 import ctypes
+import os
 import platform
 import sys
 import time
@@ -67,6 +68,23 @@ def _pause(typing_context: Any, microseconds: Any) -> Any:
     return types.int32(types.int64), generate
 
 
+@intrinsic
+def _relax(typing_context: Any) -> Any:
+    """Tell the processor that the thread looks at a word again and again."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        if platform.machine() in ("x86_64", "AMD64"):
+            kind = ir.FunctionType(ir.VoidType(), [])
+            builder.call(cgutils.get_or_insert_function(builder.module, kind, "llvm.x86.sse2.pause"), [])
+        elif platform.machine() in ("aarch64", "arm64"):
+            kind = ir.FunctionType(ir.VoidType(), [ir.IntType(32)])
+            hint = cgutils.get_or_insert_function(builder.module, kind, "llvm.aarch64.hint")
+            builder.call(hint, [ir.Constant(ir.IntType(32), 1)])
+        return context.get_dummy_value()
+
+    return types.void(), generate
+
+
 @compiled
 def _sleep(words: Rows[int], index: int, known: int, limit_ns: int) -> None:
     if _CALL:
@@ -105,6 +123,20 @@ sleep: Callable[[Rows[int], int, int, int], None] = _sleep_plainly if _INTERPRET
 """Sleep while a word is what is known of it, at most so many ns or NEVER; a signal may end it early."""
 wake: Callable[[Rows[int], int], None] = _wake_plainly if _INTERPRETED else _wake
 """Wake everybody who sleeps on a word, which was changed before."""
+
+
+def _relax_plainly() -> None:
+    """See ``relax``."""
+
+
+relax: Callable[[], None] = _relax_plainly if _INTERPRETED else _relax
+"""Give way to the other thread of a processor for a moment, in a loop that waits for a word."""
+SPIN_NS = 60_000
+"""For so long a thread may look for what comes before it sleeps: to be woken takes as long, of its waker too."""
+SPINS = 16
+"""A thread looks so many times in a row for nothing; then again when it has slept for less than twice that time."""
+NUM_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+MAY_SPIN = NUM_PROCESSORS > 1
 
 
 @entry

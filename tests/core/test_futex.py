@@ -8,17 +8,9 @@ import time
 import numpy as np
 import pytest
 
-from cellrt.native.answer_word import (
-    OPEN,
-    THERE,
-    TO_BE_TOLD,
-    have_told,
-    is_there,
-    say_there,
-    sleep_until_there,
-    stop_waiting,
-)
-from cellrt.native.futex import NEVER, NS, roused, slept, woken
+from cellrt.native.answer_wait import comes_soon, have_told, is_there, sleep_until_there, stop_waiting
+from cellrt.native.answer_word import OPEN, THERE, TO_BE_TOLD, say_there
+from cellrt.native.futex import NEVER, NS, SPIN_NS, roused, slept, woken
 from cellrt.native.jit import entry
 from cellrt.native.row_types import Rows
 from tests.waiting import WAIT_S, until
@@ -84,6 +76,14 @@ def test_results_wake_the_thread_that_waits_for_them(words):
     until(lambda: words[1] == words.ctypes.data, "it says that it waits")
     assert not answered(client_word(words))
     assert ends(thread) and words[1] == THERE and is_there(client_word(words))
+
+
+def test_who_looks_for_results_sees_them_or_gives_up_soon(words):
+    begin_s = time.monotonic()
+    assert not comes_soon(client_word(words))
+    assert time.monotonic() - begin_s >= SPIN_NS / NS and words[1] == OPEN
+    assert not answered(client_word(words))
+    assert comes_soon(client_word(words))
 
 
 def test_results_that_are_there_are_not_waited_for(words):

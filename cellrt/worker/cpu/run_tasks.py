@@ -16,7 +16,7 @@ from cellrt.core.turn import form_tasks, has_news, has_untold, let_in, must_tell
 from cellrt.definition.task_memory import DONE
 from cellrt.native.atomics import exchange, load, replace, store
 from cellrt.native.clocks import now_ns, thread_ns
-from cellrt.native.futex import NEVER, sleep, wake
+from cellrt.native.futex import NEVER, SPIN_NS, SPINS, relax, sleep, wake
 from cellrt.native.jit import compiled, entry
 from cellrt.native.memory import ints_at, start_of, words_at
 from cellrt.native.row_types import Matrix, Row, Rows, dtype_of, i8
@@ -59,11 +59,6 @@ ENDED = 5
 
 GO_ON, HAS_TURN = -1, -2
 """Of what goes on without Python: the next look; a turn."""
-
-SPIN_NS = 60_000
-SPINS = 16
-"""A thread that slept for less than twice ``SPIN_NS`` looks so long for news before it sleeps again: to be woken takes
-as long, of its waker too. It does so until it has looked for nothing so many times in a row."""
 
 TELL_AFTER_NS = 1_000_000
 """A client that was answered and need not be told at once is told then."""
@@ -182,11 +177,12 @@ def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
     else:
         limit_ns = _until_told(settings) if has_untold(t) else NEVER
     rest = AWAY if settings.away_until_ns > 0 else ASLEEP
-    if rest == ASLEEP and limit_ns != 0 and settings.spins_left > 0:
+    is_seen = settings.num_seen == words[line + FINISHED]
+    if is_seen and rest == ASLEEP and limit_ns != 0 and settings.spins_left > 0:
         settings.spins_left = SPINS if _comes_soon(t, words, settings) else settings.spins_left - 1
     store(words, line + REST, rest)  # before the look for news, as who has some looks at this behind it
     is_news = rest == ASLEEP and (load(words, NEWS) != 0 or has_news(t) or limit_ns == 0)
-    if (is_news or settings.num_seen != words[line + FINISHED]) and _take_turn(words):  # or its holder looks for news
+    if (is_news or not is_seen) and _take_turn(words):  # or its holder looks for news
         store(words, line + REST, AWAKE)
         return HAS_TURN
     is_told = words[line + BEGUN] < load(words, line + LAUNCHED) or load(words, line + ENDS) != 0
@@ -206,6 +202,7 @@ def _comes_soon(t: Tables, words: Rows[int], settings: Turns) -> bool:
     while now_ns() < end_ns:
         if words[line + BEGUN] < load(words, line + LAUNCHED) or load(words, NEWS) != 0 or has_news(t):
             return True
+        relax()
     return False
 
 

@@ -20,7 +20,7 @@ from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits
 from cellrt.core.state.task_layout import HEADER, INPUT
 from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-from cellrt.native.answer_word import have_told, is_there, sleep_until_there, stop_waiting
+from cellrt.native.answer_wait import comes_soon, have_told, is_there, sleep_until_there, stop_waiting
 from cellrt.native.atomics import replaced, stored
 from cellrt.native.futex import roused, slept, woken
 from cellrt.native.row_types import new_table
@@ -110,6 +110,7 @@ def _run_tasks(processor: Processor) -> None:
     word_at = words.ctypes.data
     if not is_there(word_at) and not have_told(word_at):
         stop_waiting(word_at, words, 1)
+        comes_soon(word_at)
         sleep_until_there(word_at, words, 1, 0)
         slept(words, 1, 1, 0)
         roused(words, 1, 0)

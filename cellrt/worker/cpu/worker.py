@@ -7,7 +7,6 @@ there is nothing to do the thread sleeps in compiled code, too, and is woken by 
 from __future__ import annotations
 
 import ctypes
-import os
 import time
 from collections.abc import Callable
 
@@ -18,7 +17,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.notices import Notices
 from cellrt.core.state.task_layout import H_GOES_ON
 from cellrt.definition.modes import use_torch_threads
-from cellrt.native.futex import NS, roused, woken
+from cellrt.native.futex import MAY_SPIN, NS, roused, woken
 from cellrt.native.row_types import Rows, new_table
 from cellrt.worker.base import ANSWERS, HELD, NOT_HELD, Done, Launch, Unfinished, Worker
 from cellrt.worker.blame import Failure
@@ -52,7 +51,6 @@ from cellrt.worker.turn_words import (
 )
 
 HOW = {TURN_HELD: HELD, ANSWERS_HELD: ANSWERS, TURN_WANTED: NOT_HELD}
-NUM_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 TURN_EVERY_NS = 300_000
 """Tasks that were given together and take less are run without a turn between them."""
 
@@ -93,7 +91,7 @@ class CpuWorker(Worker):
         self._all_launched, self._launched = launched, launched[(location - 1) * size : location * size]
         self._turns = new_table(1, TURNS)
         how = processor.num_workers, queue_depth, num_threads == 1, TURN_EVERY_NS
-        self._turns[0] = location, self._line, *how, 0, 0, size, 0, 0, NUM_PROCESSORS > 1, 0
+        self._turns[0] = location, self._line, *how, 0, 0, size, 0, 0, MAY_SPIN, 0
         self._task_ids = np.zeros(processor.limits.max_tasks, np.int32)
         self._notices = processor.make_notices()
         self._failures: dict[int, list[Failure]] = {}

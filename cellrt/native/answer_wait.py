@@ -1,0 +1,62 @@
+"""How a client waits for the results of a request, by the word in front of them (``answer_word.py``)."""
+
+from __future__ import annotations
+
+from cellrt.native.answer_word import OPEN, THERE, TO_BE_TOLD
+from cellrt.native.atomics import load, replace
+from cellrt.native.clocks import now_ns
+from cellrt.native.futex import SPIN_NS, relax, sleep
+from cellrt.native.jit import entry, short_entry
+from cellrt.native.memory import words_at
+from cellrt.native.row_types import Rows
+
+
+@short_entry
+def is_there(word_at: int) -> bool:
+    """Return whether results are there."""
+    return bool(load(words_at(word_at, 1, 1)[0], 0) == THERE)
+
+
+@short_entry
+def comes_soon(word_at: int) -> bool:
+    """Look for results for a while, as before a short sleep; return whether they are there. Python's other threads wait
+    meanwhile."""
+    word, end_ns = words_at(word_at, 1, 1)[0], now_ns() + SPIN_NS
+    while load(word, 0) != THERE:
+        if now_ns() > end_ns:
+            return False
+        relax()
+    return True
+
+
+@short_entry
+def have_told(word_at: int) -> bool:
+    """Have Python tell the client; return whether results are there already, and nobody will."""
+    word = words_at(word_at, 1, 1)[0]
+    while True:
+        known = load(word, 0)
+        if known in (THERE, TO_BE_TOLD) or replace(word, 0, known, TO_BE_TOLD):
+            return bool(known == THERE)
+
+
+@entry
+def sleep_until_there(word_at: int, own: Rows[int], at: int, limit_ns: int) -> None:
+    """Sleep until results are there, or the thread's own word, which was set to 1 before, changes; at most so long.
+
+    Two threads at a time are woken in Python.
+    """
+    word, own_at = words_at(word_at, 1, 1)[0], own.ctypes.data + 8 * at
+    while True:
+        known = load(word, 0)
+        if known == THERE:
+            return
+        wanted = own_at if known == OPEN else TO_BE_TOLD
+        if known in (own_at, TO_BE_TOLD) or replace(word, 0, known, wanted):
+            break
+    sleep(own, at, 1, limit_ns)
+
+
+@short_entry
+def stop_waiting(word_at: int, own: Rows[int], at: int) -> None:
+    """Take back that a thread sleeps until results are there."""
+    replace(words_at(word_at, 1, 1)[0], 0, own.ctypes.data + 8 * at, OPEN)
