@@ -17,7 +17,7 @@ _TOGETHER, _LINE = 64, CACHE_LINE // 8
 _LONGEST_S = 1e6
 FEW, MANY = 4, 8
 """After a few short sleeps a thread looks for results before it sleeps; where they did not come meanwhile, only after
-many more: it holds the interpreter lock, which who makes them may want."""
+many more: others may want the processor."""
 
 
 class Sleeper:

@@ -17,10 +17,10 @@ def is_there(word_at: int) -> bool:
     return bool(load(words_at(word_at, 1, 1)[0], 0) == THERE)
 
 
-@short_entry
+@entry
 def comes_soon(word_at: int) -> bool:
-    """Look for results for a while, as before a short sleep; return whether they are there. Python's other threads wait
-    meanwhile."""
+    """Look for results for a while, as before a short sleep; return whether they are there. Python's other threads go
+    on meanwhile."""
     word, end_ns = words_at(word_at, 1, 1)[0], now_ns() + SPIN_NS
     while load(word, 0) != THERE:
         if now_ns() > end_ns:
