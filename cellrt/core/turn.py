@@ -9,7 +9,7 @@ from __future__ import annotations
 from cellrt.core.completion import completion
 from cellrt.core.requests import door
 from cellrt.core.scheduling import schedule
-from cellrt.core.state.tables import ANSWERS, MANY_UNTOLD, SUBMITTED, TAKEN, TOLD, URGENT, WATCHED, Tables
+from cellrt.core.state.tables import ANSWERS, LATE_AT, MANY_UNTOLD, SUBMITTED, TAKEN, TOLD, URGENT, WATCHED, Tables
 from cellrt.native.atomics import load
 from cellrt.native.jit import compiled
 from cellrt.native.row_types import Matrix, Rows
@@ -31,6 +31,12 @@ def let_in(t: Tables, now_ns: int) -> bool:
     """Have requests join; return whether all that were handed in have. See ``door.join``."""
     t.settings[0].now_ns = now_ns
     return _join(t)
+
+
+@compiled
+def is_late(t: Tables, now_ns: int) -> bool:
+    """Return whether requests may be late, which Python ends."""
+    return t.door[LATE_AT] != 0 and now_ns > t.door[LATE_AT]
 
 
 @compiled

@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from cellrt.core.processor import Processor
 from cellrt.core.state.tables import (
     ANSWERS,
+    LATE_AT,
     MAX_SUBMISSIONS,
     MAX_TENSORS,
     NEVER,
@@ -105,6 +106,10 @@ class Door:
         """Say whether answers must be counted at once."""
         self._words[WATCHED] = is_so
 
+    def note_late_at(self, time_ns: int | None) -> None:
+        """Say when the first is late of those whose deadlines Python knows."""
+        self._words[LATE_AT] = time_ns or 0
+
     @property
     def is_empty(self) -> bool:
         """Whether nothing is here: handed in, running or to be told."""
@@ -125,11 +130,11 @@ class Door:
             self._write(row, group)
             self._submitted[at % MAX_SUBMISSIONS] = row
             self._groups[row], group.row = group, row
-            if group.has_deadline:
-                self.due.append(group)
             free.popleft()
             at += 1
         stored(self._words, SUBMITTED, at)
+        if groups[0].has_deadline:  # now: a turn that finds them late takes over what was handed in
+            self.due.extend(groups)
         return True
 
     def _write(self, row: int, group: RequestGroup) -> None:
@@ -193,8 +198,9 @@ class Door:
         return self._groups[row] if row >= 0 else None
 
     def all(self) -> Iterator[RequestGroup]:
-        """Every submission that is here."""
-        return (group for group in list(self._groups) if group is not None)
+        """Every submission that is here and was handed in: a client may be about to hand in others."""
+        is_there = self._table["is_there"]
+        return (group for row, group in enumerate(self._groups) if group is not None and is_there[row])
 
     def num_admitted(self, group: RequestGroup) -> int:
         """How many requests of a submission that is here were admitted."""

@@ -470,6 +470,7 @@ class Manager:
     def _look_ahead(self) -> None:
         """Notes when the next turn is due, and tells the timekeeper if that is earlier than it knows."""
         next_ns, known_ns = self.requests.next_deadline_ns, self._next_ns
+        self._door.note_late_at(next_ns)
         for wait_s in (self.sessions.until_expiry_s(), self._crew.check_every_s):
             if wait_s is not None:
                 due_ns = self._clock_ns() + int(1e9 * wait_s)

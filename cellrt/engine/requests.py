@@ -203,14 +203,14 @@ class Requests:
     def take_over_sessions(self) -> None:
         """Goes on in Python with all requests of sessions, before these may end with the worker that they are at."""
         self.join()
-        for group in self._door.all():
+        for group in list(self._door.all()):
             if group.sessions is not None:
                 self._take_over(group)
 
     def _take_over_all(self) -> None:
         """Goes on in Python with all requests; no more are admitted by it."""
-        self._door.take_back()
-        for group in self._door.all():
+        self.tell_by_door()
+        for group in [*self._door.take_back(), *self._door.all()]:
             self._take_over(group)
 
     def _accept_in(self, group: RequestGroup, sessions: Sequence[SessionRecord], first: int) -> None:

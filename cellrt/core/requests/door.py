@@ -23,8 +23,10 @@ from cellrt.core.state.tables import (
     ANSWER,
     ANSWERS,
     LAST_STEP,
+    LATE_AT,
     MANY_ARRIVALS,
     MAX_SUBMISSIONS,
+    NEVER,
     NUM_LEFT,
     SUBMITTED,
     TAKEN,
@@ -114,6 +116,9 @@ def _admit_all(t: Tables, submission: Submission, at: int) -> bool:
             return False
         if session >= 0:
             t.leases[session].ticket = -ticket
+        late_at = min(submission.deadline_ns, submission.schedule_by_ns)
+        if late_at < NEVER and (t.door[LATE_AT] == 0 or late_at < t.door[LATE_AT]):
+            t.door[LATE_AT] = late_at
         request = t.requests[request_id]
         request.submission, request.number = at + 1, number
         _bring(t, template, at, number)

@@ -89,9 +89,9 @@ PENDING = -2
 # Words of ``door``, each in a cache line of its own: how many numbers clients have put into ``submitted``, and turns
 # have taken out; how many requests turns have put into ``answered``, and clients were told of, in Python; up to which
 # of these one must be told soon; 1 if all must, as somebody waits for a place; requests that are answered while tasks
-# of them are in flight.
-SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT, WATCHED, NUM_LEFT = (k * CACHE_LINE // 8 for k in range(7))
-NUM_DOOR_WORDS = 7 * CACHE_LINE // 8
+# of them are in flight; when the first of those that must be done or have begun is late, or 0.
+SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT, WATCHED, NUM_LEFT, LATE_AT = (k * CACHE_LINE // 8 for k in range(8))
+NUM_DOOR_WORDS = 8 * CACHE_LINE // 8
 
 MANY_UNTOLD = 256
 """Of so many answers clients are told though none asks: their places are others'."""

@@ -12,7 +12,7 @@ from __future__ import annotations
 from cellrt.core.state import task_layout as layout
 from cellrt.core.state.pointers import open_tables
 from cellrt.core.state.tables import HOST, Tables
-from cellrt.core.turn import form_tasks, has_news, has_untold, let_in, must_tell, take_in
+from cellrt.core.turn import form_tasks, has_news, has_untold, is_late, let_in, must_tell, take_in
 from cellrt.definition.task_memory import DONE
 from cellrt.native.atomics import exchange, load, replace, store
 from cellrt.native.clocks import now_ns, thread_ns
@@ -294,6 +294,8 @@ def _turn(
     worker, line, time_ns = settings.worker, settings.line, now_ns()
     by_hand = load(words, BY_HAND)
     if load(words, NEWS) != 0 or by_hand & ALWAYS or load(words, NUM_TURNS) != settings.num_turns:
+        return TURN_HELD
+    if is_late(t, time_ns):
         return TURN_HELD
     while words[line + TAKEN_IN] < words[line + FINISHED]:
         task = launched[_place(settings, worker, words[line + TAKEN_IN])]
