@@ -153,9 +153,3 @@ def test_a_bulk_wakes_its_client_when_the_last_has_ended(engine):
         for request, result in zip(requests, engine.submit_many("chain", requests).results(WAIT_S), strict=True):
             assert_same(result, run_one_by_one(CHAIN, request))
     assert engine.statistics()["unfinished"] == 0
-
-
-def test_what_is_late_before_its_first_task_is_not_answered(engine):
-    for k in range(200):
-        error = error_of(engine.submit("chain", steps(5, k % 7), deadline=1e-6))
-        assert isinstance(error, DeadlineError)

@@ -12,6 +12,7 @@ from cellrt.errors import CellrtError, EngineClosedError, InternalError, http_st
 from cellrt.graph.reference import run_one_by_one
 from tests.engine.helpers import WAIT_S, assert_same, error_of, small_engine
 from tests.engine.models import WIDTH, Gate, chain_model, make_cells
+from tests.waiting import until
 
 CHAIN = chain_model("chain", make_cells()[0])
 STEPS = torch.ones(2, WIDTH)
@@ -52,6 +53,7 @@ def test_whoever_compiled_code_answered_has_the_results_though_counting_them_fai
 
     monkeypatch.setattr(Statistics, "count_done", fail)
     assert_same(engine.submit("chain", STEPS).result(WAIT_S), run_one_by_one(CHAIN, STEPS))
+    until(lambda: not engine.has_workers(), "it is counted, and the engine fails")
     with pytest.raises(EngineClosedError, match="a fault of the engine's own"):
         engine.submit("chain", STEPS)
     engine.close(WAIT_S)
