@@ -85,7 +85,7 @@ class Door:
     """
 
     def __init__(self, processor: Processor, leases: Leases) -> None:
-        t, self._lending = processor.tables, leases
+        t, self._leases = processor.tables, leases
         self._words, self._table, self._submitted = t.door, t.submissions, t.submitted
         self._answered, self._requests = t.answered, t.requests["submission"]
         self._numbers = t.requests["number"]
@@ -122,7 +122,7 @@ class Door:
         for group in groups:
             if not group.may_go_by_door:
                 return False
-            if group.sessions is not None and not all(map(self._lending.may_join, group.sessions)):
+            if group.sessions is not None and not all(map(self._leases.may_join, group.sessions)):
                 return False
         at, free = self._words.item(SUBMITTED), self._free
         for group in groups:
