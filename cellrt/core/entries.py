@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cellrt.core.completion import completion, lost_worker
 from cellrt.core.pages import suspension
-from cellrt.core.requests import admission, door, session_state
+from cellrt.core.requests import admission, door, regions, session_state
 from cellrt.core.scheduling import schedule
 from cellrt.core.state.pointers import open_tables, open_template
 from cellrt.native.jit import entry, short_entry
@@ -17,6 +17,7 @@ _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_
 _result_rows = completion.result_rows
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
 _join, _leave = door.join, door.leave
+_lift, _has_handed_in, _has_more = regions.lift, regions.has_handed_in, regions.has_more
 _share_states, _cut_back = session_state.share_states, session_state.cut_back
 _starvation, _suspend = suspension.starvation, suspension.suspend
 
@@ -123,6 +124,28 @@ def complete(at: Rows[int], task_id: int, elapsed_ns: int, notices: Matrix) -> i
 def join(at: Rows[int]) -> bool:
     """See ``door.join``."""
     return _join(open_tables(at))
+
+
+@short_entry
+def has_handed_in(at: Rows[int]) -> bool:
+    """See ``regions.has_handed_in``."""
+    return _has_handed_in(open_tables(at))
+
+
+@short_entry
+def take_out(at: Rows[int], region: int, submissions: Rows[int]) -> int:
+    """Make submissions of all that the client of a region has handed in, and write their numbers to ``submissions``;
+    return how many they are. None is admitted, and the region has no more of them."""
+    t, count = open_tables(at), 0
+    its = t.regions[region]
+    while its.is_open != 0 and count < submissions.size and _has_more(its):
+        number = _lift(t, its)
+        if number < 0:
+            break
+        submissions[count] = number
+        its.taken += 1
+        count += 1
+    return count
 
 
 @short_entry

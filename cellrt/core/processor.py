@@ -24,6 +24,7 @@ from cellrt.core.entries import (
     cut_back,
     drop_states,
     finish_many,
+    has_handed_in,
     join,
     lose_worker,
     result_rows,
@@ -31,6 +32,7 @@ from cellrt.core.entries import (
     share_states,
     starvation,
     suspend,
+    take_out,
 )
 from cellrt.core.requests.room import has_rows, why_too_large
 from cellrt.core.scheduling.policy import CompiledPolicy, Policy
@@ -41,6 +43,7 @@ from cellrt.core.state.moves import LEFT
 from cellrt.core.state.notices import Notices
 from cellrt.core.state.pointers import address_of
 from cellrt.core.state.ports import Port
+from cellrt.core.state.region_layout import NUM_SLOTS
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.core.state.tables import NEVER, Tables
 from cellrt.core.state.task_layout import FLAGS, HEADER, INPUT, OUTPUT, TaskView
@@ -354,9 +357,14 @@ class Processor:
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether something came by the door that no turn has seen; any thread may ask."""
+        """Whether something came by the door that no turn has seen, from this process; any thread may ask."""
         door = self._tables.door
         return bool(door.item(tables.TAKEN) < door.item(tables.SUBMITTED))
+
+    @property
+    def has_calls(self) -> bool:
+        """Whether something came by a region that no turn has seen; the holder of the turn may ask."""
+        return bool(self._tables.door.item(tables.NUM_REGIONS) and has_handed_in(self._at))
 
     @property
     def num_left_behind(self) -> int:
@@ -367,6 +375,13 @@ class Processor:
         """Admit what clients handed in by the door, as far as there is room; return whether that is all. See
         ``core/requests/door.py``."""
         return bool(join(self._at))
+
+    def take_out(self, region: int) -> list[int]:
+        """The numbers of the submissions, of which none is admitted, that the client of a region has handed in and no
+        turn has taken out before. See ``core/requests/regions.py``."""
+        submissions = np.empty(NUM_SLOTS, np.int32)
+        found: list[int] = submissions[: take_out(self._at, region, submissions)].tolist()
+        return found
 
     def session_of(self, request: int) -> int:
         """The session of a request, also of one that was just released."""

@@ -58,7 +58,7 @@ def must_tell(t: Tables, now_ns: int, after_ns: int) -> bool:
 
 @compiled
 def has_news(t: Tables) -> bool:
-    """Return whether clients have handed in what no turn has seen."""
+    """Return whether clients of this process have handed in what no turn has seen."""
     return t.door[TAKEN] < load(t.door, SUBMITTED)
 
 

@@ -20,6 +20,7 @@ from cellrt.core.state.tables import (
     MAX_SUBMISSIONS,
     MAX_TENSORS,
     NEVER,
+    SEQUENCE,
     SUBMISSION,
     SUBMITTED,
     TAKEN,
@@ -29,15 +30,16 @@ from cellrt.core.state.tables import (
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Outcomes
 from cellrt.engine.leases import Leases
+from cellrt.engine.regions import Regions
 from cellrt.engine.registry import Model
 from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.together import SMALL_BYTES
 from cellrt.native.answer_word import AT_THE_END, OPEN
-from cellrt.native.atomics import stored
+from cellrt.native.atomics import added, stored
 from cellrt.native.row_types import CACHE_LINE
 
 ALONE = range(1)
-_ROW, _TENSOR = Struct("10qd8i"), Struct("2q")
+_ROW, _TENSOR = Struct("10qd8i2q"), Struct("2q")
 WORD_BYTES = CACHE_LINE
 """In front of results: see ``native/answer_word.py``."""
 
@@ -49,7 +51,7 @@ class Told(NamedTuple):
         ended: of those that were submitted together who is told, their numbers, and where the results are.
         arrivals_ns, started_ns, ended_ns: when they arrived, and how many then; when the first task of each was
             submitted; when each ended.
-        num_rows: nodes of all.
+        num_rows, rows_come: nodes of each that came from this process, and of each that came from another.
     """
 
     ended: list[tuple[RequestFuture | Ends, Sequence[int], RequestGroup, int]]
@@ -57,6 +59,7 @@ class Told(NamedTuple):
     started_ns: list[int]
     ended_ns: list[int]
     num_rows: list[int]
+    rows_come: list[int]
 
 
 class _Memory:
@@ -82,10 +85,13 @@ class Door:
     """The submissions that compiled code admits and answers.
 
     Clients hand in under the gate; whatever else is here belongs to the holder of the turn.
+
+    Attributes:
+        regions: those of clients in other processes.
     """
 
-    def __init__(self, processor: Processor, leases: Leases) -> None:
-        t, self._leases = processor.tables, leases
+    def __init__(self, processor: Processor, leases: Leases, regions: Regions) -> None:
+        t, self._leases, self.regions = processor.tables, leases, regions
         self._words, self._table, self._submitted = t.door, t.submissions, t.submitted
         self._answered, self._requests = t.answered, t.requests["submission"]
         self._numbers = t.requests["number"]
@@ -113,7 +119,11 @@ class Door:
     @property
     def is_empty(self) -> bool:
         """Whether nothing is here: handed in, running or to be told."""
-        return len(self._free) == MAX_SUBMISSIONS
+        return len(self._free) == MAX_SUBMISSIONS and self.regions.is_empty
+
+    def take_sequences(self, count: int) -> int:
+        """The first of so many numbers, which tell in which order requests came; from any thread."""
+        return 1 + int(added(self._words, SEQUENCE, count))
 
     def hand_in(self, groups: Sequence[RequestGroup]) -> bool:
         """Hand in requests, all or none; return whether they are: some are for Python, or there is no place."""
@@ -176,6 +186,8 @@ class Door:
             group.priority,
             group.client,
             0,
+            0,
+            0,
         )
 
     def _sessions_at(self, group: RequestGroup) -> int:
@@ -186,7 +198,9 @@ class Door:
         return group.tickets.buffer_info()[0]
 
     def take_back(self) -> list[RequestGroup]:
-        """Take out what was handed in and is not admitted, or (the first) not all of it; in order."""
+        """Take out what was handed in and is not admitted, or (the first) not all of it; in order. What came from other
+        processes is returned there."""
+        self.regions.take_back()
         taken, end = self._words.item(TAKEN), self._words.item(SUBMITTED)
         found = [self._groups[self._submitted.item(at % MAX_SUBMISSIONS)] for at in range(taken, end)]
         stored(self._words, TAKEN, end)
@@ -195,10 +209,12 @@ class Door:
     def whose(self, request: int) -> RequestGroup | None:
         """The submission that a request came with, by its id in the processor; None: Python admitted it."""
         row = self._requests.item(request) - 1
+        if row >= MAX_SUBMISSIONS:
+            return self.regions.group_of(row)
         return self._groups[row] if row >= 0 else None
 
     def all(self) -> Iterator[RequestGroup]:
-        """Every submission that is here and was handed in: a client may be about to hand in others."""
+        """Every submission of this process that is here and was handed in: a client may be about to hand in others."""
         is_there = self._table["is_there"]
         return (group for row, group in enumerate(self._groups) if group is not None and is_there[row])
 
@@ -208,8 +224,12 @@ class Door:
 
     def give_up(self, group: RequestGroup) -> None:
         """Give up a submission of which no request was admitted."""
-        self._table["is_there"][group.row] = 0
-        self._leave(group)
+        if group.row >= MAX_SUBMISSIONS:
+            self.regions.give_up(group.row)
+            group.row = -1
+        else:
+            self._table["is_there"][group.row] = 0
+            self._leave(group)
 
     def take_over(self, group: RequestGroup) -> tuple[int, dict[int, int]]:
         """Give up a submission: return how many of its requests were admitted, and the ids of those that are not
@@ -231,11 +251,14 @@ class Door:
         self._words[TOLD] = end
         found: dict[Model, Told] = {}
         together: dict[RequestGroup, list[int]] = {}
-        for row, number, started_ns, ended_ns in rows:
+        for row, number, started_ns, ended_ns, arrival_ns, plan in rows:
+            if plan:
+                self._note_answered_elsewhere(found, row, plan, started_ns, ended_ns, arrival_ns)
+                continue
             group = self._groups[row]
             if group is None:
                 continue
-            its = found.get(group.model) or found.setdefault(group.model, Told([], [], [], [], []))
+            its = found.get(group.model) or found.setdefault(group.model, Told([], [], [], [], [], []))
             its.started_ns.append(started_ns)
             its.ended_ns.append(ended_ns)
             its.num_rows.append(group.plan.num_nodes)
@@ -255,6 +278,19 @@ class Door:
             if group.num_told == group.count:
                 self._leave(group)
         return found
+
+    def _note_answered_elsewhere(
+        self, found: dict[Model, Told], row: int, plan: int, started_ns: int, ended_ns: int, arrival_ns: int
+    ) -> None:
+        """Take in that a request of another process was answered, whose client sees so itself."""
+        known = self.regions.known_of(row, plan)
+        if known is not None:
+            model, num_rows = known
+            its = found.get(model) or found.setdefault(model, Told([], [], [], [], [], []))
+            its.started_ns.append(started_ns)
+            its.ended_ns.append(ended_ns)
+            its.arrivals_ns.append((arrival_ns, 1))
+            its.rows_come.append(num_rows)
 
     def _leave(self, group: RequestGroup) -> None:
         self._groups[group.row] = None

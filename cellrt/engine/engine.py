@@ -37,6 +37,7 @@ from cellrt.engine.submission import Submission
 from cellrt.engine.trace import Trace
 from cellrt.errors import DefinitionError, EngineClosedError, RequestError, UnknownModelError
 from cellrt.graph.unfolder import Unfolder
+from cellrt.native.row_types import Rows
 from cellrt.view.cell_graph import CellGraph
 from cellrt.view.timeline import Timeline
 from cellrt.worker.device.executor import DeviceOptions
@@ -51,6 +52,7 @@ from cellrt.worker.make import (
     shared_cells,
     worker_maker,
 )
+from cellrt.worker.turn_words import make_words
 
 T = TypeVar("T")
 
@@ -141,7 +143,15 @@ class Engine(Serving):
         self._arenas = arenas = make_arenas(devices, shared)
         limit = QueueLimit(max_queue, max_queue_rows)
         self._manager = manager = Manager(
-            self._processor, arenas, registry, self._models, queue_depth, sessions or SessionLimits(), limit, debug
+            self._processor,
+            arenas,
+            registry,
+            self._models,
+            queue_depth,
+            sessions or SessionLimits(),
+            limit,
+            debug,
+            self._make_words(self._processor.num_workers),
         )
         self._compiler = CellCompiler(compile, weakref.WeakMethod(self._adopt_forms))
         self._registrar = Registrar(
@@ -400,6 +410,10 @@ class Engine(Serving):
     def has_workers(self) -> bool:
         """Whether a worker lives, and the engine; else no requests are taken. False in a forked process."""
         return self._manager.has_workers and self._manager.turns.stopped is None and not self._manager.is_closing
+
+    def _make_words(self, num_workers: int) -> Rows[int]:
+        """Return the words of the turn and the workers; other processes may share them."""
+        return make_words(num_workers)
 
     @property
     def has_timeline(self) -> bool:

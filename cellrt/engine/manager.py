@@ -15,6 +15,7 @@ from cellrt.engine.awaited import Awaited
 from cellrt.engine.crew import Crew
 from cellrt.engine.door import Door
 from cellrt.engine.places import Places, QueueLimit, Room, Size
+from cellrt.engine.regions import Regions
 from cellrt.engine.registry import Model, Registry
 from cellrt.engine.replies import Replies
 from cellrt.engine.request_group import RequestGroup, SessionRecord
@@ -26,10 +27,12 @@ from cellrt.engine.trace import Trace
 from cellrt.engine.turns import Call, Turns
 from cellrt.engine.waiting import Deadlines
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, SessionError
+from cellrt.native.atomics import stored
+from cellrt.native.row_types import Rows
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas, copy_page
 from cellrt.worker.base import Done, Worker
-from cellrt.worker.turn_words import ALWAYS, BY_HAND, NEWS, WHEN_IDLE, make_words
+from cellrt.worker.turn_words import ALWAYS, BY_HAND, CALLED, HEARD, NEWS, WHEN_IDLE
 
 T = TypeVar("T")
 
@@ -37,6 +40,7 @@ A_TURN_S = 1.0
 """How long somebody who would not wait waits for a turn."""
 LEARNING_S, LEARNED_EVERY_S = 120.0, 0.01
 """How long a registration waits for each worker to load its cells, at most, and how often it looks."""
+LOOK_EVERY_S = 0.1
 SLACK_NS = 1_000_000
 """So much later a session may expire."""
 
@@ -59,6 +63,7 @@ class Manager:
         session_limits: see ``SessionLimits``.
         max_queue: requests and rows that may be unfinished.
         debug: check every invariant whenever nothing runs.
+        words: of the turn and the workers (``worker/turn_words.py``).
         clock_ns: the engine's clock.
     """
 
@@ -72,12 +77,13 @@ class Manager:
         session_limits: SessionLimits,
         max_queue: QueueLimit,
         debug: bool,
+        words: Rows[int],
         clock_ns: Callable[[], int] = time.perf_counter_ns,
     ) -> None:
         self.workers: list[Worker] = []
         self.turns = Turns(
             self.workers,
-            make_words(processor.num_workers),
+            words,
             self.step,
             self._tell,
             self._has_arrivals,
@@ -95,7 +101,8 @@ class Manager:
         self.after_turn: Callable[[], None] | None = None
         """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        self._late, self._door = Deadlines(processor, registry.name_of), Door(processor, self.sessions.leases)
+        self._late, self.regions = Deadlines(processor, registry.name_of), Regions(processor, self.places, self)
+        self._door = Door(processor, self.sessions.leases, self.regions)
         self.room = Room(self.turns.gate, partial(_note_watched, self._door, self.turns))
         self.requests = Requests(processor, arenas, self.sessions, self._replies, self._late, self._door)
         room = self.sessions.evict_some, self.requests.give_way
@@ -148,6 +155,7 @@ class Manager:
         for location in dead:
             self._bury(location)
         self.requests.expire(self._clock_ns())
+        stored(self.turns.words, HEARD, self.turns.words.item(CALLED))
         self.requests.join()
         self.sessions.expire()  # behind it: a request may have come for one in time
         self.requests.admit()
@@ -187,7 +195,8 @@ class Manager:
 
     def _has_arrivals(self) -> bool:
         """Whether requests came by the door that no turn has seen."""
-        return self._processor.has_arrivals
+        words = self.turns.words
+        return self._processor.has_arrivals or words.item(CALLED) != words.item(HEARD)
 
     def _by_hand(self) -> int:
         """Why the next turns must be taken in Python (``turn_words.py``)."""
@@ -250,6 +259,10 @@ class Manager:
         """Takes in that a session was opened: it is idle from now on; from any thread."""
         self.turns.command(lambda: self.requests.go_on(record))
 
+    def take_sequences(self, count: int) -> int:
+        """The first of so many numbers, which tell in which order requests came."""
+        return self._door.take_sequences(count)
+
     def hand_in(self, groups: Sequence[RequestGroup], wanted: Sequence[tuple[Places, Size]]) -> None:
         """Hands in requests with the same deadlines, all or none, under the gate; ``wanted``: places in each queue.
 
@@ -261,7 +274,8 @@ class Manager:
             has_deadline = groups[0].has_deadline
             is_hopeless = has_deadline and any(map(self._late.is_hopeless, groups))
             if self.turns.stopped is None and not is_hopeless and self._door.hand_in(groups):
-                self.turns.wake_a_worker()
+                if not self.turns.wake_a_worker() and not self.has_workers:
+                    self.turns.wake()  # its last one has died since this looked
                 if has_deadline:
                     self._have_due_ended(groups[0])
             else:
@@ -384,8 +398,8 @@ class Manager:
 
     def _accept(self, group: RequestGroup) -> None:
         self.requests.accept(group)
-        if not self._crew.has_workers:
-            self.requests.end_early_all(EngineClosedError("the engine has no worker left"))
+        if self.requests.refused_for is not None:
+            self.requests.end_early_all(self.requests.refused_for)
 
     def _heal(self) -> None:
         """After a client was interrupted while it handed in: counts anew what came."""
@@ -437,7 +451,9 @@ class Manager:
         self.sessions.lose_worker(location, error)
         self.requests.take_notices(notices, error)
         if not self._crew.has_workers:
+            self.requests.refused_for = EngineClosedError("the engine has no worker left")
             self.requests.end_early_all(error)
+            self.turns.wake()  # the timekeeper, who looks at regions from now on
 
     def _look_who_is_gone(self) -> None:
         """Frees what no request and session of a retired model needs any more; wakes who waits for the last request."""
@@ -483,6 +499,8 @@ class Manager:
 
     def _next_moment_s(self) -> float | None:
         next_ns = self._next_ns
+        if not self._crew.has_workers and not self.regions.is_closed:
+            return LOOK_EVERY_S  # no worker hears of what comes there
         return None if next_ns is None else max(0.0, (next_ns - self._clock_ns()) / 1e9)
 
     def _end(self, error: CellrtError) -> None:

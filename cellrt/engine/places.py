@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeAlias
 
+from cellrt.core.state.tables import NEVER
 from cellrt.engine.awaited import LOOK_EVERY_S
 from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, RequestTooLargeError
 
@@ -23,6 +24,12 @@ class Size(NamedTuple):
 
     requests: int
     rows: int
+
+
+NOTHING = Size(0, 0)
+QUEUE_TAKEN, QUEUE_ROWS_TAKEN, QUEUE_COME, QUEUE_ROWS_COME = range(4)
+QUEUE_ENDED, QUEUE_ROWS_ENDED, QUEUE_MOST, QUEUE_MOST_ROWS = range(4, 8)
+"""Of a row of ``queues``, whose fields are words."""
 
 
 class QueueLimit(NamedTuple):
@@ -50,6 +57,7 @@ class Places:
         "_rows_accepted",
         "_rows_ended",
         "_rows_taken",
+        "_shown",
         "limit",
         "owner",
     )
@@ -58,23 +66,35 @@ class Places:
         self.owner, self.limit = owner, limit
         self._num_taken = self._num_accepted = self._num_ended = 0
         self._rows_taken = self._rows_accepted = self._rows_ended = 0
+        self._shown: memoryview | None = None
+
+    def show(self, row: memoryview) -> None:
+        """Keep the counts in a row of ``queues``, too, where compiled code counts requests of other processes; under
+        the gate."""
+        row[QUEUE_MOST] = NEVER if self.limit.requests is None else self.limit.requests
+        row[QUEUE_MOST_ROWS] = NEVER if self.limit.rows is None else self.limit.rows
+        self._shown = row
+        self.take(NOTHING)
+        self.give_back(NOTHING)
 
     @property
     def num_unfinished(self) -> int:
         """Requests handed in that have not ended."""
-        return self._num_taken - self._num_ended
+        num_come = self._shown[QUEUE_COME] if self._shown is not None else 0
+        return self._num_taken + num_come - self._num_ended
 
     @property
     def num_rows(self) -> int:
         """Rows of requests handed in that have not ended."""
-        return self._rows_taken - self._rows_ended
+        rows_come = self._shown[QUEUE_ROWS_COME] if self._shown is not None else 0
+        return self._rows_taken + rows_come - self._rows_ended
 
     def has_room(self, size: Size) -> bool:
         """Whether so many more may be handed in now."""
         (requests, rows), (most_requests, most_rows) = size, self.limit
-        if most_requests is not None and self._num_taken - self._num_ended + requests > most_requests:
+        if most_requests is not None and self.num_unfinished + requests > most_requests:
             return False
-        return most_rows is None or self._rows_taken - self._rows_ended + rows <= most_rows
+        return most_rows is None or self.num_rows + rows <= most_rows
 
     def check(self, size: Size) -> None:
         """Raises OverloadError if so many do not fit now."""
@@ -96,6 +116,8 @@ class Places:
         """Counts requests that are about to be handed in; under the gate."""
         self._num_taken += size[0]
         self._rows_taken += size[1]
+        if self._shown is not None:
+            self._shown[QUEUE_TAKEN], self._shown[QUEUE_ROWS_TAKEN] = self._num_taken, self._rows_taken
 
     def note_accepted(self, size: Size) -> None:
         """Counts requests that a turn has seen."""
@@ -106,6 +128,8 @@ class Places:
         """Counts requests that have ended; in a turn."""
         self._num_ended += size[0]
         self._rows_ended += size[1]
+        if self._shown is not None:
+            self._shown[QUEUE_ENDED], self._shown[QUEUE_ROWS_ENDED] = self._num_ended, self._rows_ended
 
     def note_passed(self, size: Size) -> None:
         """Counts requests that have ended which no turn in Python has seen before."""
@@ -119,6 +143,7 @@ class Places:
         """
         self._num_taken = self._num_accepted + unseen.requests
         self._rows_taken = self._rows_accepted + unseen.rows
+        self.take(NOTHING)
 
 
 Wanted: TypeAlias = Sequence[tuple[Places, Size]]

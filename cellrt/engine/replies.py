@@ -146,10 +146,11 @@ class Replies:
         """Takes in requests that compiled code has answered; ``tell`` tells their clients."""
         for its in told.values():  # first: whatever fails, they are told
             self._ended += its.ended
-        for model, (_, arrivals_ns, started_ns, ended_ns, num_rows) in told.items():
-            size = Size(len(started_ns), sum(num_rows))
-            self.places.note_passed(size)
-            model.places.note_passed(size)
+        for model, (_, arrivals_ns, started_ns, ended_ns, num_rows, rows_come) in told.items():
+            size, come = Size(len(num_rows), sum(num_rows)), Size(len(rows_come), sum(rows_come))
+            for places in (self.places, model.places):
+                places.note_passed(size)
+                places.give_back(come)
             self._statistics.count_done(model.name, arrivals_ns, np.array(started_ns, np.int64), ended_ns)
 
     def tell(self) -> None:

@@ -7,18 +7,19 @@ completes leave together. Belongs to the holder of the turn. The legal states an
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
 from cellrt.core.processor import Processor
 from cellrt.core.state.moves import LIVE, LiveState
 from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_SESSION, NOTICE_STEPS, Notices
-from cellrt.core.state.tables import HOST
+from cellrt.core.state.tables import HOST, MAX_SUBMISSIONS
 from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
 from cellrt.engine.door import Door, Told
 from cellrt.engine.places import Size
+from cellrt.engine.registry import Model
 from cellrt.engine.replies import Replies
 from cellrt.engine.request_group import ALONE, NO_INPUTS, Asked, RequestGroup, SessionRecord
 from cellrt.engine.sessions import Sessions
@@ -77,6 +78,8 @@ class Requests:
         """Whether some may be earlier than those that the timekeeper knows."""
         self.goes_on = False
         """Whether a turn is to admit requests of sessions that were leased."""
+        self.refused_for: CellrtError | None = None
+        """Why no more requests are admitted, once there is no worker left."""
 
     @property
     def is_empty(self) -> bool:
@@ -120,7 +123,9 @@ class Requests:
 
     def join(self) -> None:
         """Has compiled code admit what came by the door; accepts what it cannot admit now."""
-        if not self._processor.has_arrivals or (not self.has_waiting and self._processor.join()):
+        if not self._processor.has_arrivals and not self._processor.has_calls:
+            return
+        if not self.has_waiting and self.refused_for is None and self._processor.join():
             return
         back: list[RequestGroup] = []
         for group in self._door.take_back():
@@ -131,6 +136,8 @@ class Requests:
                 back.append(group)
         for group in back:
             self.accept(group)
+        if self.refused_for is not None:
+            self.end_early_all(self.refused_for)
 
     def _note_accepted(self, group: RequestGroup, count: int) -> None:
         size = Size(count, group.num_rows(count))
@@ -171,10 +178,12 @@ class Requests:
         self.tell_by_door()
         if group.row < 0:
             return group.is_begun
+        has_come = group.row >= MAX_SUBMISSIONS
         num_admitted, ids = self._door.take_over(group)
         group.begin()
         left = [*ids, *range(num_admitted, group.count)]
-        self._note_accepted(group, len(left))
+        if not has_come:  # of those that come from other processes queues count nothing else
+            self._note_accepted(group, len(left))
         group.num_left, group.model.num_live = len(left), group.model.num_live + len(left)
         self._unanswered[group] = None
         for number in range(num_admitted):
@@ -210,8 +219,29 @@ class Requests:
     def _take_over_all(self) -> None:
         """Goes on in Python with all requests; no more are admitted by it."""
         self.tell_by_door()
-        for group in [*self._door.take_back(), *self._door.all()]:
+        for group in [*self._door.take_back(), *self._door.all(), *self._door.regions.all()]:
             self._take_over(group)
+
+    def find_elsewhere(self, region: int, id: int) -> RequestGroup | None:
+        """A request of a client in another process, by the client's number of it; Python goes on with it from now on.
+        None if it is not here: it has ended, or was returned."""
+        self.join()
+        group = self._door.regions.find(region, id)
+        return group if group is not None and self._take_over(group) else None
+
+    def forget_plans(self, region: int, is_gone: Callable[[Model], bool]) -> None:
+        """See ``Regions.forget``."""
+        self.join()
+        self.tell_by_door()
+        self._door.regions.forget(region, is_gone)
+
+    def close_region(self, region: int) -> None:
+        """Goes on in Python with all requests of a client in another process, and looks for no more."""
+        self.join()
+        for group in self._door.regions.close(region):
+            self._take_over(group)
+        self.tell_by_door()
+        self._door.regions.let_go(region)
 
     def _accept_in(self, group: RequestGroup, sessions: Sequence[SessionRecord], first: int) -> None:
         """Takes in requests of sessions, from a number on: those of sessions that have nothing to do go on together."""

@@ -8,7 +8,7 @@ from time import perf_counter_ns
 
 import numpy as np
 
-from cellrt.native.answer_wait import comes_soon, sleep_until_there, stop_waiting
+from cellrt.native.answer_wait import comes_soon, sleep_here, sleep_until_there, stop_waiting
 from cellrt.native.futex import MAY_SPIN, NEVER, NS, SPIN_NS, roused, slept
 from cellrt.native.row_types import CACHE_LINE, Rows
 
@@ -36,18 +36,28 @@ class Sleeper:
     def sleep(self, word_at: int, seconds: float | None) -> None:
         """Sleep until it is woken, a signal comes or so many seconds have passed; of a client's word (or 0), until
         results are there, too."""
-        limit_ns = NEVER if seconds is None or seconds > _LONGEST_S else int(NS * seconds)
         if word_at:
-            if self._num_short >= FEW and not 0 <= limit_ns < SPIN_NS:
-                if comes_soon(word_at):
-                    return
-                self._num_short = -MANY
-            begin_ns = perf_counter_ns()
-            sleep_until_there(word_at, self._words, self._at, limit_ns)
-            if MAY_SPIN and perf_counter_ns() - begin_ns < 2 * SPIN_NS:
-                self._num_short += 1
+            self._sleep_until_there(word_at, _ns_of(seconds))
         else:
-            slept(self._words, self._at, _ASLEEP, limit_ns)
+            slept(self._words, self._at, _ASLEEP, _ns_of(seconds))
+
+    def sleep_on(self, word_at: int, id_at: int, id: int, seconds: float | None) -> None:
+        """Sleep on a word that another process changes, too, until results are there or somebody rouses those who do;
+        at most so many seconds. See ``sleep_here``."""
+        self._sleep_until_there(word_at, _ns_of(seconds), id_at, id)
+
+    def _sleep_until_there(self, word_at: int, limit_ns: int, id_at: int = 0, id: int = 0) -> None:
+        if self._num_short >= FEW and not 0 <= limit_ns < SPIN_NS:
+            if comes_soon(word_at):
+                return
+            self._num_short = -MANY
+        begin_ns = perf_counter_ns()
+        if id_at:
+            sleep_here(word_at, id_at, id, limit_ns)
+        else:
+            sleep_until_there(word_at, self._words, self._at, limit_ns)
+        if MAY_SPIN and perf_counter_ns() - begin_ns < 2 * SPIN_NS:
+            self._num_short += 1
 
     def get_up(self) -> None:
         """Sleep no more. Whoever sleeps further out in this thread, as around a signal's handler, looks again first."""
@@ -60,6 +70,10 @@ class Sleeper:
     def wake(self) -> None:
         """Wake it, from any thread."""
         roused(self._words, self._at, _AWAKE)
+
+
+def _ns_of(seconds: float | None) -> int:
+    return NEVER if seconds is None or seconds > _LONGEST_S else int(NS * seconds)
 
 
 _free: list[Sleeper] = []

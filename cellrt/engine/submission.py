@@ -47,9 +47,13 @@ class Submission:
 
     def __init__(self, manager: Manager, models: Mapping[str, Model], admit_by: str) -> None:
         self._manager, self._models, self._admit_by = manager, models, admit_by
-        self._next_sequence = 1
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
         """Of each loop: who waits for places of a model."""
+
+    @property
+    def is_by_arrival(self) -> bool:
+        """Whether requests are admitted in the order in which they come."""
+        return self._admit_by == "arrival"
 
     def model(self, name: object) -> Model:
         """The model of that name. Raises UnknownModelError."""
@@ -257,8 +261,8 @@ class Submission:
         usual: Callable[[RequestGroup], RequestFuture | Ends] = alone if wanted[0][1].requests == 1 else together
         for model, parts in asked:
             for plan, ((_, inputs, *_), members) in parts:
-                sequence, count = self._next_sequence, len(members)
-                self._next_sequence += count
+                count = len(members)
+                sequence = manager.take_sequences(count)
                 order = self._order_of(plan.num_nodes, due_ns)
                 its = None if sessions is None else [sessions[place] for place in members]
                 what = manager, model, plan, inputs, sequence, count, priority

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cellrt.native.answer_word import OPEN, THERE, TO_BE_TOLD
+from cellrt.native.answer_word import ASLEEP_HERE, ELSEWHERE, GIVEN_UP, OPEN, THERE, TO_BE_TOLD
 from cellrt.native.atomics import load, replace
 from cellrt.native.clocks import now_ns
-from cellrt.native.futex import SPIN_NS, relax, sleep
+from cellrt.native.futex import SPIN_NS, relax, sleep, wake
 from cellrt.native.jit import entry, short_entry
 from cellrt.native.memory import words_at
 from cellrt.native.row_types import Rows
@@ -35,7 +35,7 @@ def have_told(word_at: int) -> bool:
     word = words_at(word_at, 1, 1)[0]
     while True:
         known = load(word, 0)
-        if known in (THERE, TO_BE_TOLD) or replace(word, 0, known, TO_BE_TOLD):
+        if known in (THERE, TO_BE_TOLD, ELSEWHERE, GIVEN_UP) or replace(word, 0, known, TO_BE_TOLD):
             return bool(known == THERE)
 
 
@@ -60,3 +60,32 @@ def sleep_until_there(word_at: int, own: Rows[int], at: int, limit_ns: int) -> N
 def stop_waiting(word_at: int, own: Rows[int], at: int) -> None:
     """Take back that a thread sleeps until results are there."""
     replace(words_at(word_at, 1, 1)[0], 0, own.ctypes.data + 8 * at, OPEN)
+
+
+@entry
+def sleep_here(word_at: int, id_at: int, id: int, limit_ns: int) -> None:
+    """Sleep on a word itself until results are there or come by a message, or somebody calls ``rouse``; at most so
+    long. Return at once if the word is another request's by now: if the word at ``id_at`` is not ``id``."""
+    word = words_at(word_at, 1, 1)[0]
+    known = load(word, 0)
+    if known == OPEN:
+        known = ASLEEP_HERE if replace(word, 0, OPEN, ASLEEP_HERE) else load(word, 0)
+    if known in (ASLEEP_HERE, TO_BE_TOLD) and load(words_at(id_at, 1, 1)[0], 0) == id:
+        sleep(word, 0, known, limit_ns)
+
+
+@short_entry
+def rouse(word_at: int) -> None:
+    """Wake the threads that sleep on a word, and have nobody sleep there any more."""
+    word = words_at(word_at, 1, 1)[0]
+    while True:
+        known = load(word, 0)
+        if known in (THERE, ELSEWHERE, GIVEN_UP) or replace(word, 0, known, GIVEN_UP):
+            wake(word, 0)
+            return
+
+
+@short_entry
+def is_elsewhere(word_at: int) -> bool:
+    """Return whether results come by a message."""
+    return bool(load(words_at(word_at, 1, 1)[0], 0) == ELSEWHERE)

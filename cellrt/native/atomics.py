@@ -63,6 +63,15 @@ def _exchange(typing_context: Any, words: Any, index: Any, value: Any) -> Any:
     return types.int64(words, index, value), generate
 
 
+@intrinsic
+def _add(typing_context: Any, words: Any, index: Any, value: Any) -> Any:
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        given = context.cast(builder, arguments[2], signature.args[2], types.int64)
+        return builder.atomic_rmw("add", _at(builder, context, signature, arguments), given, ORDER)
+
+    return types.int64(words, index, value), generate
+
+
 def _load_plainly(words: Rows[int], index: int) -> int:
     with _ONE_BY_ONE:
         return int(words[index])
@@ -88,6 +97,13 @@ def _exchange_plainly(words: Rows[int], index: int, value: int) -> int:
         return before
 
 
+def _add_plainly(words: Rows[int], index: int, value: int) -> int:
+    with _ONE_BY_ONE:
+        before = int(words[index])
+        words[index] = before + value
+        return before
+
+
 _INTERPRETED = bool(numba.config.DISABLE_JIT)
 load: Callable[[Rows[int], int], int] = _load_plainly if _INTERPRETED else _load
 """Return a word, with all that was written before it was set."""
@@ -97,6 +113,8 @@ replace: Callable[[Rows[int], int, int, int], bool] = _replace_plainly if _INTER
 """Set a word if it is the one known; return whether it was."""
 exchange: Callable[[Rows[int], int, int], int] = _exchange_plainly if _INTERPRETED else _exchange
 """Set a word; return what it was."""
+add: Callable[[Rows[int], int, int], int] = _add_plainly if _INTERPRETED else _add
+"""Add to a word; return what it was."""
 
 
 @short_entry
@@ -109,3 +127,9 @@ def replaced(words: Rows[int], index: int, known: int, value: int) -> bool:
 def stored(words: Rows[int], index: int, value: int) -> None:
     """As ``store``, for Python."""
     store(words, index, value)
+
+
+@short_entry
+def added(words: Rows[int], index: int, value: int) -> int:
+    """As ``add``, for Python."""
+    return add(words, index, value)

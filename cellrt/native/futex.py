@@ -12,6 +12,7 @@ import platform
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import numba
@@ -25,11 +26,11 @@ from cellrt.native.jit import compiled, entry, short_entry
 from cellrt.native.memory import WORD_BYTES, start_of
 from cellrt.native.row_types import Rows
 
-_CALLS = {"x86_64": 202, "aarch64": 98} if sys.platform == "linux" else {}
-_CALL = _CALLS.get(platform.machine(), 0)
-"""The number of the system call; 0 where there is none: there a sleeper looks again every now and then."""
-_WAIT, _WAKE = 128, 129
-"""Of the system call, for the threads of one process."""
+_CALLS = {"x86_64": (202, 1), "aarch64": (98, 64)} if sys.platform == "linux" else {}
+_CALL, _WRITE = _CALLS.get(platform.machine(), (0, 0))
+"""The numbers of the system calls; 0 where there is none: there a sleeper looks again every now and then."""
+_WAIT, _WAKE = 0, 1
+"""Of the system call, also for words in memory that several processes share."""
 _ALL = (1 << 31) - 1
 LOOK_EVERY_NS = 1_000_000
 NS = 1_000_000_000
@@ -54,6 +55,21 @@ def _call(typing_context: Any, number: Any, address: Any, what: Any, value: Any,
         return builder.call(function, [given[0], given[1], given[2], given[3], limit, *unused])
 
     return types.int64(types.int64, types.int64, types.int64, types.int64, types.int64), generate
+
+
+@intrinsic
+def _write_one(typing_context: Any, number: Any, descriptor: Any) -> Any:
+    """Write the number 1 to a descriptor, by the system call of a number; one that is full has been rung."""
+
+    def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
+        long = ir.IntType(64)
+        one = cgutils.alloca_once_value(builder, ir.Constant(long, 1))
+        function = cgutils.get_or_insert_function(builder.module, ir.FunctionType(long, [long] * 7), "syscall")
+        size, unused = ir.Constant(long, WORD_BYTES), [ir.Constant(long, 0)] * 3
+        given = [context.cast(builder, value, of, types.int64) for value, of in zip(arguments, signature.args)]
+        return builder.call(function, [*given, builder.ptrtoint(one, long), size, *unused])
+
+    return types.int64(types.int64, types.int64), generate
 
 
 @intrinsic
@@ -99,6 +115,12 @@ def _wake(words: Rows[int], index: int) -> None:
         _call(_CALL, start_of(words) + WORD_BYTES * index, _WAKE, _ALL, NEVER)
 
 
+@compiled
+def _ring(bell: int) -> None:
+    if _WRITE:
+        _write_one(_WRITE, bell)
+
+
 class _Time(ctypes.Structure):
     _fields_ = [("seconds", ctypes.c_long), ("ns", ctypes.c_long)]
 
@@ -118,11 +140,22 @@ def _wake_plainly(words: Rows[int], index: int) -> None:
         ctypes.CDLL(None).syscall(ctypes.c_long(_CALL), address, ctypes.c_long(_WAKE), ctypes.c_long(_ALL), None)
 
 
+def _ring_plainly(bell: int) -> None:
+    with suppress(BlockingIOError):
+        os.eventfd_write(int(bell), 1)
+
+
+HAS_BELLS = _WRITE > 0
+"""Whether compiled code can ring an eventfd."""
 _INTERPRETED = bool(numba.config.DISABLE_JIT)
 sleep: Callable[[Rows[int], int, int, int], None] = _sleep_plainly if _INTERPRETED else _sleep
 """Sleep while a word is what is known of it, at most so many ns or NEVER; a signal may end it early."""
 wake: Callable[[Rows[int], int], None] = _wake_plainly if _INTERPRETED else _wake
 """Wake everybody who sleeps on a word, which was changed before."""
+
+
+ring: Callable[[int], None] = _ring_plainly if _INTERPRETED else _ring
+"""Ring an eventfd: wake whoever polls its descriptor."""
 
 
 def _relax_plainly() -> None:

@@ -31,6 +31,7 @@ from cellrt.process.source import source_of
 from cellrt.process.wire import welcomed
 
 CONNECT_S = 30.0
+NO_DUE = Due(None, None)
 T = TypeVar("T")
 
 
@@ -60,9 +61,9 @@ class Client(Serving):
 
     def __init__(self, address: str, *, timeout: float = CONNECT_S, freeze: bool = False) -> None:
         self.address = addresses.check_address(address)
-        wire, told = welcomed(addresses.connect(address, (timeout := check_seconds("timeout", timeout))), timeout)
+        wire, told, fds = welcomed(addresses.connect(address, (timeout := check_seconds("timeout", timeout))), timeout)
         self._has_timeline = bool(told["has_timeline"])
-        self._link = Link(wire)
+        self._link = Link(wire, fds, told.get("workers", 0))
         self._bindings = Bindings()
         self._bind_lock = threading.Lock()
         self._number: int | None = None
@@ -257,6 +258,17 @@ class Client(Serving):
             lambda binding: self._submit_for(binding, requests, (), due, priority, wait, channel),
         )
 
+    def _submit_collected(
+        self, model: str, requests: Sequence[Any], sessions: Sequence[Any] | None, due: Due, priority: int
+    ) -> Sequence[RequestFuture]:
+        if sessions is not None:
+            return super()._submit_collected(model, requests, sessions, due, priority)
+        self._refuse_in_callback()
+        return self._bound(
+            check_name(model),
+            lambda binding: self._hand_in(binding, requests, due, priority, None, (), None, is_together=False),
+        )
+
     @interruptible
     def _submit_in(
         self,
@@ -324,12 +336,21 @@ class Client(Serving):
         channel: Channel | None,
         sessions: Sequence[int],
         accepted: Awaited | None,
+        *,
+        is_together: bool = True,
     ) -> Sequence[RequestFuture]:
-        """Unfold requests and send them, without waiting for room in the queue."""
+        """Unfold requests and hand them in, without waiting for room in the queue.
+
+        ``is_together``: all are refused if one is; of coroutines each is.
+        """
         priority = self._check(priority)
         if not requests:
             return []
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
+        if not (sessions or channel or accepted) and due == NO_DUE and (len(requests) == 1 or not is_together):
+            futures = self._link.submit_by_region(self, asked, priority)
+            if futures:
+                return futures
         return self._link.submit(self, asked, due, priority, channel, sessions, accepted)
 
     def _hand_in_each(

@@ -10,23 +10,31 @@ from __future__ import annotations
 import itertools
 import json
 import logging
+import os
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
+from ctypes import addressof, c_char
+from functools import partial
 from itertools import chain
 from typing import Any, Protocol
 
+from cellrt.core.state.region_layout import SLOT_BYTES, padded
+from cellrt.engine.due import Due
 from cellrt.engine.engine import Engine
+from cellrt.engine.futures import Ends
+from cellrt.engine.regions import Returned
 from cellrt.engine.registry import Model
 from cellrt.engine.request_group import RequestGroup, SessionRecord
 from cellrt.engine.session import Session
-from cellrt.errors import CellrtError, OverloadError, SessionError
+from cellrt.errors import CellrtError, EngineClosedError, OverloadError, SessionError, UnknownModelError
 from cellrt.graph.known import Alike
+from cellrt.graph.results import Recorded
 from cellrt.process.model_binding import RowFormat
 from cellrt.process.outcomes import Outcome, outcome_parts
-from cellrt.process.recorded import LENGTH, Template, read_requests, read_template
+from cellrt.process.recorded import LENGTH, PLAN, Template, read_requests, read_template
 from cellrt.process.remote_requests import RemoteChannel, RemoteRequests
 from cellrt.process.submission_queue import QueuedSubmission
 from cellrt.process.submissions import Submission, read_submission
@@ -41,6 +49,9 @@ MIN_SESSIONS = 256
 """The number of sessions below which ended ones are not searched for."""
 MAX_VERSIONS = 4
 """The most models of one name that a client gets unasked; beyond, it must ask for another."""
+NO_DUE = Due(None, None)
+MAX_NAMED = 16
+"""The most templates of a submission for which plans are named."""
 MAX_UNSENT = 1 << 16
 """The most messages and outcomes that a client may leave unread before its messages are no longer received."""
 
@@ -74,6 +85,12 @@ class Server(Protocol):
     def submit_or_wait(self, queued: QueuedSubmission) -> None:
         """Submit requests when there is room for them."""
 
+    def note_returned(self, connection: ClientConnection, returned: Returned | int) -> None:
+        """Have a request submitted that came by a region, or one that was cancelled by its id; in a turn."""
+
+    def take_returned(self) -> None:
+        """Submit what was returned so far; by the accepting thread."""
+
 
 class ClientConnection:
     """The connection of a client, with everything that the client has in the engine."""
@@ -99,7 +116,15 @@ class ClientConnection:
         """The engine's numbers of the last requests, by the client's; empty unless the engine keeps a timeline."""
         self._server = server
         self._num_bound = self._num_sessions = 0
+        self._region: tuple[int, memoryview, int] | None = None
+        """The number of its region, the memory and the bell."""
         self._templates: list[Template] = []
+        self._generation = 0
+        """The number of times that the client has forgotten them."""
+        self._plans: dict[int, Template] = {}
+        """The templates of the plans that the client may name, by the numbers of these."""
+        self._seen: dict[int, bool] = {}
+        """Templates that requests came for, by number: whether a plan was named for them."""
         self._live: dict[int, RemoteRequests] = {}
         self._queued: dict[int, QueuedSubmission] = {}
         """The submissions that wait for room, by each of their requests."""
@@ -181,7 +206,10 @@ class ClientConnection:
         elif kind == Kind.TEMPLATE:
             self._templates.append(read_template(body))
         elif kind == Kind.FORGET:
+            self._forget_plans(lambda model: True)
+            (self._generation,) = LENGTH.unpack(body)
             self._templates.clear()
+            self._seen.clear()
         elif kind == Kind.CALL:
             (size,) = LENGTH.unpack_from(body)
             head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
@@ -205,12 +233,84 @@ class ClientConnection:
                 raise ValueError(f"{submission.num_requests} sessions should come")
         except (LookupError, ValueError) as error:
             raise BrokenWireError(f"a submission that does not fit: {error}") from error
+        if self._region is not None and len(numbers) <= MAX_NAMED and not submission.sessions:
+            for number, _ in numbers:
+                self._name_plan(number)
         queued = QueuedSubmission(self, submission, asked, first)
         if submission.may_wait:
             self._queued.update(dict.fromkeys(submission.ids, queued))
             self._server.submit_or_wait(queued)
             return
         self._hand_in_or_refuse(queued)
+
+    def open_region(self, memory: memoryview, bell: int) -> bool:
+        """Take requests by a region from now on, and keep its memory and the bell; return False if there are too many
+        regions."""
+        address, manager, at = addressof(c_char.from_buffer(memory)), self._server.engine._manager, -1
+        with suppress(EngineClosedError):
+            at = manager.turns.call(partial(manager.regions.open, self, address, self.number, bell))
+        if at >= 0:
+            self._region = at, memory, bell
+        return at >= 0
+
+    def _name_plan(self, number: int) -> None:
+        """Name what runs for requests of a template, if they come for the second time and fit in a slot."""
+        if self._region is None or self._seen.get(number, True):
+            self._seen.setdefault(number, False)
+            return
+        self._seen[number] = True
+        template, formats, manager = self._templates[number], self._server.formats(), self._server.engine._manager
+        tensors = [(kind, rows * formats[kind].num_bytes) for kind, rows in template.externals]
+        model = self.models[template.binding]
+        with suppress(CellrtError):
+            plan = model.plan_of(Recorded(template.program, [], template.results, template.states))
+            size = sum([padded(size) for _, size in tensors]) + plan.answers.num_bytes
+            if size > SLOT_BYTES:
+                return
+            with manager.turns.gate:
+                named = manager.regions.publish(self._region[0], model, plan, tensors)
+            if named:
+                self._plans[named] = template
+                self.tell(Message(Kind.PLAN, (PLAN.pack(self._generation, number, named),)))
+
+    def _forget_plans(self, is_gone: Callable[[Model], bool]) -> None:
+        """Have the client name no plans of models that are gone any more."""
+        if self._region is None or not self._plans:
+            return
+        manager = self._server.engine._manager
+        with suppress(EngineClosedError):
+            manager.turns.call(partial(manager.requests.forget_plans, self._region[0], is_gone))
+        self._server.take_returned()  # with the plans there
+        for number, template in list(self._plans.items()):
+            model = self.models.get(template.binding)
+            if model is None or is_gone(model):
+                del self._plans[number]
+
+    def ends_of(self, id: int) -> Callable[[RequestGroup], Ends]:
+        """Return the factory of what sends a request's end to the client, by the request's number."""
+        return RemoteRequests(self._live, self.tell_of_turn, id).begin
+
+    def return_request(self, returned: Returned) -> None:
+        """Have a request submitted as by a message."""
+        self._server.note_returned(self, returned)
+
+    def note_broken(self) -> None:
+        """End the connection of a client that handed in what does not fit."""
+        logging.getLogger("cellrt").warning("a client handed in what does not fit, and is seen off")
+        self.wire.end()
+
+    def submit_returned(self, returned: Returned) -> None:
+        """Submit a request that turns could not take by the region, or send the client why it is refused."""
+        template = self._plans.get(returned.plan)
+        how = returned.arrival_ns, NO_DUE, returned.priority, False, False, False
+        submission = Submission(returned.id, 1, (), *how)
+        if self.is_gone:
+            return
+        if template is None or template.binding not in self.models:
+            self.refuse(submission, UnknownModelError("the client released the model before its request was admitted"))
+            return
+        (alike,) = read_requests([(template, 1)], self._server.formats(), returned.tensors)
+        self._hand_in_or_refuse(QueuedSubmission(self, submission, {self.models[template.binding]: [alike]}, template))
 
     def _hand_in_or_refuse(self, queued: QueuedSubmission) -> None:
         try:
@@ -287,15 +387,34 @@ class ClientConnection:
         """Return a request's submission and its index there; or the reason of its wait; None if it has ended."""
         if id in self._queued:
             return "waits for a place in the queue"
+        if id not in self._live and self._region is not None:
+            manager = self._server.engine._manager
+            manager.turns.call(partial(manager.requests.find_elsewhere, self._region[0], id))
         group = self._live.get(id)
         return None if group is None else (group.requests, group.ids.index(id))
 
     def _cancel(self, id: int) -> None:
+        if not self.cancel_here(id) and self._region is not None:
+            self._server.engine._manager.turns.command(partial(self._cancel_in_region, id))
+
+    def cancel_here(self, id: int) -> bool:
+        """Cancel a request that came by a message, or was returned from the region; return False if it is not here."""
         group = self._live.pop(id, None)
         if group is not None:
             group.cancel(id)
         elif (queued := self._queued.pop(id, None)) is not None:
             queued.cancelled.add(id)
+        else:
+            return False
+        return True
+
+    def _cancel_in_region(self, id: int) -> None:
+        """Cancel a request that came by the region; in a turn."""
+        manager = self._server.engine._manager
+        if self._region is not None and manager.requests.find_elsewhere(self._region[0], id) is None:
+            self._server.note_returned(self, id)  # behind it, if it was returned
+        else:
+            self.cancel_here(id)
 
     def wants(self, model: Model) -> bool:
         """Return whether the client gets a model unasked: it has unfolded for that name, and releases earlier models of
@@ -367,10 +486,23 @@ class ClientConnection:
         self._server.engine._manager.end_session(record, SessionError(f"the client of {record} is gone"))
 
     def _release(self, number: int) -> None:
+        gone = self.models.get(number)
+        if gone is not None:
+            self._forget_plans(lambda model: model is gone)
         with self.lock:
             model = self.models.pop(number, None)
         if model is not None:
             self._unpin(model)
+
+    def _close_region(self, memory: memoryview) -> None:
+        """Cancel all that came by the region, after which nothing reads its ``memory``; in a turn."""
+        if self._region is not None:
+            at, _, bell = self._region
+            self._server.engine._manager.requests.close_region(at)
+            self._region = None
+            os.close(bell)
+        for id in list(self._live):
+            self.cancel_here(id)
 
     def _unpin(self, model: Model) -> None:
         manager = self._server.engine._manager
@@ -385,6 +517,11 @@ class ClientConnection:
             sessions, self.sessions = self.sessions, {}
             self._untold.clear()
             self.wire.close()
+        turns = self._server.engine._manager.turns
+        if self._region is not None and turns.stopped is None:
+            turns.command(partial(self._close_region, self._region[1]))
+        elif self._region is not None:
+            os.close(self._region[2])
         for queued in set(self._queued.values()):
             queued.cancelled.update(queued.submission.ids)
         self._queued.clear()

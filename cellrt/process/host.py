@@ -21,8 +21,15 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+
+from cellrt.core.state import region_layout as layout
+from cellrt.core.state.region_layout import WORD_BYTES
 from cellrt.engine.engine import Engine
+from cellrt.engine.regions import Returned
 from cellrt.errors import CellrtError, EngineClosedError
+from cellrt.native.futex import HAS_BELLS
+from cellrt.native.row_types import Rows
 from cellrt.process import address as addresses
 from cellrt.process import shared_memory
 from cellrt.process.calls import Calls
@@ -33,7 +40,9 @@ from cellrt.process.source import ModelSource
 from cellrt.process.submission_queue import QueuedSubmission, SubmissionQueue
 from cellrt.process.wire import PROTOCOL, REGION_BYTES, BrokenWireError, Kind, Message, Wire
 from cellrt.process.wire_errors import encode_error
+from cellrt.worker.cpu.worker import CpuWorker
 from cellrt.worker.python_process import end_with, importing
+from cellrt.worker.turn_words import num_words
 
 log = logging.getLogger("cellrt")
 CLOSE_S = 5.0
@@ -43,6 +52,26 @@ LEFT_S = 30.0
 """The seconds that the process may take to end after the process that started it."""
 LAST_WORDS_S = 0.5
 """The seconds to wait, at the end, for each client that reads nothing."""
+
+
+class ServedEngine(Engine):
+    """An engine whose workers are woken by clients in other processes, too."""
+
+    words_fd = -1
+
+    def _make_words(self, num_workers: int) -> Rows[int]:
+        self.words_fd = shared_memory.make(num_words(num_workers) * WORD_BYTES)
+        memory = shared_memory.view(os.dup(self.words_fd), writable=True)
+        words: Rows[int] = np.frombuffer(memory, np.int64)  # type: ignore[assignment]
+        return words
+
+    @property
+    def takes_regions(self) -> bool:
+        """True if requests may come by regions: all workers sleep on words, and nothing is to be seen of each
+        request."""
+        workers = self._manager.workers
+        is_plain = not self.has_timeline and self._submission.is_by_arrival
+        return HAS_BELLS and is_plain and all(isinstance(worker, CpuWorker) for worker in workers)
 
 
 class EngineServer:
@@ -67,6 +96,8 @@ class EngineServer:
         self._with_news: deque[ClientConnection] = deque()
         self._with_turns_news: deque[ClientConnection] = deque()
         """Clients that have news from the running turn."""
+        self._returned: deque[tuple[ClientConnection, Returned | int]] = deque()
+        """Requests that came by regions and are to be submitted as by messages, or cancelled."""
         self._stuck: deque[ClientConnection] = deque()
         self._behind: set[ClientConnection] = set()
         """Clients that are watched until they read again."""
@@ -79,6 +110,8 @@ class EngineServer:
         for fd in (listener.fileno(), lifeline.fileno(), self._bell):
             self._epoll.register(fd, select.EPOLLIN)
         engine._manager.after_turn = self._after_turn
+        self._shared_words = engine.words_fd if isinstance(engine, ServedEngine) and engine.takes_regions else -1
+        """The descriptor of the words on which the engine's workers sleep, or -1: then requests come by messages."""
 
     def run(self) -> None:
         """Serve until told to end, or until the process that started this one is gone."""
@@ -96,6 +129,7 @@ class EngineServer:
                     os.eventfd_read(self._bell)
                 elif fd in self._connections:
                     self._serve_client(self._connections[fd])
+            self.take_returned()
             self._waiting.look()
             self._send_news()
             self._watch_stuck()
@@ -146,6 +180,20 @@ class EngineServer:
         """Submit requests when there is room for them."""
         self._waiting.submit(queued)
 
+    def note_returned(self, connection: ClientConnection, returned: Returned | int) -> None:
+        """Have a request submitted that came by a region, or one that was cancelled by its id; in a turn."""
+        self._returned.append((connection, returned))
+        self.ring()
+
+    def take_returned(self) -> None:
+        """Submit what was returned so far; by the accepting thread."""
+        while self._returned:
+            connection, returned = self._returned.popleft()
+            if isinstance(returned, int):
+                connection.cancel_here(returned)
+            else:
+                connection.submit_returned(returned)
+
     def call(
         self, connection: ClientConnection, number: int, name: str, arguments: dict[str, Any], blob: bytes
     ) -> None:
@@ -194,11 +242,21 @@ class EngineServer:
                 sock.close()
                 return
             fds += [shared_memory.make(REGION_BYTES), shared_memory.make(REGION_BYTES)]
-            head = {"version": PROTOCOL, "has_timeline": self.engine.has_timeline}
-            socket.send_fds(sock, [json.dumps(head).encode()], fds)
-            incoming, outgoing = fds
-            fds = []
+            head: dict[str, Any] = {"version": PROTOCOL, "has_timeline": self.engine.has_timeline}
+            words = self._shared_words
+            if words >= 0:
+                fds += [shared_memory.make(layout.REGION_BYTES), os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)]
+                head["workers"] = len(self.engine._manager.workers)
+                socket.send_fds(sock, [json.dumps(head).encode()], [*fds[:3], words, fds[3]])
+            else:
+                socket.send_fds(sock, [json.dumps(head).encode()], fds)
+            incoming, outgoing, *more = fds
+            fds = more
             connection = ClientConnection(self, Wire(sock, outgoing, incoming))
+            if more:
+                fds = more[1:]
+                if connection.open_region(shared_memory.view(more[0], writable=True), more[1]):
+                    fds = []
         except BrokenPipeError:  # it did not wait until the models were registered
             sock.close()
             return
@@ -270,7 +328,7 @@ def main() -> None:
         with importing():
             address, options, models, ends_without_workers = pickle.loads(_read_all(lifeline))
         listener = addresses.listen(address)
-        server = EngineServer(Engine(**{"freeze": True, **options}), listener, lifeline)
+        server = EngineServer(ServedEngine(**{"freeze": True, **options}), listener, lifeline)
         server.ends_without_workers = ends_without_workers
         for source, how in models:
             server.calls.register(ModelSource(source), how)

@@ -25,6 +25,9 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
+import numpy as np
+from numpy.typing import NDArray
+
 from cellrt.engine.awaited import Awaited, Bell
 from cellrt.engine.due import Due
 from cellrt.engine.future import Owner, RequestFuture
@@ -32,10 +35,12 @@ from cellrt.engine.mailbox import WakingAtTheEnd
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, OverloadError, RequestError
 from cellrt.graph.known import Alike
+from cellrt.process import shared_memory
 from cellrt.process.model_binding import Binding
 from cellrt.process.numbering import Numbering
 from cellrt.process.pending import Pending, RemoteFuture, SentRequests, Tell, Unanswered, copied
-from cellrt.process.recorded import LENGTH, template_of
+from cellrt.process.recorded import LENGTH, PLAN, template_of
+from cellrt.process.region import Region, SlotPlan
 from cellrt.process.submissions import Submission, submission_parts
 from cellrt.process.wire import BrokenWireError, Kind, Message, Wire
 from cellrt.process.wire_errors import decode_error
@@ -43,17 +48,25 @@ from cellrt.worker.service_thread import ServiceThread
 
 STALL_S = 30.0
 """The seconds without reading after which the engine's process counts as gone."""
+NO_BYTES = memoryview(b"")
 LAST_WORDS_S = 1.0
 """The seconds that a thread that cannot send waits for the reader to receive the reason."""
 
 
 class Link:
-    """A client's connection. It owns the wire. Raises DeviceError if there is no descriptor for epoll."""
+    """A client's connection. It owns the wire. Raises DeviceError if there is no descriptor for epoll.
 
-    def __init__(self, wire: Wire) -> None:
+    Args:
+        wire: the client's end.
+        fds: of a region, if the engine's process sent one; they are closed.
+        num_workers: of the engine.
+    """
+
+    def __init__(self, wire: Wire, fds: Sequence[int] = (), num_workers: int = 0) -> None:
         self._wire = wire
         self._lock = threading.Lock()
         self._unanswered = Unanswered()
+        self._region = region_of(fds, num_workers, self._unanswered)
         self._next = 1
         """The next number of a call or request."""
         self._begun = range(0)
@@ -69,7 +82,7 @@ class Link:
         self._heard_end = Bell()
         self.on_rebind: Callable[[dict[str, Any]], Binding | None] = lambda news: None
         """A function that gets news of a model, registered or removed, and returns the binding that is outdated."""
-        self._poll = _poll_of(wire)
+        self._poll = _poll_of(wire, self._region)
         self._reader = ServiceThread(self._read, "cellrt-client", self.leave)
         _OPEN.add(self)
         self._reader.start()
@@ -194,6 +207,8 @@ class Link:
                     pending[id] = future, group
                     id += 1
             messages, numbers = self._numbering.number(templates)
+            if self._region is not None and messages and messages[0].kind == Kind.FORGET:
+                self._region.forget_plans()
             messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
             self._begun = range(first, id)
             self._unanswered.pending.update(pending)
@@ -208,6 +223,53 @@ class Link:
             self._give_up([future.id for future in futures.values()])
             raise
         return [futures[place] for place in range(count)]
+
+    def submit_by_region(
+        self, owner: Owner, asked: Sequence[tuple[Binding, Alike]], priority: int
+    ) -> list[RemoteFuture] | None:
+        """Hand requests in by the region, each to be refused by itself; return their futures, or None if they must go
+        by a message: the engine has not named what runs for them, or there is no slot for each.
+
+        Raise the error that ended the connection.
+        """
+        region, plans = self._region, list[SlotPlan]()
+        if region is None or not region.has_plans:
+            return None
+        for binding, alike in asked:
+            plan = region.plan_of(template_of(binding.number, alike), binding.formats)
+            if plan is None:
+                return None
+            plans.append(plan)
+        futures: dict[int, RemoteFuture] = {}
+
+        def write() -> None:
+            count, now_ns = sum([len(alike.places) for _, alike in asked]), time.perf_counter_ns()
+            slots = region.take_slots(count)
+            if not slots:
+                return
+            id, left = self._take_number(None, count), iter(slots)
+            for plan, (binding, alike) in zip(plans, asked):
+                group = SentRequests(plan.template, binding.formats, None, None)
+                tensors = [_bytes_of(rows) for _, rows in alike.recorded.externals]
+                for number, place in enumerate(alike.places):
+                    future = futures[place] = RemoteFuture(owner, id)
+                    self._unanswered.pending[id] = future, group
+                    region.write(next(left), plan, future, tensors, number, now_ns, priority)
+                    id += 1
+            region.hand_in()
+
+        self.refuse_if_lost()
+        try:
+            with self._lock:
+                self.refuse_if_lost()
+                self._make_good()
+                write()
+        except BaseException:  # it may have been handed in: its answer is ignored
+            self._give_up([future.id for future in futures.values()])
+            raise
+        if self._has_news():
+            self.send_news()
+        return [futures[place] for place in range(len(futures))]
 
     def begin(self, binding: Binding, user: object) -> bool:
         """Add a user to a binding; return False if the binding was released. Raise the error that ended the connection.
@@ -231,6 +293,9 @@ class Link:
         """Wait until all requests have ended; return False after so many seconds."""
         if not self.is_parents:
             self.send_news()  # and makes good what was interrupted
+            region = self._region
+            if region is not None:
+                region.have_all_told()
         return self._unanswered.drain(timeout)
 
     def leave(self) -> None:
@@ -254,6 +319,8 @@ class Link:
         """Leave the connection to the parent, in a forked process."""
         self._lost = EngineClosedError("this connection is the parent's: connect anew in the forked process")
         self.is_parents = True
+        if self._region is not None:
+            self._region.forget()
         self._wire.leave()
         self._poll.close()
 
@@ -314,6 +381,8 @@ class Link:
         messages = [Message(Kind.CANCEL, (cancelled.tobytes(),))] if cancelled else []
         for binding in released:
             binding.is_released = True  # new users ask for another
+            if self._region is not None:
+                self._region.forget_plans(binding.number)
             messages.append(Message(Kind.RELEASE, (LENGTH.pack(binding.number),)))
         try:
             if self._lost is None:
@@ -339,9 +408,15 @@ class Link:
         error: CellrtError
         try:
             while True:
-                if any(what & select.EPOLLOUT for _, what in self._poll.poll()):
+                region = self._region
+                is_there = region is not None and region.rest()
+                events = self._poll.poll(0 if is_there else None)
+                if any(what & select.EPOLLOUT for _, what in events):
                     self._watch(select.EPOLLIN)  # before it is looked whether anything waits, which others see to after
                 with WakingAtTheEnd():
+                    if region is not None:
+                        region.wake(any(fd == region.bell for fd, _ in events))
+                        self._unanswered.take_region(region)
                     for kind, body in self._wire.receive():
                         self._take(kind, body)
                 if (self._wire.owes_word or self._wire.is_behind) and not self._lock.locked():
@@ -364,7 +439,22 @@ class Link:
         with self._lock:
             self._wire.close()
             self._poll.close()
+            region, self._region = self._region, None
+            if region is not None:
+                region.close()
         self._unanswered.end(error)
+        if region is not None:
+            region.forget()
+
+    def _take_plan(self, generation: int, template: int, plan: int) -> None:
+        """Record how the engine names what runs for requests of a template, by its number."""
+        region = self._region
+        if region is None:
+            return
+        with self._lock:
+            its = self._numbering.template_of(generation, template)
+            if its is not None:
+                region.add_plan(its, plan)
 
     def _take(self, kind: int, body: memoryview) -> None:
         """Handle one message."""
@@ -372,20 +462,42 @@ class Link:
             binding = self.on_rebind(json.loads(bytes(body)))
             if binding is not None:
                 self.give_up(binding)
+        elif kind == Kind.PLAN:
+            self._take_plan(*PLAN.unpack(body))
         elif kind == Kind.CLOSING:
             self._closing = self._closing or decode_error(json.loads(bytes(body)))
         else:
             self._unanswered.take(kind, body)
 
 
-def _poll_of(wire: Wire) -> select.epoll:
-    """Return an epoll for reading a wire; its events may be changed while a thread waits for them."""
+def _bytes_of(rows: NDArray[Any]) -> memoryview:
+    return np.ascontiguousarray(rows).reshape(-1).view(np.uint8).data if rows.size else NO_BYTES
+
+
+def region_of(fds: Sequence[int], num_workers: int, unanswered: Unanswered) -> Region | None:
+    """Return the region whose memory, words and bell are behind descriptors, which belong to it; None without any."""
+    if not fds:
+        return None
+    memory, words, bell = fds
+    return Region(
+        shared_memory.view(memory, writable=True),
+        shared_memory.view(words, writable=True),
+        bell,
+        num_workers,
+        unanswered,
+    )
+
+
+def _poll_of(wire: Wire, region: Region | None) -> select.epoll:
+    """Return an epoll for reading a wire and the bell of a region; its events may be changed while a thread waits."""
     try:
         poll = select.epoll()
     except OSError as error:
         wire.close()
         raise DeviceError(f"no descriptor to wait for the engine's process with: {error}") from None
     poll.register(wire.fileno(), select.EPOLLIN)
+    if region is not None:
+        poll.register(region.bell, select.EPOLLIN)
     return poll
 
 

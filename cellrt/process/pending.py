@@ -5,17 +5,23 @@ from __future__ import annotations
 import asyncio
 import json
 import struct
+import time
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cellrt.engine.awaited import Awaited, Bell
-from cellrt.engine.future import Owner, RequestFuture, finish_together
+from cellrt.engine.future import OVER, Owner, RequestFuture, Result, finish_together
+from cellrt.engine.future import Outcome as Ended
+from cellrt.engine.sleeper import own_sleeper
 from cellrt.engine.stream import Channel
 from cellrt.errors import CellrtError
+from cellrt.native.answer_wait import have_told, is_elsewhere, is_there, rouse
 from cellrt.process.model_binding import RowFormat
 from cellrt.process.outcomes import Arrived, read_outcomes
 from cellrt.process.recorded import LENGTH, Template
+from cellrt.process.region import Region
 from cellrt.process.wire import Kind
 from cellrt.process.wire_errors import decode_error
 
@@ -27,8 +33,83 @@ class RemoteFuture(RequestFuture):
     when_ended: Callable[[RequestFuture], object] | None = None
     """A callback of the code that submitted the request; ``SentRequests.tell`` calls it."""
 
+    region: Region | None = None
+    slot = -1
+    """The region and slot of its results, as long as ``word_at`` is set."""
+
     def __init__(self, owner: Owner, id: int) -> None:  # not by its base: one is made for each piece of a stream
         self._owner, self.id = owner, id
+
+    @property
+    def has_callbacks(self) -> bool:
+        """True if it was given any."""
+        return self._callbacks is not None
+
+    def done(self) -> bool:
+        """Return whether the request has ended."""
+        region = self.region  # it keeps the word where it is
+        if self._state not in OVER and region is not None and self.word_at and is_there(self.word_at):
+            region.take_in(self)
+        return self._state in OVER
+
+    def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
+        """Call ``fn(self)`` when the request has ended, in the client's thread, or at once if it has."""
+        self.__dict__.setdefault("_callbacks", []).append(fn)
+        region = self.region
+        if region is not None and self.word_at and have_told(self.word_at):
+            region.take_in(self, calls_back=False)
+        if self._state in OVER:
+            self._invoke_callbacks()
+
+    def take_arrived(self, arrived: Arrived, number: int) -> None:
+        """End the request with results, and wake those who wait; its callbacks are called later."""
+        self._settle(arrived, OVER[1], number)
+
+    def call_back(self) -> None:
+        """Call its callbacks, each once."""
+        self._invoke_callbacks()
+
+    def leave_region(self) -> None:
+        """Record that the results have come from the region, or come by a message."""
+        self.word_at, self.region = 0, None
+
+    def _take_in(self, owner: Any) -> None:
+        region = self.region
+        if region is not None:
+            region.take_in(self)
+
+    def _wake(self) -> None:
+        super()._wake()
+        region = self.region
+        if region is not None and self.word_at:
+            rouse(self.word_at)
+        self.leave_region()
+
+    def _take(self, outcome: Ended, state: str, number: int) -> bool:
+        is_taken = super()._take(outcome, state, number)
+        if is_taken:
+            self._wake()
+        return is_taken
+
+    def _wait(self, timeout: float | None) -> None:
+        region = self.region
+        if region is None or self.done():
+            super()._wait(timeout)
+            return
+        self._refuse_to_wait()
+        end_s = None if timeout is None else time.monotonic() + float(timeout)
+        left_s, sleeper = timeout, own_sleeper()
+        while not self.done():
+            if left_s is not None and left_s <= 0.0:
+                raise TimeoutError(f"the request has not ended within {timeout} s")
+            word_at = self.word_at
+            if not word_at or is_elsewhere(word_at):
+                region.take_in(self)
+                super()._wait(left_s)
+                return
+            sleeper.sleep_on(word_at, region.id_at(self.slot), self.id, left_s)
+            if end_s is not None:
+                left_s = end_s - time.monotonic()
 
 
 Tell = Callable[[list[RemoteFuture]], object]
@@ -66,6 +147,26 @@ class Unanswered:
         gone = [id for id in ids if self.pending.pop(id, None) is not None]
         self._note_gone()
         return gone
+
+    def note_ended(self, id: int) -> None:
+        """Remove a request that has ended."""
+        self.pending.pop(id, None)
+        self._note_gone()
+
+    def take_region(self, region: Region) -> None:
+        """End the requests whose results are in the region."""
+        arrived = Arrived()
+        ended: list[tuple[Arrived, int, RemoteFuture]] = []
+        for number, id in region.take_all(arrived):
+            if (known := self.pending.get(id)) is not None:
+                ended.append((arrived, number, known[0]))
+        finish_together(ended)
+        for _, _, future in ended:
+            self.pending.pop(future.id, None)
+            region.release(future.id)
+        if ended:
+            self._note_gone()
+        region.call_back()
 
     def drain(self, timeout: float | None) -> bool:
         """Wait until all requests have ended; return False after so many seconds."""

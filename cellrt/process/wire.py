@@ -31,7 +31,7 @@ from cellrt.errors import DeviceError, OverloadError
 from cellrt.process import shared_memory, short_calls
 from cellrt.process.shared_memory import Part
 
-PROTOCOL = 8
+PROTOCOL = 9
 """The version of the protocol. Both ends are of one version of cellrt."""
 REGION_BYTES = 4 << 20
 """The memory for the bodies of one direction; only pages that are written to take any."""
@@ -73,6 +73,8 @@ class Kind(IntEnum):
     """The engine closes gracefully."""
     CUT_BACK = 13
     """A client cuts a session back to so many of its rows; 0: its state begins anew."""
+    PLAN = 14
+    """The engine names what runs for requests of a template, so that they may come by the region."""
 
 
 class Message(NamedTuple):
@@ -281,21 +283,30 @@ def _head_of(packet: bytes) -> dict[str, Any]:
     return {}
 
 
-def welcomed(sock: socket.socket, timeout: float) -> tuple[Wire, dict[str, Any]]:
-    """Return a client's end of a connection, and the head that the engine's process sent with its memory.
+MEMORIES = 2
+"""Descriptors of memory that come with a connection's head; behind them may be those of a region (``region.py``): its
+memory, the engine's words and the bell.
+"""
+
+
+def welcomed(sock: socket.socket, timeout: float) -> tuple[Wire, dict[str, Any], list[int]]:
+    """Return a client's end of a connection, the head that the engine's process sent with its memory, and the
+    descriptors of a region, which the caller closes.
 
     Raise DeviceError.
     """
     fds: list[int] = []
     try:
         sock.settimeout(timeout)
-        packet, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, 2)
+        packet, fds, _, _ = socket.recv_fds(sock, PACKET_BYTES, MEMORIES + 3)
         head = _head_of(packet)
-        if head.get("version") != PROTOCOL or len(fds) != 2:
+        if head.get("version") != PROTOCOL or len(fds) < MEMORIES:
             raise DeviceError(f"what listens there is no engine's process of this version: {packet[:80]!r}")
-        outgoing, incoming = fds
+        outgoing, incoming, *more = fds
+        fds = more
+        wire = Wire(sock, outgoing, incoming)
         fds = []
-        return Wire(sock, outgoing, incoming), head
+        return wire, head, more
     except OSError as error:
         sock.close()
         raise DeviceError(f"the engine's process did not answer: {error}") from None

@@ -19,6 +19,9 @@ NUM_TURNS = 2 * LINE
 BY_HAND = 3 * LINE
 """The reasons why a turn must be taken in Python: the sum of the flags below, or 0."""
 ALWAYS, WHEN_IDLE = 1, 2
+CALLED, HEARD = 4 * LINE, 5 * LINE
+"""Clients in other processes have called so many times, as what they hand in lies in memory of theirs, which nobody may
+read without the turn; and as many calls turns have heard."""
 
 # Of each worker, from ``line_of`` on: counts of tasks since the start, each behind the one before it. ``COMPLETED``
 # leaves out what a worker that died had not finished. ``REST`` is one of the words below; ``ENDS`` is 1 if the thread
@@ -30,12 +33,17 @@ AWAKE, ASLEEP, AWAY = range(3)
 
 def line_of(location: int) -> int:
     """Return where the words of a worker at a location (1, 2, ...) begin."""
-    return (3 + location) * LINE
+    return (5 + location) * LINE
+
+
+def num_words(num_workers: int) -> int:
+    """Return the number of words of an engine with so many workers."""
+    return (6 + num_workers) * LINE
 
 
 def make_words(num_workers: int) -> Rows[int]:
     """Return the words of an engine with so many workers; the turn is free, and nothing was launched."""
-    size = (4 + num_workers) * LINE
+    size = num_words(num_workers)
     room = np.zeros(size + LINE, np.int64)
     first = -(room.ctypes.data // 8) % LINE
     words: Rows[int] = room[first : first + size]  # type: ignore[assignment]

@@ -23,12 +23,12 @@ WAIT_S = 30.0
 SMALL = replace(limits.SMALL, max_sessions=1024)
 
 
-def small_engine(workers: int | Sequence[str] = 1, **options: Any) -> Engine:
+def small_engine(workers: int | Sequence[str] = 1, *, kind: type[Engine] = Engine, **options: Any) -> Engine:
     """An engine with small tables, so that a test makes many of them."""
     options.setdefault("limits", SMALL)
     options.setdefault("arena_bytes", 1 << 16)
     options.setdefault("freeze", False)  # it collects garbage, through all that every test has imported
-    return Engine(workers, **options)
+    return kind(workers, **options)
 
 
 def watch_suspensions(engine: Engine) -> list[bool]:

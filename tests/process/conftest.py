@@ -11,7 +11,7 @@ import pytest
 from cellrt.process import address as addresses
 from cellrt.process.client import Client, connect
 from cellrt.process.engine_process import EngineProcess
-from cellrt.process.host import EngineServer
+from cellrt.process.host import EngineServer, ServedEngine
 from tests.engine.helpers import WAIT_S, small_engine
 from tests.process.helpers import MODELS, start
 
@@ -34,7 +34,8 @@ def client(served: EngineProcess) -> Iterator[Client]:
 @pytest.fixture
 def server():
     """One in a thread of this process, where a test can look at it."""
-    engine = small_engine(max_queue=1 << 16)  # more than who floods it hands in before it is seen to be behind
+    # It takes more than who floods it hands in before it is seen to be behind.
+    engine = small_engine(kind=ServedEngine, max_queue=1 << 16)
     address = addresses.new_address()
     ours, theirs = socket.socketpair()
     made = EngineServer(engine, addresses.listen(address), theirs)

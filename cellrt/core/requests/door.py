@@ -15,9 +15,11 @@ It may take over a submission at any time (``engine/door.py``); its requests are
 from __future__ import annotations
 
 from cellrt.core.requests.admission import admit, finish, set_lengths
+from cellrt.core.requests.regions import has_more, has_places, lift, plan_of, ring_bells, take_places
 from cellrt.core.state.copying import copy_at
 from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED, NOTICE_SESSION
 from cellrt.core.state.pointers import OpenTemplate, template_at
+from cellrt.core.state.region_layout import NUM_SLOTS
 from cellrt.core.state.tables import (
     ALL_STEPS,
     ANSWER,
@@ -28,6 +30,7 @@ from cellrt.core.state.tables import (
     MAX_SUBMISSIONS,
     NEVER,
     NUM_LEFT,
+    NUM_REGIONS,
     SUBMITTED,
     TAKEN,
     URGENT,
@@ -36,7 +39,7 @@ from cellrt.core.state.tables import (
     Submission,
     Tables,
 )
-from cellrt.native.answer_word import is_each_told, say_there
+from cellrt.native.answer_word import is_each_told, say_there, say_there_to_others
 from cellrt.native.atomics import load, store
 from cellrt.native.jit import compiled
 from cellrt.native.memory import ints_at, words_at
@@ -54,8 +57,14 @@ def join(t: Tables) -> bool:
     """Admit what clients have handed in, in order, as far as there is room; return whether that is all.
 
     If not, the next of ``submitted`` is the one that found no room; some of its requests may have. Or none is admitted,
-    as their order is not that of their arrival.
+    as their order is not that of their arrival. Requests of other processes come behind those of this one.
     """
+    return _join_own(t) and _join_regions(t)
+
+
+@compiled
+def _join_own(t: Tables) -> bool:
+    """Admit what clients of this process have handed in: see ``join``."""
     while True:
         end = load(t.door, SUBMITTED)
         if t.door[TAKEN] == end:
@@ -71,6 +80,28 @@ def join(t: Tables) -> bool:
             if not _admit_all(t, submission, at):
                 return False
             store(t.door, TAKEN, t.door[TAKEN] + 1)
+
+
+@compiled
+def _join_regions(t: Tables) -> bool:
+    """Admit what clients in other processes have handed in: see ``join``."""
+    for k in range(t.door[NUM_REGIONS]):
+        region = t.regions[k]
+        if region.is_broken != 0:
+            return False
+        while region.is_open != 0 and has_more(region):
+            at = lift(t, region)
+            if at < 0:
+                return False
+            submission, plan = t.submissions[at], plan_of(t, t.submissions[at], at)
+            if not has_places(t, plan):
+                return False
+            _note_arrivals(t, submission)
+            if not _admit_all(t, submission, at):
+                return False
+            take_places(t, plan)
+            region.taken += 1
+    return True
 
 
 @compiled
@@ -160,6 +191,7 @@ def leave(t: Tables, notices: Matrix, count: int, now_ns: int) -> int:
         else:
             notices[kept, 0], notices[kept, 1] = request_id, what
             kept += 1
+    ring_bells(t)
     return kept
 
 
@@ -187,6 +219,7 @@ def _answer(t: Tables, request: Request, request_id: int, now_ns: int) -> None:
     answered = t.answered[t.door[ANSWERS] % t.answered.size]
     answered.submission, answered.number = request.submission - 1, request.number
     answered.started_ns, answered.ended_ns = request.started_ns, now_ns
+    answered.arrival_ns, answered.plan = submission.arrival_ns, submission.plan
     submission.num_answered += 1
     is_last = submission.num_answered == submission.count
     if is_last:
@@ -196,7 +229,10 @@ def _answer(t: Tables, request: Request, request_id: int, now_ns: int) -> None:
     is_wanted = request.submission == 0 and _give_back(t, request.session)
     word_at = submission.word_at
     store(t.door, ANSWERS, t.door[ANSWERS] + 1)  # before the word: a client that is woken may want its place again
-    if word_at == 0:
+    if answered.plan > 0:
+        region = t.regions[(answered.submission - MAX_SUBMISSIONS) // NUM_SLOTS]
+        region.is_wanted = 1 if say_there_to_others(word_at) else region.is_wanted
+    elif word_at == 0:
         is_wanted = True
     elif is_last:
         is_wanted = say_there(word_at) or is_wanted

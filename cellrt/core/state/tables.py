@@ -27,6 +27,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
+from cellrt.core.state.region_layout import NUM_SLOTS
 from cellrt.core.state.settings import Limits
 from cellrt.native.row_types import CACHE_LINE, Row, Rows, dtype_of, f4, f8, i2, i4, i8, new_table, u1, u2
 
@@ -55,6 +56,10 @@ STARTS = -2
 MAX_KINDS = 64
 MAX_SUBMISSIONS = 1 << 12
 """That wait to be admitted or have requests which are not answered, and are not Python's."""
+MAX_REGIONS = 32
+"""Clients in other processes that hand in requests by regions of memory (``requests/regions.py``)."""
+MAX_QUEUES = 1 << 10
+"""Of which compiled code counts the requests: the engine's and models'."""
 MAX_TENSORS = 8
 """Of a submission."""
 MANY_ARRIVALS = 64
@@ -90,8 +95,11 @@ PENDING = -2
 # have taken out; how many requests turns have put into ``answered``, and clients were told of, in Python; up to which
 # of these one must be told soon; 1 if all must, as somebody waits for a place; requests that are answered while tasks
 # of them are in flight; when the first of those that must be done or have begun is late, or 0.
-SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT, WATCHED, NUM_LEFT, LATE_AT = (k * CACHE_LINE // 8 for k in range(8))
-NUM_DOOR_WORDS = 8 * CACHE_LINE // 8
+# How many sequence numbers were given to requests; how many of ``regions`` are or were in use.
+SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT, WATCHED, NUM_LEFT, LATE_AT, SEQUENCE, NUM_REGIONS = (
+    k * CACHE_LINE // 8 for k in range(10)
+)
+NUM_DOOR_WORDS = 10 * CACHE_LINE // 8
 
 MANY_UNTOLD = 256
 """Of so many answers clients are told though none asks: their places are others'."""
@@ -209,6 +217,8 @@ class Submission(Row):
     priority: i4  # the client's
     client: i4  # as of a request
     is_there: i4  # 1 from its admission until all are answered, or Python has it
+    plan: i8  # of one that came by a region: as of its ``RegionPlan``
+    id: i8  # of the same: its client's number of it
 
 
 class Answer(Row):
@@ -228,6 +238,51 @@ class Answered(Row):
     number: i4
     started_ns: i8  # when its first task was submitted
     ended_ns: i8
+    arrival_ns: i8
+    plan: i8  # as of its submission
+
+
+class Region(Row):
+    """Memory that a client in another process shares with the engine: see ``requests/regions.py``."""
+
+    at: i8  # address
+    plans_at: i8  # of ``[MAX_PLANS]`` rows of ``RegionPlan``
+    taken: i8  # how many of the requests that the client handed in turns have taken out
+    first: i4  # number of the submission of its first slot
+    client: i4  # as of a request
+    bell: i4  # descriptor of an eventfd that wakes the client
+    is_open: i4  # 1: turns look for requests there
+    is_wanted: i4  # 1: its bell is rung at the end of what answers requests
+    is_broken: i4  # 1: what was found there does not fit; Python ends the connection
+
+
+class RegionPlan(Row):
+    """What runs for requests that a client of another process names by a number."""
+
+    number: i8  # 0: there is none
+    template_at: i8
+    lengths_at: i8
+    answers_at: i8
+    tensors_at: i8  # int64 ``[num_tensors, 2]``: kind and bytes of each tensor
+    num_tensors: i4
+    num_lengths: i4
+    num_answers: i4
+    num_bytes: i4  # of the answers
+    num_rows: i4  # nodes
+    queue: i4  # the model's row of ``queues``
+
+
+class Queue(Row):
+    """How many requests and rows an engine or a model has that have not ended: taken and come, less those ended."""
+
+    taken: i8  # by clients of this process and by Python, which write this
+    rows_taken: i8
+    come: i8  # admitted from regions
+    rows_come: i8
+    ended: i8
+    rows_ended: i8
+    most: i8  # that may be unfinished
+    most_rows: i8
 
 
 class Subgraph(Row):
@@ -492,6 +547,7 @@ LEASE = dtype_of(Lease)
 SUBMISSION = dtype_of(Submission)
 ANSWER = dtype_of(Answer)
 ANSWERED = dtype_of(Answered)
+REGION, REGION_PLAN, QUEUE = dtype_of(Region), dtype_of(RegionPlan), dtype_of(Queue)
 ARENA = dtype_of(Arena)
 KIND = dtype_of(Kind)
 LANE = dtype_of(Lane)
@@ -543,6 +599,8 @@ class Tables(NamedTuple):
     submitted: Rows[int]  # a ring of their numbers, in the order in which clients handed them in
     tensors: Rows[int]  # [submission, 2 * k]: address and kind of tensor ``k``, of all its requests together
     answered: Rows[Answered]  # a ring
+    regions: Rows[Region]
+    queues: Rows[Queue]
     brought: Rows[int]  # the host rows that a request is given when it is admitted; scratch
     holders: Rows[int]  # how many page tables name a page: of row r of an arena at its ``first`` + r - NUM_PERMANENT
 
@@ -605,10 +663,14 @@ TABLES: dict[str, Table] = {
     "slots": Table(SLOT, lambda limits, workers: limits.max_sessions * MAX_STATES),
     "leases": Table(LEASE, lambda limits, workers: limits.max_sessions),
     "door": Table(np.dtype(np.int64), lambda limits, workers: NUM_DOOR_WORDS),
-    "submissions": Table(SUBMISSION, lambda limits, workers: MAX_SUBMISSIONS),
+    "submissions": Table(SUBMISSION, lambda limits, workers: MAX_SUBMISSIONS + MAX_REGIONS * NUM_SLOTS),
     "submitted": Table(_INT, lambda limits, workers: MAX_SUBMISSIONS),
-    "tensors": Table(np.dtype(np.int64), lambda limits, workers: (MAX_SUBMISSIONS, 2 * MAX_TENSORS)),
+    "tensors": Table(
+        np.dtype(np.int64), lambda limits, workers: (MAX_SUBMISSIONS + MAX_REGIONS * NUM_SLOTS, 2 * MAX_TENSORS)
+    ),
     "answered": Table(ANSWERED, lambda limits, workers: limits.max_requests + MANY_UNTOLD, sized=True),
+    "regions": Table(REGION, lambda limits, workers: MAX_REGIONS),
+    "queues": Table(QUEUE, lambda limits, workers: MAX_QUEUES),
     "brought": Table(_INT, lambda limits, workers: limits.max_values + limits.max_places + MAX_STATES + 1),
     "holders": Table(_INT, lambda limits, workers: 0),
 }

@@ -29,9 +29,11 @@ from cellrt.worker.turn_words import (
     AWAY,
     BEGUN,
     BY_HAND,
+    CALLED,
     COMPLETED,
     ENDS,
     FINISHED,
+    HEARD,
     LAUNCHED,
     LINE,
     NEWS,
@@ -181,7 +183,7 @@ def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
     if is_seen and rest == ASLEEP and limit_ns != 0 and settings.spins_left > 0:
         settings.spins_left = SPINS if _comes_soon(t, words, settings) else settings.spins_left - 1
     store(words, line + REST, rest)  # before the look for news, as who has some looks at this behind it
-    is_news = rest == ASLEEP and (load(words, NEWS) != 0 or has_news(t) or limit_ns == 0)
+    is_news = rest == ASLEEP and (_is_news(t, words) or limit_ns == 0)
     if (is_news or not is_seen) and _take_turn(words):  # or its holder looks for news
         store(words, line + REST, AWAKE)
         return HAS_TURN
@@ -196,11 +198,17 @@ def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
 
 
 @compiled
+def _is_news(t: Tables, words: Rows[int]) -> bool:
+    """Return whether there is anything that a turn should look at."""
+    return load(words, NEWS) != 0 or has_news(t) or load(words, CALLED) != load(words, HEARD)
+
+
+@compiled
 def _comes_soon(t: Tables, words: Rows[int], settings: Turns) -> bool:
     """Look for a task, or for what a turn would find, for a while; return whether there is any."""
     line, end_ns = settings.line, now_ns() + SPIN_NS
     while now_ns() < end_ns:
-        if words[line + BEGUN] < load(words, line + LAUNCHED) or load(words, NEWS) != 0 or has_news(t):
+        if words[line + BEGUN] < load(words, line + LAUNCHED) or _is_news(t, words):
             return True
         relax()
     return False
@@ -306,6 +314,7 @@ def _turn(
         words[line + COMPLETED] += 1
         if words[line + NUM_NOTICES] > 0:
             return TURN_HELD
+    store(words, HEARD, load(words, CALLED))
     if not let_in(t, time_ns):
         return TURN_HELD
     is_idle = True

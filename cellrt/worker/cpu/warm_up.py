@@ -18,11 +18,23 @@ from cellrt.core.state.copying import (
 )
 from cellrt.core.state.ports import Port
 from cellrt.core.state.settings import Limits
+from cellrt.core.state.tables import NUM_REGIONS
 from cellrt.core.state.task_layout import HEADER, INPUT
 from cellrt.core.templates.program import CARRY, OP_CHAIN, OP_EXTERNAL, OP_RESULT, STEP
-from cellrt.native.answer_wait import comes_soon, have_told, is_there, sleep_until_there, stop_waiting
-from cellrt.native.atomics import replaced, stored
+from cellrt.native.answer_wait import (
+    comes_soon,
+    have_told,
+    is_elsewhere,
+    is_there,
+    rouse,
+    sleep_here,
+    sleep_until_there,
+    stop_waiting,
+)
+from cellrt.native.answer_word import say_elsewhere
+from cellrt.native.atomics import added, replaced, stored
 from cellrt.native.futex import roused, slept, woken
+from cellrt.native.region_calls import ended, handed_in
 from cellrt.native.row_types import new_table
 from cellrt.worker.cpu.run_span_task import run_span_task
 from cellrt.worker.cpu.run_task import run_task
@@ -64,6 +76,9 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
         processor.cut_back(session, 0, 0)
         processor.close_session(session)
     processor.join()
+    processor.tables.door[NUM_REGIONS] = 1
+    if not processor.has_calls:
+        processor.take_out(0)
     for values in (bytes_.reshape(-1), np.frombuffer(bytes(16), np.uint8)):  # one of them cannot be written to
         put_columns(bytes_, rows[None], 0, 1, values)
     _run_tasks(processor)
@@ -115,3 +130,10 @@ def _run_tasks(processor: Processor) -> None:
         slept(words, 1, 1, 0)
         roused(words, 1, 0)
         woken(words, 1, 1, 0)
+        added(words, 1, 0)
+    handed_in(words, words, 0, 1, 1, 1, 1, words, 1, 1, 0, 0, 0, 1)
+    ended(words, 1, 0, words)
+    say_elsewhere(word_at)
+    sleep_here(word_at, word_at, 0, 0)
+    if not is_elsewhere(word_at):
+        rouse(word_at)

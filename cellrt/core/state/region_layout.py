@@ -1,0 +1,47 @@
+"""What lies where in the memory that a client in another process shares with the engine (``requests/regions.py``).
+
+First come words of 8 bytes, then so many slots of the client's memory, each for the tensors and results of one request.
+"""
+
+from __future__ import annotations
+
+from cellrt.native.row_types import CACHE_LINE, Row, i4, i8
+
+PAGE_BYTES = 4096
+WORD_BYTES = 8
+_LINE = CACHE_LINE // WORD_BYTES
+
+NUM_SLOTS = 256
+SLOT_BYTES = 1 << 16
+MAX_PLANS = 1 << 10
+"""What a client may name by numbers at a time: number ``n`` is in row ``n % MAX_PLANS``."""
+
+HANDED, RESTS = 0, _LINE
+"""Words: how many slots the client has handed in, written by it; 1 while its bell is to be rung when it is told."""
+RING = 2 * _LINE
+"""The first of ``NUM_SLOTS`` words: the slots that were handed in, one after the other."""
+ANSWER_WORDS = RING + NUM_SLOTS
+"""The first of ``NUM_SLOTS`` words: the answer of each slot (``native/answer_word.py``)."""
+ENTRIES = ANSWER_WORDS + NUM_SLOTS
+"""The first word of ``NUM_SLOTS`` rows of ``Entry``, one of each slot."""
+
+
+class Entry(Row):
+    """A request that a client hands in: two rows are a cache line."""
+
+    plan: i8  # as of a ``RegionPlan``
+    id: i8  # the client's number of it
+    arrival_ns: i8  # on the monotonic clock
+    priority: i4
+    flags: i4  # Python's
+
+
+ENTRY_BYTES = 32
+NUM_WORDS = ENTRIES + NUM_SLOTS * ENTRY_BYTES // WORD_BYTES
+HEAD_BYTES = -(-NUM_WORDS * WORD_BYTES // PAGE_BYTES) * PAGE_BYTES
+REGION_BYTES = HEAD_BYTES + NUM_SLOTS * SLOT_BYTES
+
+
+def padded(size: int) -> int:
+    """Return the bytes of a slot that a tensor of so many takes: results begin where a cache line does."""
+    return -(-size // CACHE_LINE) * CACHE_LINE
