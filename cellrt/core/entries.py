@@ -1,4 +1,4 @@
-"""What Python calls of the compiled core. ``at`` is what ``address_of`` returned for the tables."""
+"""The functions of the compiled core that Python calls. ``at`` is what ``address_of`` returned for the tables."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def admit_many(
     host_rows: Rows[int],
     ids: Rows[int],
 ) -> int:
-    """See ``admission.admit_many``; ``template_at`` is ``Template.at``."""
+    """Call ``admission.admit_many``; ``template_at`` is ``Template.at``."""
     t, template = open_tables(at), open_template(template_at)
     how = priority, client, deadlines_ns, streamed, sessions
     return _admit_many(t, template, lengths, sequences, *how, host_rows, ids)
@@ -54,9 +54,9 @@ def admit_each(
     host_rows: Rows[int],
     ids: Rows[int],
 ) -> int:
-    """See ``admission.admit``; ``templates_at`` has ``Template.at`` of each request.
+    """Call ``admission.admit`` for each request; ``templates_at`` has the ``Template.at`` of each.
 
-    Returns how many were admitted, in order, with their ids in ``ids`` and their rows one behind the other.
+    Return how many requests were admitted, in order, with their ids in ``ids`` and their rows one after the other.
     """
     t, first = open_tables(at), 0
     for k in range(sequences.size):
@@ -72,79 +72,79 @@ def admit_each(
 
 @short_entry
 def result_rows(at: Rows[int], request_ids: Rows[int], positions: Rows[int], rows: Rows[int]) -> None:
-    """See ``completion.result_rows``."""
+    """Call ``completion.result_rows``."""
     _result_rows(open_tables(at), request_ids, positions, rows)
 
 
 @short_entry
 def drop_states(at: Rows[int], session: int, row: int) -> None:
-    """See ``session_state.drop_states``."""
+    """Call ``session_state.drop_states``."""
     _drop_states(open_tables(at), session, row)
 
 
 @short_entry
 def finish_many(at: Rows[int], request_ids: Rows[int], started_ns: Rows[int]) -> int:
-    """See ``admission.finish_many``."""
+    """Call ``admission.finish_many``."""
     return _finish_many(open_tables(at), request_ids, started_ns)
 
 
 @short_entry
 def copy_results(at: Rows[int], request_ids: Rows[int], positions: Rows[int], arena: Matrix, values: Matrix) -> None:
-    """See ``admission.copy_results``."""
+    """Call ``admission.copy_results``."""
     _copy_results(open_tables(at), request_ids, positions, arena, values)
 
 
 @short_entry
 def schedule_tasks(at: Rows[int], worker: int, task_ids: Rows[int]) -> int:
-    """See ``schedule.schedule``."""
+    """Call ``schedule.schedule``."""
     return _schedule(open_tables(at), worker, task_ids)
 
 
 @short_entry
 def starvation(at: Rows[int], worker: int) -> int:
-    """See ``suspension.starvation``."""
+    """Call ``suspension.starvation``."""
     return _starvation(open_tables(at), worker)
 
 
 @short_entry
 def suspend(at: Rows[int], worker: int) -> bool:
-    """See ``suspension.suspend``."""
+    """Call ``suspension.suspend``."""
     return _suspend(open_tables(at), worker)
 
 
 @short_entry
 def complete(at: Rows[int], task_id: int, elapsed_ns: int, notices: Matrix) -> int:
-    """See ``completion.complete`` and ``door.leave``."""
+    """Call ``completion.complete`` and ``door.leave``."""
     t = open_tables(at)
     return _leave(t, notices, _complete(t, task_id, elapsed_ns, notices, 0), t.settings[0].now_ns)
 
 
 @short_entry
 def join(at: Rows[int]) -> bool:
-    """See ``door.join``."""
+    """Call ``door.join``."""
     return _join(open_tables(at))
 
 
 @short_entry
 def cancel(at: Rows[int], request_id: int) -> bool:
-    """See ``completion.cancel``."""
+    """Call ``completion.cancel``."""
     return _cancel(open_tables(at), request_id)
 
 
 @entry
 def lose_worker(at: Rows[int], worker: int, notices: Matrix) -> int:
-    """See ``lost_worker.lose_worker`` and ``door.leave``."""
+    """Call ``lost_worker.lose_worker`` and ``door.leave``."""
     t = open_tables(at)
     return _leave(t, notices, _lose_worker(t, worker, notices), t.settings[0].now_ns)
 
 
 @short_entry
 def share_states(at: Rows[int], session: int, other: int, count: int) -> bool:
-    """See ``session_state.share_states``."""
+    """Call ``session_state.share_states``."""
     return _share_states(open_tables(at), session, other, count)
 
 
 @short_entry
 def cut_back(at: Rows[int], session: int, count: int, rows: int) -> bool:
-    """See ``session_state.cut_back``."""
+    """Call ``session_state.cut_back``."""
     return _cut_back(open_tables(at), session, count, rows)
