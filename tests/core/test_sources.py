@@ -205,5 +205,5 @@ def test_an_edit_of_what_only_python_runs_compiles_nothing(name: str):
     stamped = Sources(None).modules(module.__name__, str(module.__file__))
     leaves = ("scheduling.policies", "simulate", "processor", "checks.validate")
     assert stamped.isdisjoint(
-        {"cellrt.engine.engine", "cellrt.worker.cpu.executor", *(f"cellrt.core.{leaf}" for leaf in leaves)}
+        {"cellrt.engine.engine", "cellrt.worker.cpu.cpu_executor", *(f"cellrt.core.{leaf}" for leaf in leaves)}
     )

@@ -2,8 +2,8 @@
 
 The client priority whose turn it is comes first, then the others. Subgraphs are scanned in queue order; those pinned to
 another worker are passed over (line 27). A task holds nodes and steps of chains and loops. But loops that run have
-tasks of their own, and only one output of a task says stop. The collected rows are counted in ``Forming``; ``spans.py``
-takes rows of chains and loops for a task of a cell with spans.
+tasks of their own, and only one output of a task says stop. The collected rows are counted in ``Forming``;
+``span_choice.py`` takes rows of chains and loops for a task of a cell with spans.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from cellrt.core.pages.span_arrays import task_room
 from cellrt.core.running.records import ragged_ints
 from cellrt.core.scheduling.policy import put_in_order
-from cellrt.core.scheduling.spans import add_rows, begin_spans, take_span
+from cellrt.core.scheduling.span_choice import add_rows, begin_spans, take_span
 from cellrt.core.state.queue import backlog_of, nth_priority, pop_ready
 from cellrt.core.state.record_layout import body_of, record_of
 from cellrt.core.state.tables import GRAPH, LOOP, NUM_PRIORITIES, CellType, Tables

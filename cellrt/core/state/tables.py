@@ -453,10 +453,10 @@ class Settings(Row):
     split: i4
     gather: i4
     large_batches: i4
-    steps_first: i4  # 1: single steps go into a task before what has several rows (``spans.py``)
+    steps_first: i4  # 1: single steps go into a task before what has several rows (``span_choice.py``)
     joins: i4  # 0: no request takes its first pages at a worker where others have some
     reserve_pages: i4  # 1: a request takes all its pages at once
-    prompts_apart: i4  # 1: single steps and what has several rows are not in one task (``spans.py``)
+    prompts_apart: i4  # 1: single steps and what has several rows are not in one task (``span_choice.py``)
     idle_workers: i4  # workers with nothing to do, the one being scheduled included
     types_ready: i4  # cell types with work that the worker being scheduled may take
     top_priority: i4  # highest client priority of that work

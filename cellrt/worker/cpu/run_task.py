@@ -1,7 +1,7 @@
 """A whole task on a CPU in one compiled call: gather its rows, call the cell's kernel, store its outputs.
 
 The call does not touch Python, so the interpreter lock is free meanwhile. The kernel refuses a task that it cannot run
-(a token that does not exist), and that task is run through the cell's module instead (``executor.py``).
+(a token that does not exist), and that task is run through the cell's module instead (``cpu_executor.py``).
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from cellrt.native.row_types import Rows, new_table
 from cellrt.worker.base import ANSWERS, HELD, NOT_HELD, Done, Launch, Unfinished, Worker
 from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.run_tasks import (
     AGAIN,
     ANSWERS_HELD,
