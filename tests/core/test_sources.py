@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_parsed_counts_by_its_bytes(package: Path):
 
 COMPILED = (
     *("core.scheduling.schedule", "core.entries", "core.state.copying", "core.running.records"),
-    *("core.scheduling.spans", "core.pages.pages"),
+    *("core.scheduling.span_choice", "core.pages.pages"),
     *(
         "products.packed",
         "worker.cpu.run_task",
