@@ -74,6 +74,7 @@ def rebuilt(target_context: Any, payload: Any) -> Any:
     (name, kind, data), described, env, signature, objectmode, lifted, annotation, reload_init, envs = payload
     if kind != KIND:
         return CompileResult._rebuild(target_context, *payload)
+    # Do as Numba does with an object file, but with LLVM's code.
     for initialise in reload_init:
         initialise()
     library = PartLibrary(target_context.codegen(), name)

@@ -184,6 +184,7 @@ def read_source(text: bytes, is_package: bool = False) -> Source:
     imports: list[str] = []
     of_types: dict[str, str] = {}
     for_types: set[ast.AST] = set()
+    # Collect imports, and remove strings that stand alone, before the tree is hashed.
     for node in ast.walk(tree):  # parents come before their children
         if isinstance(node, ast.If) and "TYPE_CHECKING" in (
             getattr(node.test, "id", ""),

@@ -182,10 +182,12 @@ def _product(groups: int) -> Any:
     @nogil
     def multiply(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
         tiles = -(-rows // most)
+        # One tile reads each line once, and fetches a little ahead.
         if tiles == 1:
             ahead = panel + _AHEAD_BYTES
             multiply_rows(groups, 0, rows, x, stride, panel, width, depth, tile, width, row_lines, ahead)
             return
+        # Several tiles read each block from the nearest cache, while they fetch the next block.
         few = tiles <= 3
         lines, block = half_lines if few else 1, _equal_part(depth, most_depth if few else long_depth)
         for start in range(0, depth, block):

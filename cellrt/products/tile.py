@@ -62,6 +62,7 @@ def shapes_of(groups: int) -> list[tuple[int, int]]:
 def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, lines: int, arguments: Any, ahead: Any) -> None:
     x, x_stride, panel, stride, depth, out, out_stride = arguments
     lanes = VectorBuilder(builder)
+    # Begin with the sums that are there, or with zeros.
     starts = [_row(builder, x, x_stride, row) for row in range(rows)]
     ends = [_row(builder, out, out_stride, row) for row in range(rows)]
     cells = [(row, group) for row in range(rows) for group in range(groups)]
@@ -71,6 +72,7 @@ def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, lines: int,
         builder.store(begin, sums[row, group])
     with cgutils.for_range(builder, depth) as loop:
         at = _row(builder, panel, stride, loop.index)
+        # Fetch lines that will be read later.
         for line in range(lines):
             number = builder.add(builder.mul(loop.index, _INDEX(lines)), _INDEX(line))
             place = builder.add(ahead, builder.mul(number, _INDEX(LINE_BYTES)))

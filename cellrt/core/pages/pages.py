@@ -65,6 +65,7 @@ def begin_pages(t: Tables, request: Request, session: int, template: OpenTemplat
     """
     count = template.pages.shape[0]
     request.home = request.pages_away = 0
+    # Describe the lists first: whether there is room depends on all of them together.
     for k in range(count):
         listed, slot = page_list_of(t, request, k), template.pages[k, 3]
         length = t.slots[session * MAX_STATES + slot].length if session >= 0 and slot >= 0 else 0
@@ -74,6 +75,7 @@ def begin_pages(t: Tables, request: Request, session: int, template: OpenTemplat
         listed.capacity = pages_of(length + template.pages[k, 2], page_size)
         listed.slot = slot if session >= 0 else -1
         listed.held = listed.is_broken = listed.num_again = 0
+    # Nothing is taken yet, so that a request without room leaves no trace.
     if not fits_in_a_task(t, request, template):
         return NEVER_FITS
     for k in range(count):
@@ -162,6 +164,7 @@ def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
     A request that is done leaves all its rows. Another leaves the rows of each state up to the last step that all
     states have reached, or only the rows from before the request unless ``is_whole``.
     """
+    # States of one request may be at different steps if it ended early: find the last step that all have reached.
     common = 1 << 30
     for k in range(request.num_page_lists):
         listed = page_list_of(t, request, k)
@@ -174,6 +177,7 @@ def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
             rows = listed.before + (common if is_whole else 0)
             if request.state != DEAD:
                 rows = listed.rows
+        # Free the pages after these rows, and their reservation.
         pages = pages_of(rows, listed.page_size)
         for page in range(pages, listed.held):
             give_page(t, t.places[listed.place + page], listed.kind)
@@ -185,6 +189,7 @@ def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
             slot.kind = listed.kind
         else:
             _free_block_of(t, listed)
+    # Cell types that found no page may find one now.
     if request.num_page_lists > 0:
         free_again(t, request)
         if t.settings[0].next_home == request.sequence:

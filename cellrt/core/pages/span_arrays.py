@@ -57,6 +57,7 @@ def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
     appends = t.ports[t.types[task.cell_type].first_port + port].appends
     lengths_at, starts_at = end + count + 1, end + 2 * count + 1
     rows_at = at = starts_at + count
+    # Offsets, lengths and starts have one number a span, so that their places are known before the pages'.
     ints[end] = 0
     for span in range(count):
         subgraph = t.subgraphs[~ints[nodes_at + ints[spans_at + span]]]
@@ -73,6 +74,7 @@ def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
             ints[at] = t.places[state.place + page] & ROW_MASK
             at += 1
         ints[end + span + 1] = at - rows_at
+    # Point the input's record to them.
     to = base + layout.HEADER + port * layout.INPUT
     ints[to + layout.IN_SOURCE], ints[to + layout.IN_COUNT] = task.worker, at - rows_at
     ints[to + layout.IN_ROWS], ints[to + layout.IN_OFFSETS] = rows_at - base, end - base

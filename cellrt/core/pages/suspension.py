@@ -66,6 +66,7 @@ def suspend(t: Tables, worker: int) -> bool:
     request that has pages there or waits for some, and nothing in flight of the latest arrival: else none is suspended,
     and its end is waited for.
     """
+    # Prefer a request whose pages are of a kind that is needed.
     latest = _latest(t, worker, _starved_kinds(t, worker))
     if latest < 0:
         latest = _latest(t, worker, ALL_KINDS)
@@ -74,10 +75,12 @@ def suspend(t: Tables, worker: int) -> bool:
     if _num_holders(t, worker) < 2 and not _others_starve(t, t.requests[latest].sequence):
         return False
     request, settings, moved = t.requests[latest], t.settings[0], 0
+    # Drop the pages if computing them again is cheaper.
     loop = loop_of_pages(t, request)
     if loop >= 0 and is_cheaper(t, request, t.subgraphs[loop]) and begin_anew(t, request, t.subgraphs[loop]):
         _drop(t, request)
         return True
+    # Else move them to the host, as far as there is room.
     for k in range(request.num_page_lists):
         listed = page_list_of(t, request, k)
         kind = listed.kind

@@ -31,6 +31,7 @@ def why_too_large(
     """
     if template.fits:
         return None
+    # Compare with the tables, then with the arenas, then with a task's buffer.
     arrays = template.arrays
     links = arrays.links.size + arrays.lists.size + arrays.states.size + arrays.needs.size
     links += page_list.WORDS * len(arrays.pages)

@@ -27,6 +27,7 @@ def collect(t: Tables, type_id: int, priority: int, worker: int, nodes_at: int) 
     forming, cell_type, settings = t.forming[0], t.types[type_id], t.settings[0]
     _begin(t, cell_type, type_id, worker)
     is_ordered = settings.steps_first + settings.prompts_apart > 0
+    # Single steps and chains with several steps are collected in two passes, if one kind goes before the other.
     passes = 2 if cell_type.has_spans and is_ordered and not cell_type.is_whole else 1
     for number in range(passes):
         forming.are_long = 1 - number if settings.prompts_apart and passes == 2 else number
@@ -37,6 +38,7 @@ def collect(t: Tables, type_id: int, priority: int, worker: int, nodes_at: int) 
             subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
             while subgraph_id >= 0 and forming.rows < forming.most_rows and forming.spans < forming.most_spans:
                 subgraph = t.subgraphs[subgraph_id]
+                # Taking a subgraph may take it out of its queue: remember the next one.
                 following = subgraph.next
                 if subgraph.num_ready > 0 and (subgraph.pinned == 0 or subgraph.pinned == worker):
                     if cell_type.has_spans:

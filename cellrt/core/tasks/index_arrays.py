@@ -142,6 +142,7 @@ def _write_input(
     ints, cell_type = t.ints, t.types[task.cell_type]
     info = t.ports[cell_type.first_port + port]
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
+    # Carried state has rows at the first step only, and a run reads all its inputs there.
     is_first, is_ragged = info.carry >= 0 or task.is_loop > 0, info.ragged != 0
     offsets_at, end = _start_offsets(t, info, task.rows if is_first else task.positions, base, end)
     rows_at, position = end, 0
@@ -149,6 +150,7 @@ def _write_input(
         row, rows = 0, ints[sizes_at + step]
         while row < rows:
             id, count = ints[nodes_at + row], 1
+            # Chains and loops know their rows without nodes; nodes name values, whose reads are counted here.
             if id < 0:
                 count = rows_of_item(t, nodes_at, row, rows)
                 if is_ragged:
@@ -242,6 +244,7 @@ def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: 
     lengths_at = base + ints[base + layout.H_LENGTHS]
     stored_at, rows_at = base + ints[to + layout.OUT_STORE_POSITIONS], base + ints[to + layout.OUT_STORE_ROWS]
     shown_at, host_rows_at = base + ints[to + layout.OUT_RESULT_POSITIONS], base + ints[to + layout.OUT_RESULT_ROWS]
+    # Positions are numbered step by step, as in torch's PackedSequence.
     for step in range(task.steps):
         row, rows = 0, ints[sizes_at + step]
         while row < rows:
@@ -251,6 +254,7 @@ def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: 
                 count = rows_of_item(t, nodes_at, row, rows)
             for ahead in range(step, step + count):
                 handle, place = NO_ROW, -1
+                # A row is taken only for outputs that are read, and a host row only for results.
                 if id >= 0:
                     value = t.values[t.nodes[id + step].first_value + output]
                     if value.readers > 0:

@@ -100,6 +100,7 @@ def find_edges(draft: Draft) -> Edges:
 
     A unit that uses a growing state comes after everything that was appended before.
     """
+    # Make room for the most edges there can be.
     most = draft.units.size + draft.inputs.size
     for at in range(draft.inputs.size):
         most += 0 if draft.inputs[at].is_whole else num_named(draft.inputs[at])
@@ -121,6 +122,7 @@ def find_edges(draft: Draft) -> Edges:
             if given.mode != PAGED:
                 end = _note_input(draft, edges, seen, unit, end, given)
                 continue
+            # Steps that append to one growing state go one after the other.
             before = appenders[given.state]
             if before >= 0:
                 steps = draft.lengths[before] if is_chain(draft, before) else 1
@@ -201,6 +203,7 @@ def write_nodes(
 ) -> tuple[Rows[Any], Ints, int]:
     """Return (nodes by subgraph, their links, the most inputs of one); count the producers that subgraphs wait for."""
     num_units = draft.units.size
+    # Number the nodes by subgraph, and count their links.
     new, num_readers = np.full(num_units, -1, np.int32), np.zeros(num_units, np.int32)
     for k in range(edges.starts[num_units]):
         num_readers[edges.producers[k]] += 1
@@ -211,6 +214,7 @@ def write_nodes(
             new[unit] = num_nodes
             refs = _num_refs(draft, unit)
             num_links, most, num_nodes = num_links + refs + num_readers[unit], max(most, refs), num_nodes + 1
+    # Write each node with its inputs, and leave room for its readers after them.
     nodes, links = make_rows(num_nodes, NODE), np.zeros(num_links, np.int32)
     at, before = 0, -1
     for unit in order:
@@ -228,6 +232,7 @@ def write_nodes(
         if before >= 0 and group[before] == group[unit] and _follows(draft, unit, before):
             nodes[k - 1].bits |= CHAIN_NEXT
         before = unit
+    # Write the readers, then list the nodes that wait for none.
     _write_readers(draft, edges, group, new, nodes, links, subgraphs)
     for k in range(num_nodes):
         if nodes[k].pending == 0:

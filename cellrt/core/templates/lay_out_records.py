@@ -67,6 +67,7 @@ def write_records(
         if draft.lengths[unit] == 0:
             continue
         cell_type = draft.types[draft.units[unit].cell_type]
+        # Write the fixed part of the record.
         at = end
         end += record_words(cell_type)
         subgraph, record = subgraphs[group[unit]], record_at(links, at)
@@ -80,6 +81,7 @@ def write_records(
         _write_starts(draft, appended, unit, links, at)
         _write_outputs(draft, uses, unit, links, at)
         subgraph.what = LOOP if is_loop else CHAIN
+        # Members of a body share one body, which comes after the record of the first.
         if is_loop:
             if not is_behind_member(draft, unit):
                 body, end = end, _write_body(draft, group, unit, links, end)
@@ -134,6 +136,7 @@ def _write_inputs(
         given, read = draft.inputs[draft.units[unit].input + port], input_at(links, input_position(at, port))
         mode = given.mode
         read.source = -1
+        # Translate the mode of the program to that of the record, with the places or values that it needs.
         if mode == PAGED:
             read.mode, read.at = layout.PAGED, given.state
         elif mode == NOTHING:

@@ -108,6 +108,7 @@ def _count_needs(
     State handed from step to step of a chain or loop takes two rows (the old and the new) however long the chain;
     every other output that has a reader takes one. A session's state may lie here or at the host.
     """
+    # Results and the request's tensors lie at the host, other sequences at a worker.
     num_host, values = draft.results.size, uses.values
     for k in range(uses.externals.shape[0]):
         num_host += 1 if uses.externals[k, 1] >= 0 else 0
@@ -116,9 +117,11 @@ def _count_needs(
     for k in range(values.size):
         if values[k].bits & EXTERNAL and not values[k].bits & BORROWED and values[k].readers > 0:
             needs[values[k].kind, 1] += 1
+    # A session's state may be at either.
     for k in range(states.shape[0]):
         needs[values[states[k, 0]].kind, 0] += 1
         needs[values[states[k, 0]].kind, 1] += 1
+    # Count what chains and loops hold, and then the outputs of nodes.
     for k in range(subgraphs.size):
         if subgraphs[k].record >= 0:
             _count_record(draft.types[subgraphs[k].cell_type], draft.ports, values, links, subgraphs[k], needs)

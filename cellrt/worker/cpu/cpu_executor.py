@@ -60,6 +60,7 @@ def _compiled_cell(cell_type: CellType, location: int, arenas: list[Arenas]) -> 
         return None
     if cell.has_spans and not isinstance(form, SpanForm):
         return None
+    # Describe each port: its record in the buffer, the bytes of a row, and its arena at each location.
     inputs, outputs = list(cell.inputs), list(cell.outputs)
     ports = np.zeros((len(inputs) + len(outputs), FIRST_ARENA + len(arenas)), np.int64)
     for port, (name, spec) in zip(ports, form.inputs.items()):
@@ -75,6 +76,7 @@ def _compiled_cell(cell_type: CellType, location: int, arenas: list[Arenas]) -> 
     made = CompiledCell(ports, len(inputs), form.function.address, form.constants.ctypes.data, form)
     if not isinstance(form, SpanForm):
         return made
+    # Kernels of spans take pages in place, so that they need the number of pages, too.
     num_pages: dict[str, int] = {}
     for port, (name, spec) in zip(ports, form.inputs.items()):
         port[FLAG] = APPENDED_PAGES if spec.appends else PAGES if spec.page_size else SPAN if spec.span else spec.ragged
@@ -163,6 +165,7 @@ class Executor:
                 return self._gather_spans(task, cell_type)
             return [self._gather(task, kind, *words) for kind, words in zip(cell_type.input_kinds, task.inputs)]
 
+        # Run the cell, and find the rows on which it fails.
         if self._mode is None:
             self._mode = CellMode("cpu")
         attempt: Attempt[CpuOutcome]
@@ -178,6 +181,7 @@ class Executor:
             failures[:] = [Failure(row, each.error) for each in failures for row in task.rows_of_span(each.row)]
         for failure in failures:
             task.has_failed[failure.row] = 1
+        # Write the steps that rows of loops took, then store the outputs.
         if task.is_loop:
             task.done_steps[:] = outcome.done_steps
         elif task.stop_output >= 0:  # of the rows that are steps of loops
@@ -219,6 +223,7 @@ class Executor:
         count, spans, buffer = task.num_rows, task.spans, task.buffer
         offsets, (nodes, steps) = torch.from_numpy(spans.copy()), np.empty((2, count), np.int32)
         is_read = np.empty(count, np.bool_)
+        # All inputs share the spans; pages are passed as tables and not copied.
         unpack_spans(buffer, len(task.inputs), len(task.outputs), nodes, steps, is_read)
         of_rows, read = torch.from_numpy(nodes), torch.from_numpy(is_read)
         inputs: list[CellInput] = []

@@ -40,12 +40,14 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
     """
     processor, kind, chain = _processor()
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
+    # Compile and admit a graph, then cancel it.
     words = [OP_EXTERNAL, kind, 3, OP_EXTERNAL, kind, 1, OP_CHAIN, chain, 3, STEP, 0, 1, CARRY, 3, OP_RESULT, 6, 1, 1]
     shape = processor.compile(np.array(words, np.int32))
     cancelled = [processor.admit_many(each, np.arange(1))[0][0] for each in (shape, [shape])]
     half_way()
     for request in cancelled:
         processor.cancel(request)
+    # Run a request to its end, and lose the worker of another.
     for is_lost in (False, True):
         processor.admit_many([shape], np.arange(1))
         tasks = processor.schedule(1)
@@ -58,12 +60,14 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
                 processor.result_rows(ended, np.zeros(1, np.int32))
                 processor.copy_results(ended, np.zeros(1, np.int32), np.zeros((256, 8), np.uint8), bytes_)
                 processor.finish(ended)
+    # Call what growing states, sessions and the door need.
     processor.starvation(1)
     processor.suspend(1)
     for session in (processor.open_session() or 0, processor.copy_session(0, 1) or 0):
         processor.cut_back(session, 0, 0)
         processor.close_session(session)
     processor.join()
+    # Copy rows in every way that clients and workers do.
     for values in (bytes_.reshape(-1), np.frombuffer(bytes(16), np.uint8)):  # one of them cannot be written to
         put_columns(bytes_, rows[None], 0, 1, values)
     _run_tasks(processor)
