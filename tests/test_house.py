@@ -25,9 +25,10 @@ VAGUE = re.compile(
     r"|Whoever|Whom|Whose|Why)\b"
 )
 VAGUE_ROOMS = (
-    "cellrt/core/requests/door.py",
-    "cellrt/core/turn.py",
-    "cellrt/engine/",
+    *(f"cellrt/core/{name}.py" for name in ("requests/door", "turn")),
+    *(f"cellrt/engine/{name}.py" for name in ("admission", "answers", "collector", "door", "engine", "future")),
+    *(f"cellrt/engine/{name}.py" for name in ("manager", "replies", "request_group", "requests", "sleeper")),
+    *(f"cellrt/engine/{name}.py" for name in ("submission", "together", "turns")),
     *(f"cellrt/native/{name}.py" for name in ("answer_wait", "answer_word", "futex")),
     "cellrt/worker/cpu/run_tasks.py",
     "tests/",

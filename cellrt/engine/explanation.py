@@ -1,4 +1,4 @@
-"""What a request waits for, in words, wherever it is: in a client's hands, in a line, or in the scheduler's tables."""
+"""The explanation of what a request waits for, in words: at its client, in a queue, or in the scheduler's tables."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ HAS_ENDED = "the request has ended"
 def explain(turns: Turns, requests: Requests, processor: Processor, name_of: Namer, future: RequestFuture) -> str:
     """Return in words what the request of a future waits for; it calls a turn.
 
-    Raises RequestError for a future that is not of an engine in this process, EngineClosedError.
+    Raise RequestError for a future that is not of an engine in this process, EngineClosedError.
     """
     group = future._owner
     if future.done() or group is None:
