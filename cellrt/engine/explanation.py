@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from cellrt.core.explanation import Namer
-from cellrt.core.explanation import explain as explain_parts
 from cellrt.core.processor import Processor
 from cellrt.core.state.moves import LIVE_REQUEST, LiveState
+from cellrt.core.waiting_reasons import Namer
+from cellrt.core.waiting_reasons import explain as explain_parts
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.requests import Requests

@@ -32,9 +32,9 @@ from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.blame import describe_error
 from cellrt.worker.device.device import Device
-from cellrt.worker.step_times import TURN_S, measure_steps, rows_that_pay
+from cellrt.worker.failed_rows import describe_error
+from cellrt.worker.step_measurement import TURN_S, measure_steps, rows_that_pay
 
 log = logging.getLogger("cellrt")
 MAX_MEASURED = 4096

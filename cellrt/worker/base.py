@@ -21,8 +21,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.state.notices import Notices
-from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
+from cellrt.worker.failed_rows import Failure
 from cellrt.worker.service_thread import ServiceThread
 
 

@@ -13,7 +13,7 @@ from cellrt.core.state.task_layout import OUT_RESULT_STEPS, TaskView
 from cellrt.definition.bits import NUMPY_DTYPES, as_bits
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
-from cellrt.worker.blame import Attempt, part_of, take_rows
+from cellrt.worker.failed_rows import Attempt, part_of, take_rows
 from cellrt.worker.outputs import plain_outputs
 from cellrt.worker.torch_state import CellMode
 

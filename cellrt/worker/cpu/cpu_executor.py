@@ -2,7 +2,7 @@
 
 The executor reads nothing but the scheduler's buffer (``core/state/task_layout.py``). A cell with a compiled form does
 all of it in one compiled call. The others, and the tasks that such a form refuses, go through the cell's module. Rows
-on which the module fails (``worker/blame.py``) get zeros, and their flags in the buffer are set.
+on which the module fails (``worker/failed_rows.py``) get zeros, and their flags in the buffer are set.
 """
 
 from __future__ import annotations
@@ -26,13 +26,13 @@ from cellrt.definition.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD
 from cellrt.errors import CellError
 from cellrt.native.row_types import new_table
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.blame import Attempt, Failure, Failures, run_or_blame
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.attempt import CpuAttempt, CpuOutcome
 from cellrt.worker.cpu.run_span_task import APPENDED_PAGES, PAGES, SPAN, run_span_task
 from cellrt.worker.cpu.run_task import run_task
 from cellrt.worker.cpu.run_tasks import RUNNABLE_CELL
 from cellrt.worker.cpu.span_attempt import SpanAttempt
+from cellrt.worker.failed_rows import Attempt, Failure, Failures, run_or_blame
 from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.worker.torch_state import CellMode
 

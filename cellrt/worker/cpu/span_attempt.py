@@ -15,8 +15,8 @@ from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.span_form import SpanForm
 from cellrt.definition.spans import PagedRows, Spans, taken_rows
 from cellrt.definition.spec import CellInput
-from cellrt.worker.blame import Attempt, take_rows
 from cellrt.worker.cpu.attempt import CPU, NO_STEPS, CpuOutcome, positions_not_finite, zero_bits
+from cellrt.worker.failed_rows import Attempt, take_rows
 from cellrt.worker.outputs import plain_outputs
 from cellrt.worker.torch_state import CellMode
 

@@ -21,7 +21,6 @@ from cellrt.definition.modes import use_torch_threads
 from cellrt.native.futex import MAY_SPIN, NS, roused, woken
 from cellrt.native.row_types import Rows, new_table
 from cellrt.worker.base import ANSWERS, HELD, NOT_HELD, Done, Launch, Unfinished, Worker
-from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.run_tasks import (
@@ -36,6 +35,7 @@ from cellrt.worker.cpu.run_tasks import (
     Launched,
     run_tasks,
 )
+from cellrt.worker.failed_rows import Failure
 from cellrt.worker.turn_words import (
     ASLEEP,
     AWAKE,
