@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
+from cellrt.demo.dictionary import choose_words
 from cellrt.demo.picture import save_picture
 from cellrt.demo.sending import measure_capacity, poisson_arrivals, serve
 from cellrt.demo.servers import CellServer
-from cellrt.demo.words import choose_words
 
 PICTURE = Path(__file__).resolve().parent.parent / "docs" / "images" / "busy-moment.png"
 NUM_WORDS, LOAD, NUM_WORKERS, SEED = 2_000, 0.7, 2, 0

@@ -1,4 +1,4 @@
-"""The tables of a scheduler that has nothing to do yet, with its settings in them."""
+"""The empty tables of a new scheduler, with its settings in them."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ COPIED = (
     "reserve_pages",
     "prompts_apart",
 )
-"""Settings that are in the tables as they are."""
+"""The settings that are in the tables unchanged."""
 
 
 def empty_tables(
     limits: Limits, settings: SchedulerSettings, num_workers: int, policy: Policy, compiled: CompiledPolicy
 ) -> Tables:
-    """Tables of these sizes without a request, a cell type or a kind."""
+    """Return tables of these sizes without a request, a cell type or a kind."""
     made = make_tables(limits, num_workers)
     row = made.settings
     for name in COPIED:

@@ -1,10 +1,10 @@
-"""What Python calls of the compiled core. ``at`` is what ``address_of`` returned for the tables."""
+"""The functions of the compiled core that Python calls. ``at`` is what ``address_of`` returned for the tables."""
 
 from __future__ import annotations
 
 from cellrt.core.completion import completion, lost_worker
 from cellrt.core.pages import suspension
-from cellrt.core.requests import admission, door, regions, session_state
+from cellrt.core.requests import admission, door, region_entries, session_state
 from cellrt.core.scheduling import schedule
 from cellrt.core.state.pointers import open_tables, open_template
 from cellrt.native.jit import entry, short_entry
@@ -17,7 +17,7 @@ _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_
 _result_rows = completion.result_rows
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
 _join, _leave = door.join, door.leave
-_lift, _has_handed_in, _has_more = regions.lift, regions.has_handed_in, regions.has_more
+_lift, _has_handed_in, _has_more = region_entries.lift, region_entries.has_handed_in, region_entries.has_more
 _share_states, _cut_back = session_state.share_states, session_state.cut_back
 _starvation, _suspend = suspension.starvation, suspension.suspend
 
@@ -36,7 +36,7 @@ def admit_many(
     host_rows: Rows[int],
     ids: Rows[int],
 ) -> int:
-    """See ``admission.admit_many``; ``template_at`` is ``Template.at``."""
+    """Call ``admission.admit_many``; ``template_at`` is ``Template.at``."""
     t, template = open_tables(at), open_template(template_at)
     how = priority, client, deadlines_ns, streamed, sessions
     return _admit_many(t, template, lengths, sequences, *how, host_rows, ids)
@@ -55,9 +55,9 @@ def admit_each(
     host_rows: Rows[int],
     ids: Rows[int],
 ) -> int:
-    """See ``admission.admit``; ``templates_at`` has ``Template.at`` of each request.
+    """Call ``admission.admit`` for each request; ``templates_at`` has the ``Template.at`` of each.
 
-    Returns how many were admitted, in order, with their ids in ``ids`` and their rows one behind the other.
+    Return how many requests were admitted, in order, with their ids in ``ids`` and their rows one after the other.
     """
     t, first = open_tables(at), 0
     for k in range(sequences.size):
@@ -73,62 +73,62 @@ def admit_each(
 
 @short_entry
 def result_rows(at: Rows[int], request_ids: Rows[int], positions: Rows[int], rows: Rows[int]) -> None:
-    """See ``completion.result_rows``."""
+    """Call ``completion.result_rows``."""
     _result_rows(open_tables(at), request_ids, positions, rows)
 
 
 @short_entry
 def drop_states(at: Rows[int], session: int, row: int) -> None:
-    """See ``session_state.drop_states``."""
+    """Call ``session_state.drop_states``."""
     _drop_states(open_tables(at), session, row)
 
 
 @short_entry
 def finish_many(at: Rows[int], request_ids: Rows[int], started_ns: Rows[int]) -> int:
-    """See ``admission.finish_many``."""
+    """Call ``admission.finish_many``."""
     return _finish_many(open_tables(at), request_ids, started_ns)
 
 
 @short_entry
 def copy_results(at: Rows[int], request_ids: Rows[int], positions: Rows[int], arena: Matrix, values: Matrix) -> None:
-    """See ``admission.copy_results``."""
+    """Call ``admission.copy_results``."""
     _copy_results(open_tables(at), request_ids, positions, arena, values)
 
 
 @short_entry
 def schedule_tasks(at: Rows[int], worker: int, task_ids: Rows[int]) -> int:
-    """See ``schedule.schedule``."""
+    """Call ``schedule.schedule``."""
     return _schedule(open_tables(at), worker, task_ids)
 
 
 @short_entry
 def starvation(at: Rows[int], worker: int) -> int:
-    """See ``suspension.starvation``."""
+    """Call ``suspension.starvation``."""
     return _starvation(open_tables(at), worker)
 
 
 @short_entry
 def suspend(at: Rows[int], worker: int) -> bool:
-    """See ``suspension.suspend``."""
+    """Call ``suspension.suspend``."""
     return _suspend(open_tables(at), worker)
 
 
 @short_entry
 def complete(at: Rows[int], task_id: int, elapsed_ns: int, notices: Matrix) -> int:
-    """See ``completion.complete`` and ``door.leave``."""
+    """Call ``completion.complete`` and ``door.leave``."""
     t = open_tables(at)
     return _leave(t, notices, _complete(t, task_id, elapsed_ns, notices, 0), t.settings[0].now_ns)
 
 
 @short_entry
 def join(at: Rows[int]) -> bool:
-    """See ``door.join``."""
+    """Call ``door.join``."""
     return _join(open_tables(at))
 
 
 @short_entry
 def has_handed_in(at: Rows[int]) -> bool:
-    """See ``regions.has_handed_in``."""
+    """Return whether a client has handed in what no turn has seen (``region_entries.has_handed_in``)."""
     return _has_handed_in(open_tables(at))
 
 
@@ -150,24 +150,24 @@ def take_out(at: Rows[int], region: int, submissions: Rows[int]) -> int:
 
 @short_entry
 def cancel(at: Rows[int], request_id: int) -> bool:
-    """See ``completion.cancel``."""
+    """Call ``completion.cancel``."""
     return _cancel(open_tables(at), request_id)
 
 
 @entry
 def lose_worker(at: Rows[int], worker: int, notices: Matrix) -> int:
-    """See ``lost_worker.lose_worker`` and ``door.leave``."""
+    """Call ``lost_worker.lose_worker`` and ``door.leave``."""
     t = open_tables(at)
     return _leave(t, notices, _lose_worker(t, worker, notices), t.settings[0].now_ns)
 
 
 @short_entry
 def share_states(at: Rows[int], session: int, other: int, count: int) -> bool:
-    """See ``session_state.share_states``."""
+    """Call ``session_state.share_states``."""
     return _share_states(open_tables(at), session, other, count)
 
 
 @short_entry
 def cut_back(at: Rows[int], session: int, count: int, rows: int) -> bool:
-    """See ``session_state.cut_back``."""
+    """Call ``session_state.cut_back``."""
     return _cut_back(open_tables(at), session, count, rows)

@@ -1,7 +1,7 @@
-"""The request processor: the tables and the compiled functions behind one small Python interface.
+"""The request processor: the tables and the compiled functions, behind one small Python interface.
 
-It knows integers only. Whoever drives it (``engine.py`` with threads and tensors, ``simulate.py`` with a virtual clock)
-tells it what happened and when, and does what it answers: run these tasks, these requests are done.
+It knows integers only. Its driver (``engine.py`` with threads and tensors, ``simulate.py`` with a virtual clock) tells
+it what happened and when, and does what it returns: run these tasks, these requests are done.
 """
 
 from __future__ import annotations
@@ -63,12 +63,12 @@ __all__ = ("Processor", "SizedTemplate", "Template")
 NO_SESSIONS, NO_DEADLINES = np.empty(0, np.int32), np.empty((0, 2), np.int64)
 NO_NOTICES = Notices(np.zeros((0, 2), np.int32))
 TOO_LARGE = -2
-"""What ``admit`` says of a request that has no room for ever."""
+"""The id that ``admit`` gives a request that will never have room."""
 
 
 @dataclass
 class _Growing:
-    """What was handed out so far of ``ports``, and the largest sizes."""
+    """The part of ``ports`` that is in use, and the largest sizes so far."""
 
     ports: int = 0
     per_row: int = 0
@@ -77,7 +77,7 @@ class _Growing:
 
 
 class Processor:
-    """The scheduler's state. Not safe for threads: one thread, the manager, owns it."""
+    """The scheduler's state. It is not thread-safe: one thread, the manager, owns it."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class Processor:
         self.settings = settings or SchedulerSettings()
         self.num_workers = num_workers
         self.has_pages = False
-        """Whether any kind is one of pages: without, nobody need ask about them."""
+        """True if any kind is one of pages; else nothing need be asked about them."""
         self._grown = _Growing()
         self._buffers = TaskBuffers()
         self.policy = policy or Policy()
@@ -102,7 +102,7 @@ class Processor:
         self._task_ids = np.zeros(self.limits.max_tasks, np.int32)
         self._notices = np.zeros((64, 2), np.int32)
         self._room: Room | None = None
-        """None after the limits grew."""
+        """The sizes that templates are checked against; None after the limits grew."""
         self._templates = KnownTemplates()
         self._free_types: list[int] = []
         self._free_sessions = list(range(self.limits.max_sessions))[::-1]
@@ -116,7 +116,7 @@ class Processor:
     def tables(self, grown: Tables) -> None:
         self._tables = grown
         self._at = address_of(grown)
-        # Columns, because to look one up by its name takes as long as much else of a small turn.
+        # Columns, because looking one up by its name takes a notable part of a small turn.
         self._idle_workers, self._left_ns = grown.settings["idle_workers"], grown.settings["left_ns"]
         self._slot_rows, self._slot_pages = grown.slots["row"], grown.slots["pages"]
         self._started_ns = grown.requests["started_ns"]
@@ -124,50 +124,50 @@ class Processor:
 
     @property
     def at(self) -> Any:
-        """What an ``entry`` takes for the tables; good until one of them is replaced."""
+        """The argument of an ``entry`` for the tables; valid until one of them is replaced."""
         return self._at
 
     @property
     def num_notices(self) -> int:
-        """How many notices a task may leave, at most."""
+        """The most notices that a task may leave."""
         return len(self._notices)
 
     def make_notices(self) -> NDArray[np.int32]:
-        """Memory for the notices of a task."""
+        """Return memory for the notices of a task."""
         return np.zeros_like(self._notices)
 
     @property
     def must_take_over(self) -> bool:
-        """Whether tasks run whose buffers were replaced: then ``complete`` must be told of every task."""
+        """True while tasks run whose buffers were replaced: then ``complete`` must be told of every task."""
         return bool(self._buffers.older)
 
     @property
     def num_kinds(self) -> int:
-        """Kinds of rows (shape and dtype) added so far."""
+        """The number of kinds of rows (shape and dtype) added so far."""
         return len(self._grown.kind_rows)
 
     @property
     def num_types(self) -> int:
-        """Cell types added so far."""
+        """The number of cell types added so far."""
         return int(self.tables.settings["num_types"][0])
 
     @property
     def num_live(self) -> int:
-        """Requests in the tables."""
+        """The number of requests in the tables."""
         return int(self.tables.settings["num_live"][0])
 
     @property
     def num_running(self) -> int:
-        """Tasks submitted and not complete."""
+        """The number of tasks submitted and not complete."""
         return int(self.tables.types["num_running"].sum())
 
     @property
     def num_policy_errors(self) -> int:
-        """How often a function of the policy raised."""
+        """The number of times that a function of the policy raised."""
         return int(self.tables.settings["policy_errors"][0])
 
     def add_kind(self, worker_rows: int, host_rows: int, is_paged: bool = False) -> int:
-        """Adds a kind, at any time, with that many free rows at each worker and at the host; returns its id.
+        """Add a kind, at any time, with so many free rows at each worker and at the host; return its id.
 
         ``is_paged``: its rows are pages (``pages.py``).
         """
@@ -189,7 +189,10 @@ class Processor:
         return kind
 
     def set_host_rows(self, kind: int, address: int, row_bytes: int) -> None:
-        """Say where the host's rows of a kind are, so that they are filled and read without Python; they stay there."""
+        """Set the address of the host's rows of a kind, so that they are filled and read without Python.
+
+        The rows must not move.
+        """
         self.tables.kinds["row_bytes"][kind], self.tables.kinds["host_at"][kind] = row_bytes, address
 
     def add_type(
@@ -204,15 +207,16 @@ class Processor:
         max_rows: int | None = None,
         is_whole: bool = False,
     ) -> int:
-        """Adds a cell type, at any time; returns its id. Task buffers grow to hold its largest batch.
+        """Add a cell type, at any time; return its id. Task buffers grow to hold its largest batch.
 
-        ``max_batch`` counts nodes; ``max_rows`` rows, where a node may have several. ``is_whole``: all steps of a chain
-        are rows of one task.
+        ``max_batch`` counts nodes; ``max_rows`` counts rows, where a node may have several. ``is_whole``: all steps of
+        a chain are rows of one task.
         """
         max_rows = max_rows or max_batch
         type_id = self._free_types[-1] if self._free_types else self.num_types
         if type_id >= tables.MAX_TYPES:
             raise DefinitionError(f"more than {tables.MAX_TYPES} cell types in one engine")
+        # Append its ports, and fill its row of the table of types.
         ports = new_table(self._grown.ports + len(inputs) + len(outputs), tables.PORT)
         ports[: self._grown.ports] = self.tables.ports[: self._grown.ports]
         for k, port in enumerate([*inputs, *outputs]):
@@ -231,6 +235,7 @@ class Processor:
         row["grows"] = any(port.appends for port in inputs)
         row["ahead"] = self.settings.loops_ahead or 0
         row["per_row"] = 6 + 4 * len(inputs) + 4 * len(outputs) + (FLAGS if row["ahead"] else 0)
+        # Grow the buffers of tasks to hold its largest batch.
         self._grown.ports = len(ports)
         header = HEADER + INPUT * len(inputs) + OUTPUT * len(outputs)
         wanted = max(1 << 16, 4 * max_rows * (int(row["per_row"]) + 1) + header)
@@ -241,7 +246,7 @@ class Processor:
         self._grown.per_row = max(self._grown.per_row, int(row["per_row"]))
         if self._free_types:
             self._free_types.pop()
-            # What another thread compiles of the type that had this number, it adds to those that it began with.
+            # A thread that compiles a program of the type that had this number adds it to the templates it began with.
             self._templates = KnownTemplates()
         else:
             self.tables.settings["num_types"] = type_id + 1
@@ -250,9 +255,9 @@ class Processor:
         return type_id
 
     def remove_type(self, type_id: int, heir: int | None = None) -> None:
-        """Takes out a cell type that no request uses any more; another type may get its id.
+        """Remove a cell type that no request uses any more; another type may get its id.
 
-        ``heir``: another type of the same cell, which takes over what was counted.
+        ``heir`` is another type of the same cell, which takes over the counts.
         """
         self._free_types.append(type_id)
         counts, num_tasks = self.tables.counts, self.tables.num_tasks
@@ -263,17 +268,17 @@ class Processor:
         counts[type_id], num_tasks[type_id] = 0, 0
 
     def set_priority(self, type_id: int, priority: int) -> None:
-        """Sets a cell type's priority: higher goes first."""
+        """Set a cell type's priority: higher goes first."""
         self.tables.types["priority"][type_id] = priority
 
     def set_step_time(self, type_id: int, rows: int, seconds: float) -> None:
-        """Tells the scheduler how long one step of ``rows`` rows takes, before it has measured it."""
+        """Set the time of one step of ``rows`` rows before the scheduler has measured it."""
         k = min(tables.NUM_SIZE_CLASSES - 1, max(0, rows - 1).bit_length())
         self.tables.step_ns[type_id, k] = seconds * 1e9
         self.tables.row_ns[type_id, k] = seconds * 1e9 / rows
 
     def compile(self, program: NDArray[np.int32]) -> SizedTemplate:
-        """Compiles a program (``program.py``) into a template. Safe from any thread: reads only types and ports."""
+        """Compile a program (``program.py``) into a template. Any thread may call it: it reads only types and ports."""
         known, t = self._templates, self.tables  # in this order: see ``add_type``
         if self._room is None:
             self._room = Room.of(self.limits, self._most_refs, self._grown.kind_rows)
@@ -281,16 +286,18 @@ class Processor:
 
     @property
     def _most_refs(self) -> int:
-        """Most inputs of a node that fit in a task's buffer and in the tables."""
+        """The most inputs of a node that fit in a task's buffer and in the tables."""
         return min(self._grown.buffer_ints // 4 - self._grown.per_row, tables.MAX_REFS)
 
     def why_too_large(self, template: SizedTemplate, kinds: Sequence[object]) -> str | None:
-        """Says what of a template would not fit even in an empty engine; None if it fits. ``kinds`` names the kinds."""
+        """Return the reason why a template would not fit even in an empty engine; None if it fits.
+
+        ``kinds`` names the kinds.
+        """
         return why_too_large(template, self.limits, self._grown.kind_rows, self._most_refs, kinds)
 
     def has_room(self, template: SizedTemplate, session: int = -1) -> bool:
-        """Return whether the arenas, and the tables' lists of rows, have room for a request of a session (-1: none)
-        now."""
+        """Return whether arenas and tables have room now for a request of a session (-1: none)."""
         return has_rows(self.tables, template, session)
 
     def admit(
@@ -303,13 +310,13 @@ class Processor:
         deadline_ns: int = NEVER,
         schedule_by_ns: int = NEVER,
     ) -> tuple[int, NDArray[np.int32]] | None:
-        """Admits a request: returns (id, rows), or None if there is no room now.
+        """Admit a request: return (id, rows), or None if there is no room now.
 
-        ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if not),
-        then the place of the first result in ``tables.places``. A session has one live request at a time.
+        ``rows`` has the host row of each external value, then of each state that comes with the request (-1 if it does
+        not), then the place of the first result in ``tables.places``. A session has one live request at a time.
 
-        Raises RequestTooLargeError if what its session has kept and it come to more pages than a worker has, or one of
-        its nodes to more than a task's buffer can list.
+        Raise RequestTooLargeError if the request and the pages that its session has kept need more pages than a worker
+        has, or one of its nodes needs more than a task's buffer can list.
         """
         how = priority, streamed, np.array([session], np.int32)
         deadlines_ns = np.array([[deadline_ns, schedule_by_ns]])
@@ -327,11 +334,13 @@ class Processor:
         deadlines_ns: NDArray[np.int64] | None = None,
         client: int = 0,
     ) -> tuple[list[int], NDArray[np.int32]]:
-        """Admits requests in order, as far as there is room now: their ids, and of each the ``rows`` that ``admit``
-        returns, ``[requests, rows]``. Raises as ``admit`` does.
+        """Admit requests in order, as far as there is room now.
 
-        ``template``: that of all; or of each its own, without lengths, and then all rows are in one dimension.
-        ``sessions``: of each its session, none twice; None: they have none.
+        Return their ids, and for each the ``rows`` that ``admit`` returns, ``[requests, rows]``. Raise as ``admit``
+        does.
+
+        ``template``: one for all; or one for each, without lengths, and then all rows are in one dimension.
+        ``sessions``: the session of each, none twice; None: they have none.
         ``lengths``: ``[requests, lengths]`` where they differ; then all rows are in one dimension, too.
         ``priority``, ``client``: of all.
         ``deadlines_ns``: ``[requests, 2]``, by the tables' clock, when each must be done and have begun; None: never.
@@ -357,63 +366,70 @@ class Processor:
 
     @property
     def has_arrivals(self) -> bool:
-        """Whether something came by the door that no turn has seen, from this process; any thread may ask."""
+        """True if a request of this process came by the door that no turn has seen; any thread may ask."""
         door = self._tables.door
         return bool(door.item(tables.TAKEN) < door.item(tables.SUBMITTED))
 
     @property
     def has_calls(self) -> bool:
-        """Whether something came by a region that no turn has seen; the holder of the turn may ask."""
+        """True if a request came by a region that no turn has seen; the holder of the turn may ask."""
         return bool(self._tables.door.item(tables.NUM_REGIONS) and has_handed_in(self._at))
 
     @property
     def num_left_behind(self) -> int:
-        """Requests of the door that are answered, while tasks of them that went ahead are in flight."""
+        """The requests of the door that are answered, while tasks of them that went ahead are in flight."""
         return int(self._tables.door.item(tables.NUM_LEFT))
 
     def join(self) -> bool:
-        """Admit what clients handed in by the door, as far as there is room; return whether that is all. See
-        ``core/requests/door.py``."""
+        """Admit what clients handed in by the door, as far as there is room; return whether that is all.
+
+        See ``core/requests/door.py``.
+        """
         return bool(join(self._at))
 
     def take_out(self, region: int) -> list[int]:
-        """The numbers of the submissions, of which none is admitted, that the client of a region has handed in and no
-        turn has taken out before. See ``core/requests/regions.py``."""
+        """Return the numbers of the submissions that the client of a region has handed in and no turn has taken out.
+
+        None of them is admitted. See ``core/requests/region_entries.py``.
+        """
         submissions = np.empty(NUM_SLOTS, np.int32)
         found: list[int] = submissions[: take_out(self._at, region, submissions)].tolist()
         return found
 
     def session_of(self, request: int) -> int:
-        """The session of a request, also of one that was just released."""
+        """Return the session of a request, also of one that was just released."""
         return int(self._tables.requests["session"][request])
 
     def has_begun(self, request: int) -> bool:
-        """Whether a task of a request was submitted."""
+        """Return whether a task of a request was submitted."""
         return bool(self._started_ns[request])
 
     def open_session(self) -> int | None:
-        """A new session; None if there is none left."""
+        """Open a session and return its number; None if there is none left."""
         return self._free_sessions.pop() if self._free_sessions else None
 
     def session_rows(self, session: int, count: int) -> list[tuple[int, int]]:
-        """(handle, kind) of each of ``count`` states of a session without a live request; handle 0 if it is new."""
+        """Return (handle, kind) of each of ``count`` states of a session without a live request, handle 0 if new."""
         first = session * tables.MAX_STATES
         return [(int(slot["row"]), int(slot["kind"])) for slot in self.tables.slots[first : first + count]]
 
     def has_state(self, session: int, count: int) -> bool:
-        """Whether a session of so many states, without a live request, has rows or pages: a new one has none."""
+        """Return whether a session of so many states, without a live request, has rows or pages: a new one has none."""
         its = slice(session * tables.MAX_STATES, session * tables.MAX_STATES + count)
         return max(self._slot_rows[its].tolist()) >= tables.NUM_PERMANENT or any(self._slot_pages[its].tolist())
 
     def drop_states(self, session: int, *, bring: bool = False) -> None:
-        """Frees the rows of a session without a live request. It is new then, or its state comes with the next one."""
+        """Free the rows of a session without a live request.
+
+        It is new then; with ``bring``, its state comes with its next request.
+        """
         drop_states(self._at, session, tables.BRING if bring else 0)
 
     def copy_session(self, session: int, count: int) -> int | None:
-        """A new session with all ``count`` states of one without a live request; they share its whole pages.
+        """Open a session with all ``count`` states of one without a live request; the two share whole pages.
 
-        What is to be copied is in ``views.take_copies``: before anything else is done. None if it cannot be: for want
-        of room, or the session has states that do not grow, or some that come with its next request.
+        The pages to copy are in ``views.take_copies``; copy them before anything else. Return None if it cannot be
+        done: there is no room, or the session has states that do not grow, or some that come with its next request.
         """
         made = self.open_session()
         if made is not None and not share_states(self._at, session, made, count):
@@ -422,30 +438,34 @@ class Processor:
         return made
 
     def cut_back(self, session: int, count: int, rows: int) -> bool:
-        """Leaves a session without a live request its first rows of ``count`` growing states, all that it has, each of
-        which has as many. As ``copy_session`` says, there may be something to be copied. False if it cannot be in its
-        pages: some states are cut back then."""
+        """Cut a session without a live request back to the first rows of its ``count`` growing states.
+
+        These are all its states, and each keeps ``rows`` rows. Pages may have to be copied, as for ``copy_session``.
+        Return False if it cannot be done in its pages: some states are cut back then.
+        """
         return bool(cut_back(self._at, session, count, rows))
 
     def close_session(self, session: int) -> None:
-        """Ends a session without a live request."""
+        """End a session without a live request."""
         self.drop_states(session)
         self._free_sessions.append(session)
 
     def starvation(self, worker: int) -> int:
-        """STARVED (``suspension.py``) if some work found no page at a worker, STUCK if besides nothing that has pages
-        is in flight there or can go on; else 0."""
+        """Return STARVED if some work found no page at a worker, STUCK if that worker cannot go on either, else 0.
+
+        See ``suspension.py``.
+        """
         return int(starvation(self._at, worker))
 
     def suspend(self, worker: int) -> bool:
-        """Takes the pages of the latest arrival at a worker for others (``suspension.py``); False if none can be taken.
+        """Take the pages of the latest arrival at a worker for others (``suspension.py``); return whether any moved.
 
-        Only of one that has nothing in flight.
+        They are only taken from a request that has nothing in flight.
         """
         return bool(suspend(self._at, worker))
 
     def schedule(self, worker: int, idle_workers: int = 1) -> list[int]:
-        """Forms tasks for a worker (location 1..) that can take work; returns their ids in order of submission.
+        """Form tasks for a worker (location 1, ...) that can take work; return their ids in order of submission.
 
         ``idle_workers`` counts the workers with nothing to do, this one included.
         """
@@ -457,12 +477,14 @@ class Processor:
 
     @property
     def left_s(self) -> float:
-        """After ``schedule`` without a task: in how many seconds another worker should take what is ready; 0: none is
-        left to another."""
+        """The seconds after which another worker should take what is ready, after a ``schedule`` without a task.
+
+        It is 0 if nothing is left to another worker.
+        """
         return int(self._left_ns[0]) / 1e9
 
     def complete(self, task: int, elapsed_ns: int) -> Notices:
-        """Takes out a finished task; its buffer must hold the worker's answers. Returns what the driver must know.
+        """Take out a finished task, whose buffer must hold the worker's answers. Return the notices for the driver.
 
         Until the next ``schedule``, the task's row of ``tables.tasks`` has the steps and positions that ran.
         """
@@ -472,35 +494,43 @@ class Processor:
         return Notices(self._notices[:count]) if count else NO_NOTICES
 
     def counts_of(self, task: int) -> tuple[int, int, int, int]:
-        """Of a task: its cell type, rows, positions and steps; once complete, until ``schedule``, those that ran."""
+        """Return a task's cell type, rows, positions and steps.
+
+        Once it is complete, until ``schedule``, they are those that ran.
+        """
         types, rows, positions, steps = self._of_tasks
         return types.item(task), rows.item(task), positions.item(task), steps.item(task)
 
     def copy_results(
         self, requests: NDArray[np.int32], positions: NDArray[np.int32], arena: NDArray[Any], values: NDArray[Any]
     ) -> None:
-        """Copies results of complete requests, as ``result_rows`` finds them where no loop stopped, from bytes of
-        the host's arena to ``values`` ``[requests * positions, bytes of a row]``."""
+        """Copy results of complete requests from bytes of the host's arena to ``values``.
+
+        ``values`` is ``[requests * positions, bytes of a row]``. No loop of the requests may have stopped before the
+        positions.
+        """
         copy_results(self._at, requests, positions, arena, values)
 
     def result_rows(self, requests: NDArray[np.int32], positions: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Host rows of the results of complete requests of one template, at these positions: ``[requests, positions]``;
-        -1 where a loop stopped before. Read before ``finish``."""
+        """Return the host rows ``[requests, positions]`` of the results of complete requests of one template.
+
+        They are -1 where a loop stopped before a position. Read them before ``finish``.
+        """
         rows = np.empty((requests.size, positions.size), np.int32)
         result_rows(self._at, requests, positions, rows.reshape(-1))
         return rows
 
     def rows_in_flight(self, task: int) -> list[tuple[int, int]]:
-        """The (request, subgraph) of each row of a task that runs."""
+        """Return the (request, subgraph) of each row of a task that runs."""
         ids = TaskView(self.task_buffer(task)).nodes
         subgraphs = np.where(ids < 0, ~ids, self.tables.nodes["subgraph"][np.maximum(ids, 0)])
         return list(zip(self.tables.subgraphs["request"][subgraphs].tolist(), subgraphs.tolist()))
 
     def finish(self, requests: NDArray[np.int32]) -> tuple[NDArray[np.int64], list[int]]:
-        """Frees requests that are done, once their results are read.
+        """Free requests that are done, once their results are read.
 
-        Returns when the first task of each was submitted, on the clock of ``clock``, and those of which tasks are in
-        flight that went ahead of a stop: a NOTICE_RELEASED follows.
+        Return when the first task of each was submitted, on the clock of ``clock``, and the requests of which tasks
+        that went ahead of a stop are in flight: a NOTICE_RELEASED follows for these.
         """
         started_ns, left = np.empty(requests.size, np.int64), list[int]()
         if finish_many(self._at, requests, started_ns):
@@ -508,23 +538,26 @@ class Processor:
         return started_ns, left
 
     def release(self, requests: Sequence[int] | NDArray[np.int32]) -> list[int]:
-        """As ``finish``, for those who ask for no more than who is left."""
+        """Free requests as ``finish`` does; return only those that are not free yet."""
         return self.finish(np.asarray(requests, np.int32))[1]
 
     def sequence_of(self, request: int) -> int:
-        """The sequence number that a request was admitted with."""
+        """Return the sequence number that a request was admitted with."""
         return int(self.tables.requests["sequence"][request])
 
     def cancel(self, request: int) -> bool:
-        """Ends a live request early. True if its rows are back; else a NOTICE_RELEASED follows."""
+        """End a live request early. Return True if its rows are free; else a NOTICE_RELEASED follows."""
         return bool(cancel(self._at, request))
 
     def broken_rules(self) -> list[str]:
-        """Say which rules the tables break: none, or there is a fault in the core. Slow: it looks at everything."""
+        """Return the rules that the tables break: if any, the core has a fault.
+
+        It is slow, as it looks at everything.
+        """
         return broken_rules(self.tables)
 
     def lose_worker(self, worker: int) -> Notices:
-        """Kills every request with work or state at a worker (location 1..)."""
+        """Kill every request with work or state at a worker (location 1, ...)."""
         for task in np.flatnonzero(self.tables.tasks["in_use"] & (self.tables.tasks["worker"] == worker)).tolist():
             self._buffers.take_over(self.tables, task)
         notices = np.zeros((3 * self.limits.max_requests + 4 * len(self._notices), 2), np.int32)
@@ -532,5 +565,5 @@ class Processor:
         return Notices(notices[:count])
 
     def task_buffer(self, task: int) -> NDArray[np.int32]:
-        """The task's index arrays, laid out as ``task_layout.py`` says."""
+        """Return the task's index arrays, laid out as ``task_layout.py`` says."""
         return self._buffers.of(self.tables, task)

@@ -1,12 +1,12 @@
 """The simulated worker: the scheduler driven by a virtual clock and a model of what a task costs.
 
-No threads, no tensors, no clock of the machine: the same arrivals always give the same tasks at the same
-times. It makes tests of the scheduler exact (Figure 2.5 of BatchMaker is one) and tells how many workers a
-trace needs, and which deadlines it can keep.
+It uses no threads, no tensors and no clock of the machine: the same arrivals always give the same tasks at the same
+times. It makes tests of the scheduler exact (Figure 2.5 of BatchMaker is one) and tells how many workers a trace needs,
+and which deadlines it can keep.
 
-Time is a whole number of nanoseconds inside, so that sums are exact. Of what happens at one moment,
-completions come first, then arrivals in order, then what is late is dropped if it is to be, then scheduling: who
-arrives when a task ends may join the next task.
+Time is a whole number of nanoseconds inside, so that sums are exact. At one moment, completions come first, then
+arrivals in order, then late requests are dropped if they are to be, then tasks are scheduled: a request that arrives
+when a task ends may join the next task.
 
 Where pages of growing states run out, requests are suspended as an engine's are (``suspension.py``). Copies of pages
 take their time from the worker whose next task needs them.
@@ -33,11 +33,13 @@ from cellrt.core.templates.sized_template import SizedTemplate
 from cellrt.errors import InternalError, RequestError, RequestTooLargeError
 
 Cost = Callable[[int, int, int], float]
-"""Seconds that a task takes: ``cost(cell_type, rows, steps)``, rows counted at the first step."""
+"""The seconds that a task takes: ``cost(cell_type, rows, steps)``, with the rows of the first step."""
 
 ReadingCost = Callable[[int, int], float]
-"""Seconds that a task of a cell type takes longer because its rows read so many rows of growing states, each counted
-for every row that reads it: ``reading(cell_type, rows_read)``."""
+"""The seconds that a task takes longer for the rows of growing states that it reads: ``reading(cell_type, rows_read)``.
+
+Each of these rows is counted once for every row that reads it.
+"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,7 +66,7 @@ class Arrival:
 
 @dataclass(frozen=True)
 class SimulatedTask:
-    """One task: what it held, and when it ran. ``requests`` has the arrival's index for each row."""
+    """One task: its rows, and when it ran. ``requests`` has the arrival's index for each row."""
 
     task: int
     worker: int
@@ -80,7 +82,7 @@ class SimulatedTask:
 class SimulatedRequest:
     """One request, by the index of its arrival; until its admission it waited for room in the tables.
 
-    What was dropped ends at infinity; so does the admission of what was dropped before it.
+    The finish of a dropped request is infinity; so is the admission of one that was dropped before it.
     """
 
     request: int
@@ -91,14 +93,14 @@ class SimulatedRequest:
 
 @dataclass(frozen=True)
 class Simulation:
-    """What happened: tasks in order of submission, requests in order of the arrivals given."""
+    """The result of a simulation: tasks in order of submission, requests in order of the arrivals given."""
 
     tasks: tuple[SimulatedTask, ...]
     requests: tuple[SimulatedRequest, ...]
 
     @property
     def finish_s(self) -> list[float]:
-        """When each request was done, in order of the arrivals given; infinity for what was dropped."""
+        """The times when requests were done, in order of the arrivals given; infinity for dropped ones."""
         return [request.finish_s for request in self.requests]
 
 
@@ -116,14 +118,14 @@ def simulate(
     page_s: float = 0.0,
     drops_late: bool = False,
 ) -> Simulation:
-    """Runs a trace of arrivals on an idle processor with simulated workers, until every request is done or dropped.
+    """Run a trace of arrivals on an idle processor with simulated workers, until every request is done or dropped.
 
     Args:
         processor: holds the cell types, the limits and the settings, and says how many workers there are.
         arrivals: the requests, in any order.
-        cost: what a task takes. A loop's task takes as many steps as its longest row did before it stopped.
+        cost: the seconds of a task. A loop's task takes as many steps as its longest row did before it stopped.
         queue_depth: a worker with fewer tasks outstanding is given more: 1 means only when it is idle.
-        reading: what a task takes besides for the rows of growing states that it reads.
+        reading: the seconds that a task takes besides for the rows of growing states that it reads.
         page_s: seconds that copying a page takes, between a worker and the host.
         drops_late: whether a request ends, as an engine's does, when its deadline comes before it is done, or its time
             to begin before a task of it was submitted. Else it is done all the same.
@@ -140,7 +142,7 @@ def simulate(
 
 @dataclass(eq=False)
 class _Worker:
-    """Tasks outstanding in order of submission, as (task id, start, end), and when the last copies for it are done."""
+    """Tasks outstanding in order of submission, as (task id, start, end), and when the last copies are done."""
 
     location: int
     tasks: deque[tuple[int, int, int]]
@@ -169,12 +171,15 @@ class _Simulator:
         self.ends: list[tuple[int, int]] = []  # heap of (time, location of the worker)
         self.waiting: deque[int] = deque()
         self.late: list[tuple[int, int, bool]] | None = [] if drops_late else None
-        """Heap of (time, arrival, whether it is the time to begin) of what has arrived; None: nothing is dropped."""
+        """A heap of (time, arrival, whether it is the time to begin) of requests that have arrived.
+
+        It is None if none is dropped.
+        """
         self.arrival_of: dict[int, int] = {}
         self.id_of: dict[int, int] = {}
-        """The other way, of those that were admitted and have neither been done nor dropped."""
+        """The id of each arrival that was admitted and has neither been done nor dropped."""
         self.taken: Counter[tuple[int, int]] = Counter()
-        """Steps that loops have taken in tasks that were submitted, by arrival and subgraph."""
+        """The steps that loops have taken in tasks that were submitted, by arrival and subgraph."""
         self.admissions: list[float] = [math.inf] * len(arrivals)
         self.finishes: list[float] = [math.inf] * len(arrivals)
         self.tasks: list[SimulatedTask] = []
@@ -220,13 +225,13 @@ class _Simulator:
                     heapq.heappush(self.late, (time_ns, k, bool(is_begun)))
 
     def _due_ns(self, k: int) -> tuple[int, int]:
-        """When a request must be done and have begun."""
+        """Return when a request must be done and have begun."""
         times_s = self.arrivals[k].deadline_s, self.arrivals[k].schedule_by_s
         done_ns, begun_ns = (NEVER if time_s is None else round(time_s * 1e9) for time_s in times_s)
         return done_ns, begun_ns
 
     def _drop(self, k: int, is_begun: bool) -> None:
-        """Ends a request whose time has passed, unless it is over, or has begun where that is the time to begin."""
+        """End a request whose time has passed, unless it has ended, or has begun where that is the time to begin."""
         if k in self.id_of:
             if is_begun and self.processor.has_begun(self.id_of[k]):
                 return
@@ -237,7 +242,7 @@ class _Simulator:
             self.waiting.remove(k)
 
     def _admit(self, now: int) -> None:
-        """Admits those who wait, in order of arrival, as far as there is room."""
+        """Admit waiting requests, in order of arrival, as far as there is room."""
         while self.waiting:
             k = self.waiting[0]
             how = self.arrivals[k].priority, False, -1, *self._due_ns(k)
@@ -249,7 +254,7 @@ class _Simulator:
             self.admissions[k] = now
 
     def _schedule(self, now: int) -> None:
-        """Gives tasks to the workers that can take some, always the one with the fewest outstanding."""
+        """Give tasks to the workers that can take some, always the one with the fewest outstanding."""
         willing = [worker for worker in self.workers if len(worker.tasks) < self.queue_depth]
         while willing:
             worker = min(willing, key=lambda worker: len(worker.tasks))
@@ -267,21 +272,23 @@ class _Simulator:
                 willing.remove(worker)
 
     def _relieve(self, location: int, idle_workers: int, tasks: list[int]) -> list[int]:
-        """Where nothing that has pages can go on at a worker, takes those of a request, as an engine does. Returns the
-        worker's tasks: those that can be formed then, if there were none."""
+        """Suspend a request, as an engine does, if no request with pages can go on at a worker.
+
+        Return the worker's tasks: if there were none, those that can be formed then.
+        """
         while self.processor.starvation(location) == STUCK and self.processor.suspend(location) and not tasks:
             tasks = self.processor.schedule(location, idle_workers)
         return tasks
 
     def _copy_pages(self, worker: _Worker, now: int) -> None:
-        """Has the pages that move be copied before the worker's next task."""
+        """Let the pages that move be copied before the worker's next task."""
         if count := len(take_copies(self.processor.tables)):
             elapsed = round(count * self.page_s * 1e9)
             worker.copied = max(worker.copied, now) + elapsed
             note_copies(self.processor.tables, count, elapsed)
 
     def _run(self, task: int, location: int, start: int) -> int:
-        """Answers in a task's buffer what a worker would, notes the task, and returns how long it takes."""
+        """Write a worker's answers to a task's buffer, record the task, and return how long it takes."""
         tables, view = self.processor.tables, TaskView(self.processor.task_buffer(task))
         rows, steps = view.num_rows, view.num_steps
         in_flight = self.processor.rows_in_flight(task)
@@ -303,7 +310,7 @@ class _Simulator:
         return elapsed
 
     def _rows_read(self, task: int, cell_type: int) -> int:
-        """How many rows of growing states the rows of a task read: of those that it appends, each those before it."""
+        """Return how many rows of growing states a task reads; each row that it appends reads those before it."""
         tables, read = self.processor.tables, 0
         first, count = int(tables.types["first_port"][cell_type]), int(tables.types["num_inputs"][cell_type])
         view = TaskView(self.processor.task_buffer(task), count)
@@ -316,7 +323,7 @@ class _Simulator:
         return read
 
     def _leads(self, subgraphs: Sequence[int]) -> list[bool]:
-        """Whether each row of a task, by its subgraph, is one that a loop's first step reads before its last."""
+        """Return for each row of a task, by its subgraph, whether a loop's first step reads it before its last row."""
         tables, left, leads = self.processor.tables, Counter(subgraphs), list[bool]()
         for subgraph in subgraphs:
             record = record_at(tables.links, int(tables.subgraphs["record"][subgraph]))
@@ -327,18 +334,18 @@ class _Simulator:
         return leads
 
     def _steps_of(self, task: TaskView, row: int, request: int, subgraph: int) -> int:
-        """How many steps a row of a task would take, of a loop as far as task and loop go."""
+        """Return how many steps a row of a task would take; for a loop, as far as task and loop go."""
         length, left = int(task.lengths[row]), self._left(request, subgraph)
         return length if left is None else min(left, length)
 
     def _end_steps(self, task: TaskView, row: int, steps: int, request: int, subgraph: int) -> None:
-        """Answers how many steps a row took."""
+        """Write how many steps a row took."""
         left = self._left(request, subgraph)
         task.done_steps[row] = -steps if steps == left else steps
         self.taken[self.arrival_of[request], subgraph] += steps
 
     def _left(self, request: int, subgraph: int) -> int | None:
-        """The steps that a loop takes before it stops; None for what never does."""
+        """Return the steps that a loop takes before it stops; None if it never does."""
         arrival, loops = self.arrival_of[request], loop_limits(self.processor.tables, request)
         wanted = self.arrivals[arrival].loop_steps
         if wanted is None or subgraph not in loops:
@@ -346,7 +353,7 @@ class _Simulator:
         return wanted[list(loops).index(subgraph)] - self.taken[arrival, subgraph]
 
     def _complete(self, worker: _Worker, now: int) -> None:
-        """Takes out the oldest task of a worker, and the requests that end with it."""
+        """Take out the oldest task of a worker, and the requests that end with it."""
         task, start, end = worker.tasks.popleft()
         for request, what in self.processor.complete(task, end - start):
             self._finish(request, what, now)

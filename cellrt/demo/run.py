@@ -15,12 +15,12 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
+from cellrt.demo.dictionary import choose_words
 from cellrt.demo.g2p import Modules, arpabet, torch_modules
 from cellrt.demo.picture import save_picture
+from cellrt.demo.result_table import Section, result_table
 from cellrt.demo.sending import Served, measure_capacity, poisson_arrivals, serve
 from cellrt.demo.servers import MAX_BATCH, CellServer, Server, TorchServer
-from cellrt.demo.tables import Section, result_table
-from cellrt.demo.words import choose_words
 from cellrt.errors import DefinitionError
 from cellrt.view.timeline import Timeline
 from cellrt.worker.make import device_names

@@ -1,1 +1,1 @@
-"""Who drives: the engine, its turns, requests, sessions, registry and futures."""
+"""The driver of the core: the engine, its turns, requests, sessions, registry and futures."""

@@ -1,4 +1,4 @@
-"""A sign of life in work that may take long the first time."""
+"""Progress messages of work that may take long the first time."""
 
 from __future__ import annotations
 
@@ -20,9 +20,10 @@ QUIET_S, EVERY_S = 4.0, 15.0
 def announced(
     message: str, num_steps: int = 0, quiet_s: float = QUIET_S, every_s: float = EVERY_S
 ) -> Iterator[Callable[[], None]]:
-    """Tell of what runs inside if it takes longer than ``quiet_s`` seconds; give what counts a step, from any thread.
+    """Report on the work within the block if it takes longer than ``quiet_s`` seconds.
 
-    On a terminal a progress bar says it, elsewhere a warning in the log, again every ``every_s`` seconds.
+    Yield a function that counts a step; any thread may call it. On a terminal a progress bar shows, elsewhere a warning
+    in the log, again every ``every_s`` seconds.
     """
     announcement = Announcement(message, num_steps, quiet_s, every_s)
     announcement.begin()
@@ -33,12 +34,12 @@ def announced(
 
 
 class Announcement:
-    """What is said of some work, by a thread of its own; nothing once the work is over, or if it is over soon.
+    """The report on some work, by a thread of its own; none once the work is over, or if it is over soon.
 
     Args:
-        message: what the work is.
-        num_steps: how many steps it has, each of cost 1; 0: nobody knows, or ``expect`` says so.
-        quiet_s, every_s: seconds until something is said, and until it is said again in the log.
+        message: the name of the work.
+        num_steps: the number of its steps, each of cost 1; 0: it is unknown, or set by ``expect``.
+        quiet_s, every_s: seconds until the first report, and until the next in the log.
     """
 
     def __init__(self, message: str, num_steps: int = 0, quiet_s: float = QUIET_S, every_s: float = EVERY_S) -> None:
@@ -50,14 +51,14 @@ class Announcement:
         self._began: float | None = None
 
     def begin(self) -> None:
-        """Begin to count the time, where it is not counted yet."""
+        """Begin to count the time, if it is not counted yet."""
         with self._lock:
             if self._began is None:
                 self._began = time.monotonic()
                 threading.Thread(target=self._tell, name="cellrt-announcement", daemon=True).start()
 
     def expect(self, num_steps: int, cost: float) -> None:
-        """Count further steps that are to be done; ``cost``: of all of them."""
+        """Add further steps that are to be done; ``cost`` is that of all of them."""
         with self._lock:
             self._num_steps, self._cost = self._num_steps + num_steps, self._cost + cost
             self._draw()
@@ -69,14 +70,14 @@ class Announcement:
             self._draw()
 
     def end(self) -> None:
-        """Take the bar away."""
+        """Remove the bar."""
         self._over.set()
         with self._lock:
             if self._bar is not None:
                 self._bar.stop()
 
     def _tell(self) -> None:
-        """Say it until it is over: by a bar, or line by line."""
+        """Report until the work is over: by a bar, or line by line."""
         wait_s = self._quiet_s
         while not self._over.wait(wait_s):
             wait_s = self._every_s
@@ -98,13 +99,13 @@ class Announcement:
         return self._bar is not None
 
     def _draw(self) -> None:
-        """Have the bar, if there is one, say how far it is."""
+        """Update the bar, if there is one."""
         if self._bar is not None:
             task, count = self._bar.task_ids[0], f"{self._num_done}/{self._num_steps or '?'}"
             self._bar.update(task, total=self._cost or None, completed=self._cost_done, count=count)
 
     def _line(self) -> str:
-        """Return the message with how many steps are done and about how long the others take."""
+        """Return the message with the number of steps that are done, and about how long the others take."""
         if not self._num_steps:
             return f"{self._message} ({self._num_done} done)" if self._num_done else self._message
         line = f"{self._message} ({min(self._num_done, self._num_steps)} of {self._num_steps} done"
@@ -117,9 +118,9 @@ class Announcement:
 def progress_bar(is_transient: bool = False, counts: str = "") -> Progress:
     """Return a bar on the standard error, to be started; one that is transient leaves no trace.
 
-    ``counts``: how the text of its steps is made of its task; default: those that are done of all.
+    ``counts``: the format of the text of its steps; default: those that are done of all.
 
-    Raises ImportError without rich, which a bare machine with a GPU need not have.
+    Raise ImportError without rich, which a bare machine with a GPU need not have.
     """
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn

@@ -1,7 +1,7 @@
-"""How many rows, or pages, of each kind an engine has at each worker and at the host.
+"""The number of rows, or pages, of each kind that an engine has at each worker and at the host.
 
-Chosen by ``arena_bytes`` and ``page_bytes``, or by the memory that is there: then the pages of all models together come
-to less than what is free when the engine is made. On a CPU an arena takes memory as its rows are first written to.
+It is chosen by ``arena_bytes`` and ``page_bytes``, or by the free memory: then the pages of all models together take
+less than what is free when the engine is made. On a CPU an arena takes memory as its rows are first written to.
 """
 
 from __future__ import annotations
@@ -17,22 +17,27 @@ from cellrt.worker.free_memory import free_bytes
 MAX_ARENA_ROWS = 1 << 18
 MAX_ARENA_PAGES = 1 << 16
 HOST_TIMES = 4
-"""The host, which holds inputs and results, has so many times the rows of a worker."""
+"""The rows of the host, which holds inputs and results, as a multiple of those of a worker."""
 USUAL_ROWS, USUAL_PAGES = 64 << 20, 256 << 20
-"""Bytes of one kind at each worker where the system does not say how much memory is free; of rows the most by default,
-unless full batches need more."""
+"""The bytes of one kind at each worker if the system does not say how much memory is free.
+
+For rows this is the most by default, unless full batches need more.
+"""
 LEAST_BYTES = 16 << 20
 ROWS_PART, BATCHES_PART, PAGES_PART = 32, 8, 3
-"""The part of the free memory that one kind of rows may come to, the host's among them; where full batches need more;
-and that all kinds of pages of one registration do, of what is left."""
+"""The divisors of the free memory that limit rows and pages.
+
+The first gives the most that one kind of rows takes, the host's included, the second the same if full batches need
+more. The third gives the most of all kinds of pages of one registration, from the memory that is left.
+"""
 DEVICE_ROWS_PART, DEVICE_BATCHES_PART, DEVICE_PAGES_PART = 64, 16, 4
-"""The same of a device's own memory, which is taken at once."""
+"""The same for a device's own memory, which is taken at once."""
 BATCHES = 4
-"""Full batches that the rows of a kind are to hold, where there is memory for it."""
+"""The full batches that the rows of a kind are to hold, if there is memory for it."""
 
 
 class ArenaBytes(NamedTuple):
-    """``arena_bytes`` and ``page_bytes`` of ``Engine``; None: as the memory that is there allows."""
+    """The values of ``arena_bytes`` and ``page_bytes`` of ``Engine``; None: as the free memory allows."""
 
     rows: int | None = None
     pages: int | None = None
@@ -42,30 +47,30 @@ AS_MEMORY_ALLOWS = ArenaBytes()
 
 
 class NumRows(NamedTuple):
-    """Rows, or pages, of a kind at the host and at each worker."""
+    """The rows, or pages, of a kind at the host and at each worker."""
 
     host: int
     worker: int
 
 
 class ArenaSizes:
-    """Of one engine; one thread at a time.
+    """The sizes of one engine's arenas; one thread at a time may use it.
 
     Args:
-        given: what the engine was told.
-        num_workers: of it.
-        free_at_worker: asks how many bytes are free for the arenas of a worker in memory of its own; None: its arenas
-            are in the host's.
+        given: the engine's options.
+        num_workers: of the engine.
+        free_at_worker: returns the bytes that are free for the arenas of a worker in memory of its own; None: its
+            arenas are in the host's memory.
     """
 
     def __init__(self, given: ArenaBytes, num_workers: int, free_at_worker: Callable[[], int] | None = None) -> None:
         self._given, self._num_workers, self._free_at_worker = given, num_workers, free_at_worker
         self._free = free_bytes()
         self._left = self._free or 0
-        """For pages that are still to come."""
+        """The bytes for pages that are still to come."""
 
     def choose(self, specs: Sequence[RowSpec], cells: Iterable[Cell]) -> dict[RowSpec, NumRows]:
-        """How many rows each of these kinds, which are new, has; ``cells``: of the model that brings them."""
+        """Return the number of rows of each of these new kinds; ``cells`` are those of the model that brings them."""
         batches = _largest_batches(cells)
         at_worker = None if self._free_at_worker is None else self._free_at_worker()
         paged = sum(_bytes_of_state(spec) for spec in specs)
@@ -85,7 +90,10 @@ class ArenaSizes:
         return chosen
 
     def _page_bytes(self, share: int, at_worker: int | None) -> tuple[int, int]:
-        """Bytes of a kind of pages at a worker and at the host; ``at_worker``: its share of a worker's own memory."""
+        """Return the bytes of a kind of pages at a worker and at the host.
+
+        ``at_worker`` is its share of a worker's own memory.
+        """
         given = self._given.pages or (USUAL_PAGES if self._free is None else None)
         if given is not None:
             return given, HOST_TIMES * given
@@ -96,7 +104,7 @@ class ArenaSizes:
         return worker, max(LEAST_BYTES, min(HOST_TIMES * worker, share))
 
     def _row_bytes(self, batches: int, at_worker: int | None) -> tuple[int, int]:
-        """Bytes of a kind of rows at a worker and at the host; ``batches``: those of full batches."""
+        """Return the bytes of a kind of rows at a worker and at the host; ``batches``: the bytes of full batches."""
         given = self._given.rows or (USUAL_ROWS if self._free is None else None)
         if given is not None:
             return given, HOST_TIMES * given
@@ -110,17 +118,17 @@ class ArenaSizes:
 
 
 def _bytes_of_state(spec: RowSpec) -> int:
-    """Bytes by which a state grows at a step, of the spec of its pages: states that grow together take memory so."""
+    """Return the bytes that a state grows by at a step, from the spec of its pages: memory is shared out by it."""
     return spec.num_bytes // spec.page_size if spec.page_size else 0
 
 
 def _between(usual: int, wanted: int, most: int) -> int:
-    """Bytes of rows: the usual ones, and as many as are wanted up to the most."""
+    """Return the bytes of rows: the usual ones, or as many as are wanted up to the most."""
     return max(LEAST_BYTES, min(USUAL_ROWS, usual), min(wanted, most))
 
 
 def _largest_batches(cells: Iterable[Cell]) -> Mapping[RowSpec, int]:
-    """The most rows that a task has, by kinds of rows."""
+    """Return the most rows of a task, by kind of rows."""
     found: dict[RowSpec, int] = {}
     for cell in cells:
         for spec in (*cell.inputs.values(), *cell.outputs.values()):

@@ -1,4 +1,4 @@
-"""Whose fault it is that a cell refused a number: of the request that brought it, or of what computed it.
+"""The client's error after a cell refused a number: the request brought the number, or another cell computed it.
 
 A cell sees rows of many requests, and says what went wrong in its own words. After such a failure the request's graph
 is looked at; a request that does not fail costs nothing.
@@ -20,7 +20,7 @@ from cellrt.worker.arenas import Arenas
 from cellrt.worker.cell_type import CellType
 
 BEYOND_LIMITS = "a number of an integer input is outside what the cell indexes with it"
-"""What a device says that cannot name the input."""
+"""The text of a device's error, which cannot name the input."""
 
 
 def explained(
@@ -32,13 +32,13 @@ def explained(
     subgraph: int,
     host: Arenas,
 ) -> CellrtError:
-    """The error that the client is told: RequestError if the cell refused what the request itself gave, else CellError.
+    """Return the client's error: RequestError if the cell refused a number of the request itself, else CellError.
 
     Args:
-        error, cell_type: what the cell said, and whose cell it is.
+        error, cell_type: the cell's error, and its type.
         whose: the session or model, for the error.
         program: of the request's graph.
-        tables, subgraph: of the processor, where the task that failed is not complete yet, and where the row is.
+        tables, subgraph: of the processor, where the task that failed is not complete yet, and the row's subgraph.
         host: the rows that came with requests.
     """
     refused, inputs, token = _refused(cell_type.cell, str(error))
@@ -54,8 +54,10 @@ def explained(
 
 
 def _refused(cell: Cell, said: str) -> tuple[str, Collection[str], int | None]:
-    """What an error says of a number that the cell was given, of which inputs it may be, and which if it says so; or
-    nothing."""
+    """Return an error's words about a number that the cell was given, the inputs that it may be of, and the number.
+
+    They are empty if the error is about something else. The number is None if the error does not name it.
+    """
     if (refused := read_refused(said)) is not None:
         return str(refused), (refused.input,), refused.token
     if BEYOND_LIMITS in said:
@@ -65,10 +67,10 @@ def _refused(cell: Cell, said: str) -> tuple[str, Collection[str], int | None]:
 
 
 def _is_first(tables: Tables, subgraph: int, host: Arenas, kinds: Sequence[int], place: int, token: int | None) -> bool:
-    """Whether a loop failed by what its first step reads, such as the rows of a prompt.
+    """Return whether a loop failed by an input of its first step, such as the rows of a prompt.
 
-    Of several rows this is one task. A single one runs with the steps after it: there it failed by a number that the
-    request brought, as the number shows.
+    If these are several rows, they are one task. A single one runs with the steps after it: there it failed by a number
+    that the request brought, as the number shows.
     """
     row = tables.subgraphs[subgraph]
     if row["what"] != LOOP:

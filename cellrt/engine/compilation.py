@@ -1,11 +1,11 @@
-"""What Numba compiles is told while it is compiled; what it loads from its cache on disk, however slowly, is not.
+"""Progress messages while Numba compiles; loading from its cache on disk, however slow, is not reported.
 
     python -m cellrt.engine.compilation
 
 compiles the scheduler, so that the first engine of an installation need not.
 
-Numba compiles with one core. Where there are two, a second process does half of the scheduler and leaves it on disk,
-where this one finds it. Whatever becomes of that process: what it has not left there is compiled here.
+Numba compiles with one core. If there are two, a second process does half of the scheduler and leaves it on disk, where
+this one finds it. Whatever becomes of that process: what it has not left there is compiled here.
 """
 
 from __future__ import annotations
@@ -28,24 +28,27 @@ from cellrt.worker.cpu.warm_up import warm_up, warm_up_second_half
 CORE, MODULE = "cellrt.core", "cellrt.engine.compilation"
 SECOND_HALF = "second-half"
 MOST_S = 600.0
-"""What a second process may take."""
+"""The most seconds that a second process may take."""
 MACHINE_CODE = 0.55
-"""What machine code costs, beside what comes before it: as measured on the scheduler, whose estimate it is for."""
+"""The cost of machine code, relative to what comes before it.
+
+It was measured on the scheduler, whose estimate it is for.
+"""
 
 
 @contextmanager
 def compilation_told(
     what: str, package: str = "", quiet_s: float = QUIET_S, every_s: float = EVERY_S
 ) -> Iterator[Callable[[str], None]]:
-    """Tell of what Numba compiles inside, in any thread, once that takes longer than ``quiet_s`` seconds.
+    """Report what Numba compiles within the block, in any thread, once that takes longer than ``quiet_s`` seconds.
 
     Args:
         what: in words.
-        package: whose functions are counted, such as "cellrt.core": they are all compiled if one is. "": whatever
-            package they are of, those that are compiled and that these call.
-        quiet_s, every_s: seconds until something is said, and until it is said again in the log.
+        package: whose functions are counted, such as "cellrt.core": they are all compiled if one is. "": those of any
+            package that are compiled and that these call.
+        quiet_s, every_s: seconds until the first report, and until the next in the log.
 
-    Gives what counts a function, by its name, that another process compiled.
+    Yield a function that counts a function, by its name, that another process compiled.
     """
     message = f"cellrt compiles {what}, only once"
     announcement = Announcement(message, quiet_s=quiet_s, every_s=every_s)
@@ -80,7 +83,8 @@ def reached_from(function: Dispatcher) -> set[Dispatcher]:
 def cost_of(function: Dispatcher) -> float:
     """Return about what it costs to compile a function, in bytes of Python's code.
 
-    A part (``native/parts.py``) costs by its own code; what has machine code, by that of all that it calls as well.
+    A part (``native/parts.py``) costs by its own code; a function with machine code, by that of all that it calls as
+    well.
     """
     cost = _size(function)
     if not function.targetoptions.get("no_cpython_wrapper"):
@@ -93,16 +97,16 @@ def _size(function: Dispatcher) -> float:
 
 
 def warm_up_told() -> None:
-    """Compile the scheduler, and tell of it, or load it from disk."""
+    """Compile the scheduler, and report it, or load it from disk."""
     with compilation_told("its scheduler", CORE) as count, _SecondProcess(count) as second:
         warm_up(half_way=second.wait)
 
 
 class _SecondProcess(events.Listener):  # type: ignore[misc]
-    """Compiles the second half in a process of its own, from when something is compiled here until it is left.
+    """A second process that compiles the second half, from the first compilation here until the block is left.
 
     Args:
-        count: is told the name of each function that was compiled there.
+        count: is called with the name of each function that was compiled there.
     """
 
     def __init__(self, count: Callable[[str], None]) -> None:
@@ -141,7 +145,7 @@ class _SecondProcess(events.Listener):  # type: ignore[misc]
                 self._reader.start()
 
     def on_end(self, event: events.Event) -> None:
-        """Do nothing: it is done when it ends."""
+        """Do nothing: the process is not ended here."""
 
     def _read(self) -> None:
         if self._process is not None and self._process.stdout is not None:
@@ -174,13 +178,15 @@ def _name(function: Dispatcher) -> str:
 
 
 class _Watch(events.Listener):  # type: ignore[misc]
-    """Begins an announcement with the first function that is compiled, and counts those of a package, or those that
-    are compiled with what they call."""
+    """A listener that begins an announcement with the first function that is compiled, and counts functions.
+
+    These are the functions of a package, or those that are compiled with what they call.
+    """
 
     def __init__(self, announcement: Announcement, package: str) -> None:
         self._announcement, self._package = announcement, package
         self._costs: dict[str, float] = {}
-        """Of all that is to be compiled, by name."""
+        """The costs of all functions that are to be compiled, by name."""
         self._compiled: set[str] = set()
 
     def on_start(self, event: events.Event) -> None:
@@ -193,7 +199,7 @@ class _Watch(events.Listener):  # type: ignore[misc]
         self._announcement.begin()
 
     def on_end(self, event: events.Event) -> None:
-        """Count a function; what it calls and was not compiled was loaded from disk."""
+        """Count a function; functions that it calls and that were not compiled were loaded from disk."""
         function = event.data["dispatcher"]
         if not self._package:
             for name in {_name(each) for each in reached_from(function)} & self._costs.keys() - self._compiled:
@@ -202,7 +208,7 @@ class _Watch(events.Listener):  # type: ignore[misc]
         self.count(_name(function))
 
     def count(self, name: str) -> None:
-        """Count a function, once whatever number of signatures it has and of processes that compiled it."""
+        """Count a function once, however many signatures it has and processes compiled it."""
         if name not in self._compiled and name in self._costs:
             self._compiled.add(name)
             self._announcement.advance(self._costs[name])
@@ -214,13 +220,13 @@ class _Watch(events.Listener):  # type: ignore[misc]
 
 
 class _Teller(events.Listener):  # type: ignore[misc]
-    """Prints the names of what is compiled."""
+    """A listener that prints the names of compiled functions."""
 
     def on_start(self, event: events.Event) -> None:
-        """Do nothing: it is not done."""
+        """Do nothing: it is not compiled yet."""
 
     def on_end(self, event: events.Event) -> None:
-        """Print one."""
+        """Print the name of a function."""
         print(_name(event.data["dispatcher"]), flush=True)
 
 

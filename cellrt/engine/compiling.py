@@ -1,4 +1,4 @@
-"""In which form each cell of an engine runs on a CPU, and why one runs as its module does.
+"""The forms in which the cells of an engine run on a CPU, and the reasons why some run as their modules do.
 
 A module's own compiled form comes first. For any other cell a compiler may make one (``definition/aot/``): while the
 engine registers it, or in the background, while the cell is served as it is. Compilers are processes of their own, and
@@ -33,7 +33,7 @@ BEGAN_BEFORE = "a session or request goes on in the form that it began with"
 
 
 def mode_of(given: CompileMode | None) -> CompileMode:
-    """The mode that is given, or the environment's, or "background". Raises DefinitionError for another word."""
+    """Return the given mode, or the environment's, or "background". Raise DefinitionError for another word."""
     if given is None:
         named = os.environ.get(MODE_VARIABLE) or "background"
         check_choice(f"the environment variable {MODE_VARIABLE}", named, MODES)
@@ -47,7 +47,7 @@ class CellCompiler:
 
     Args:
         mode: as of ``Engine``.
-        on_ready: called by a thread of its own when a form was made in the background, as long as it is there.
+        on_ready: called by a thread of its own when a form was made in the background, as long as its object exists.
 
     Raises DefinitionError for another mode.
     """
@@ -57,21 +57,21 @@ class CellCompiler:
         self._store = LibraryStore()
         self._forms: dict[str, CompiledForm | None] = {}
         self._reasons: dict[str, str] = {}
-        """Of each cell without a form."""
+        """The reason for each cell without a form."""
         self._lock = threading.Lock()
         self._queue: SimpleQueue[Sequence[Cell] | None] = SimpleQueue()
         self._thread: ServiceThread | None = None
         self._is_closed = False
         self._lacks_compiler = False
-        """Whether the log has it."""
+        """True once the log says so."""
 
     def forms_of(
         self, cells: Sequence[Cell], note_done: Callable[[], None] = lambda: None
     ) -> dict[str, CompiledForm | None]:
-        """The forms that there are of cells, by identity; None: it runs as its module does. In mode "wait" they are
-        compiled now. ``note_done`` is called once for each cell that is not waited for any more.
+        """Return the forms of cells by identity; None for a cell that runs as its module does.
 
-        Raises DefinitionError if a module has a form of its own that cannot be made.
+        In mode "wait" they are compiled now. ``note_done`` is called once for each cell that is not waited for any
+        more. Raise DefinitionError if a module has a form of its own that cannot be made.
         """
         with self._lock:
             unknown = [cell for cell in cells if cell.identity not in self._forms]
@@ -82,7 +82,7 @@ class CellCompiler:
             form = cell.compiled_form
             if form is None:
                 eager.append(cell)
-            if form is not None or self._mode != "wait":  # who waits may be interrupted: then nothing is known of it
+            if form is not None or self._mode != "wait":  # waiting may be interrupted, and leaves nothing known
                 self._note(cell, form, cell.why_no_form or (OFF if self._mode == "off" else WAITS))
                 note_done()
         if eager and self._mode == "wait":
@@ -94,18 +94,18 @@ class CellCompiler:
             return {cell.identity: self._forms.get(cell.identity) for cell in cells}
 
     def why_eager(self, cell: Cell) -> str:
-        """Why a cell runs as its module does."""
+        """Return why a cell runs as its module does."""
         return self._reasons.get(cell.identity, OFF) or BEGAN_BEFORE
 
     def keep(self, identities: Collection[str]) -> None:
-        """Gives up what is known of all other cells."""
+        """Forget what is known of all other cells."""
         with self._lock:
             for known in (self._forms, self._reasons):
                 for identity in known.keys() - identities:
                     del known[identity]
 
     def close(self) -> None:
-        """Ends what compiles; nobody is waited for."""
+        """End the compilers, without waiting for them."""
         self._is_closed = True
         self._queue.put(None)
         self._store.close()
@@ -122,11 +122,11 @@ class CellCompiler:
                 if form is not None and (adopt := self._on_ready()) is not None:
                     try:
                         adopt()
-                    except Exception as error:  # this thread serves whoever registers later
+                    except Exception as error:  # this thread serves later registrations
                         logging.getLogger("cellrt").warning("the form of cell %r is not used: %s", cell.name, error)
 
     def _compile(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, CompiledForm | None]]:
-        """Compiles cells and says in the log what came of each; that there is no compiler, once for all of them."""
+        """Compile cells and log the result of each; that there is no compiler is logged once."""
         log, level = logging.getLogger("cellrt"), logging.WARNING if self._mode == "wait" else logging.INFO
         begin_s = time.monotonic()
         names = ", ".join(repr(cell.name) for cell in cells)

@@ -1,7 +1,8 @@
 """Copies of requests that are unfolded later than they were handed in: their owner may change them meanwhile.
 
-A buffer that is filled again and again is what audio callbacks and environments of actors hand in. So whatever is kept
-for later is copied first; what this module cannot copy by itself is unfolded at once, or copied by Python's ``copy``.
+Audio callbacks and environments of actors, for example, hand in a buffer that is filled again and again. So a request
+that is kept for later is copied first; one that this module cannot copy by itself is unfolded at once, or copied by
+Python's ``copy``.
 """
 
 from __future__ import annotations
@@ -17,20 +18,20 @@ from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.errors import CellrtError, RequestError
 
 CONSTANTS = frozenset((bool, bytes, complex, float, int, str, type(None)))
-"""Types of what nobody can change."""
+"""The types of objects that cannot change."""
 LIKE_TENSORS = (torch.Tensor, torch.nn.Parameter)
 LISTS = (list, tuple, torch.Tensor, np.ndarray)
-"""What is there as a whole: nothing of its owner's runs while one goes from item to item."""
+"""The types whose items are all there: no code of the owner's runs while one goes from item to item."""
 NOT_PLAIN: Final = object()
-"""In place of a copy: the request has something else in it."""
+"""The value in place of a copy: the request contains other objects."""
 
 
 class _NotPlainError(Exception):
-    """Something that is no tensor, array, number or text, nor a list, tuple or dict of them."""
+    """An error: an object is no tensor, array, number or text, nor a list, tuple or dict of these."""
 
 
 def plain_copy(request: Any) -> Any:
-    """A copy of a request of tensors, arrays, numbers and texts in lists, tuples and dicts; NOT_PLAIN of others."""
+    """Return a copy of a request of tensors, arrays, numbers and texts in lists, tuples and dicts; else NOT_PLAIN."""
     try:
         return _copied(request, {})
     except (_NotPlainError, RecursionError):
@@ -38,7 +39,10 @@ def plain_copy(request: Any) -> Any:
 
 
 def deep_copy(request: Any) -> Any:
-    """A copy of any request, which takes long if it has objects of its owner's. Raises RequestError if it cannot be."""
+    """Return a copy of any request, which takes long if it has objects of its owner's.
+
+    Raise RequestError if it cannot be copied.
+    """
     made = plain_copy(request)
     if made is not NOT_PLAIN:
         return made
@@ -52,14 +56,14 @@ def deep_copy(request: Any) -> Any:
 
 
 def listed(requests: Iterable[Any]) -> list[Any]:
-    """The items of an iterable, each as it was when it was given. Raises RequestError if one cannot be copied."""
+    """Return the items of an iterable, each as it was when it was given. Raise RequestError if one cannot be copied."""
     if isinstance(requests, LISTS):
         return list(requests)
     return [deep_copy(request) for request in requests]
 
 
 def begun(submit: Callable[[], RequestFuture]) -> Coroutine[Any, Any, Result]:
-    """Submits a request now; the coroutine has its results, or the error that came of submitting it."""
+    """Submit a request now; return a coroutine that gives its results, or raises the error of submitting it."""
     made: RequestFuture | CellrtError
     try:
         made = submit()
@@ -78,7 +82,7 @@ async def _outcome_of(made: RequestFuture | CellrtError) -> Result:
 
 
 def _copied(value: Any, known: dict[int, Any]) -> Any:
-    """See ``plain_copy``; ``known``: what was copied, by the ids of what it is a copy of."""
+    """Return a plain copy of a value; ``known`` are the copies so far, by the ids of their originals."""
     kind = type(value)
     if kind in CONSTANTS or isinstance(value, np.number | np.bool_):
         return value

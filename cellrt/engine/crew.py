@@ -1,6 +1,6 @@
-"""The crew: the workers of an engine. Who gets tasks, what they completed, and what becomes of one that dies.
+"""The workers of an engine: which get tasks, which tasks they completed, and what is done if one dies.
 
-Belongs to the holder of the turn.
+It belongs to the holder of the turn.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from cellrt.worker.base import Done, Launch, Worker
 from cellrt.worker.cell_type import CellType
 
 MAX_DEATHS = 3
-"""A worker that dies so often, without having completed a task since, is not replaced again."""
+"""The number of deaths of a worker, without a completed task in between, after which it is not replaced again."""
 
 LATE = 1.5
-"""A worker that leaves its work to another looks again when that takes so many times as long as it should."""
+"""The factor by which another worker's task may be late until a worker that leaves its work to it looks again."""
 
 
 class Crew:
@@ -31,8 +31,9 @@ class Crew:
         workers: of the engine; a worker that is replaced changes in this list.
         queue_depth: tasks that a worker may have before the next is formed.
         copy: copies a page of a kind from one handle to another.
-        evict: frees rows and pages of sessions that are idle; False if there are none, or may be none.
-        give_way: ends a request at a location that waits for pages which no session may give; False if there is none.
+        evict: frees rows and pages of sessions that are idle; returns False if there are none, or none may be evicted.
+        give_way: ends a request at a location that waits for pages which no session may give; returns False if there is
+            none.
     """
 
     def __init__(
@@ -50,11 +51,11 @@ class Crew:
         self._lost: set[int] = set()
         self._deaths: dict[int, int] = {}
         self._is_watched = False
-        """Whether somebody must look at a worker though nothing happens."""
+        """True if a worker must be checked even if nothing happens."""
         self.is_closing = self.has_workers = False
 
     def hire(self, make: Callable[[int], Worker], count: int) -> None:
-        """Starts workers at locations 1 .. ``count``, made by a function that may be called again for a location."""
+        """Start workers at locations 1 to ``count``, made by a function that may be called again for a location."""
         self._make = make
         self._workers.extend(make(location) for location in range(1, count + 1))
         self._is_watched = any(worker.check_every_s is not None for worker in self._workers)
@@ -64,29 +65,29 @@ class Crew:
 
     @property
     def check_every_s(self) -> float | None:
-        """How often somebody must look at the workers though nothing happens; None: never."""
+        """The seconds between checks of the workers when nothing happens; None: no checks."""
         if not self._is_watched:
             return None
         periods = [worker.check_every_s for worker in self._workers if worker.num_outstanding]
         return min((period for period in periods if period is not None), default=None)
 
     def poll(self) -> Iterator[tuple[int, Done]]:
-        """Tasks that were completed, with the location of their worker."""
+        """Yield the tasks that were completed, with the location of their worker."""
         for location, worker in enumerate(self._workers, 1):
             if worker.has_finished():
                 for done in worker.poll():
                     yield location, done
 
     def take_notices(self) -> Iterator[Notices]:
-        """What the scheduler said of tasks that workers have taken in themselves."""
+        """Yield the scheduler's notices of tasks that workers have taken in themselves."""
         for worker in self._workers:
             if (notices := worker.take_notices()) is not None:
                 yield notices
 
     def find_dead(self) -> list[int]:
-        """Locations whose worker has died since the last look.
+        """Return the locations whose worker has died since the last call.
 
-        Look before ``poll``: whatever they completed before is then there to be polled.
+        Call it before ``poll``: the tasks that they completed before can be polled then.
         """
         return [
             location
@@ -95,9 +96,10 @@ class Crew:
         ]
 
     def bury(self, location: int) -> tuple[BaseException | None, list[Launch] | None]:
-        """Replaces a dead worker if that can be; returns what killed it, and the tasks that it died in.
+        """Replace a dead worker if that is possible; return the error that killed it, and the tasks that it died in.
 
-        What it had not begun another worker runs, or its successor. None instead of tasks: there is no successor.
+        The tasks that it had not begun are run by another worker, or by its successor. None instead of tasks: there is
+        no successor.
         """
         dead = self._workers[location - 1]
         if dead.has_completed():
@@ -121,7 +123,7 @@ class Crew:
         return dead.error, begun
 
     def _have_done_elsewhere(self, location: int, launches: Sequence[Launch]) -> Callable[[], bool] | None:
-        """Gives tasks of a location to the worker of another that has least to do: see ``Worker.stand_in``."""
+        """Give tasks of a location to another location's worker, the one with the least to do (``Worker.stand_in``)."""
         others = [k for k in range(1, len(self._workers) + 1) if k != location and k not in self._lost]
         for other in sorted(others, key=lambda k: self._workers[k - 1].num_outstanding):
             if (has_ended := self._workers[other - 1].stand_in(location, launches)) is not None:
@@ -129,18 +131,21 @@ class Crew:
         return None
 
     def teach(self, location: int, types: Iterable[CellType]) -> Callable[[], bool]:
-        """Has a worker learn types; returns what says whether nobody need wait for that any more; in a turn."""
+        """Have a worker learn types; return a function that says whether that need not be waited for any more.
+
+        Called in a turn.
+        """
         worker = self._workers[location - 1]
         if location not in self._lost:
             worker.learn(types)
         return lambda: worker.has_learned() or worker is not self._workers[location - 1] or location in self._lost
 
     def is_there(self) -> bool:
-        """Whether a worker can run tasks by now."""
+        """Return whether a worker can run tasks by now."""
         return any(worker.is_there for k, worker in enumerate(self._workers, 1) if k not in self._lost)
 
     def launch(self, on_launch: Callable[[int], None]) -> None:
-        """Gives tasks to every worker that can take some, whoever is idle first; ``on_launch`` is told of each task."""
+        """Give tasks to every worker that can take some, idle ones first; ``on_launch`` is called with each task."""
         for depth in range(self._queue_depth):
             for location, worker in enumerate(self._workers, 1):
                 while location not in self._lost and worker.num_outstanding <= depth:
@@ -149,11 +154,11 @@ class Crew:
 
     @property
     def is_whole(self) -> bool:
-        """Whether no worker was lost."""
+        """True if no worker was lost."""
         return not self._lost
 
     def _launch_at(self, location: int, worker: Worker, on_launch: Callable[[int], None]) -> bool:
-        """Forms tasks for a worker and queues them; False if nothing is ready for it."""
+        """Form tasks for a worker and queue them; return False if nothing is ready for it."""
         idle = int(not worker.num_outstanding)
         if len(self._workers) > 1:
             idle = sum([not other.num_outstanding for k, other in enumerate(self._workers, 1) if k not in self._lost])
@@ -169,7 +174,7 @@ class Crew:
         return bool(tasks)
 
     def _copy_pages(self) -> None:
-        """Copies the pages that move, and notes how long that takes."""
+        """Copy the pages that move, and record how long that takes."""
         if copies := take_copies(self._processor.tables):
             begin_ns = perf_counter_ns()
             for copied in copies:
@@ -177,9 +182,11 @@ class Crew:
             note_copies(self._processor.tables, len(copies), perf_counter_ns() - begin_ns)
 
     def _relieve(self, location: int, idle: int, tasks: list[int]) -> list[int]:
-        """Where work of a worker found no pages, takes some from idle sessions, and if nothing that has pages can go on
-        there, from a request; whatever else keeps the worker busy. Returns its tasks: those that can be formed then, if
-        there were none."""
+        """Take pages from idle sessions if work of a worker found none; return the worker's tasks.
+
+        If nothing that has pages can go on there, take them from a request, whatever else keeps the worker busy. The
+        returned tasks are those that can be formed then, if there were none.
+        """
         processor = self._processor
         while starved := processor.starvation(location):
             is_stuck = starved == STUCK
@@ -191,6 +198,6 @@ class Crew:
         return tasks
 
     def end(self) -> None:
-        """Tells the workers to end, without waiting; when nothing can be launched any more."""
+        """Tell the workers to end, without waiting; called when nothing can be launched any more."""
         for worker in self._workers:
             worker.end()

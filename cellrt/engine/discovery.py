@@ -1,4 +1,4 @@
-"""What a model's example needs, and what of it the registry of an engine lacks."""
+"""The needs of a model's example, and which of them the registry of an engine lacks."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from cellrt.graph.unfolder import Unfolder
 
 
 class Discovery:
-    """What a model's example needs, and what of it a registry lacks.
+    """The needs of a model's example, and which of them a registry lacks.
 
     Kinds and constants get the ids that they will have once the new ones are added, cells their numbers in ``cells``.
     """
@@ -28,13 +28,13 @@ class Discovery:
         self._registry = registry
         self.max_nodes = registry.max_nodes
         self.cells: list[Cell] = []
-        """Each once."""
+        """The cells, each once."""
         self._numbers: dict[str, int] = {}
         self._kind_ids, self._constants = dict(registry.kind_ids), dict(registry.constants)
         self._num_constants = Counter(kind for kind, _ in self._constants)
 
     def unfold(self, unfolder: Unfolder) -> Recorded:
-        """Unfolds a model's example and notes its cells. Raises DefinitionError if it does not unfold."""
+        """Unfold a model's example and record its cells. Raise DefinitionError if it does not unfold."""
         try:
             recorded = unfolder.record(self, unfolder.example)
         except RequestError as error:
@@ -45,14 +45,14 @@ class Discovery:
         return recorded
 
     def with_types(self, recorded: Recorded, types: Mapping[str, int]) -> Recorded:
-        """What was recorded with this as binding, as with a model of these types."""
+        """Return a recording that was made with this as binding as if it were made with a model of these types."""
         ids = [types[cell.identity] for cell in self.cells]
         program = np.frombuffer(recorded.program, np.int32)
         renamed = rename_types(program, [len(cell.inputs) for cell in self.cells], ids)
         return recorded._replace(program=renamed.tobytes())
 
     def cell_type(self, cell: Cell) -> int:
-        """Number of a cell; equal cells share one."""
+        """Return the number of a cell; equal cells share one."""
         if cell.identity not in self._numbers:
             self._numbers[cell.identity] = len(self.cells)
             self.cells.append(cell)
@@ -62,11 +62,11 @@ class Discovery:
         return self._numbers[cell.identity]
 
     def kind(self, spec: RowSpec) -> int:
-        """Kind of a row spec."""
+        """Return the kind of a row spec."""
         return self._kind_ids.setdefault(spec.stored, len(self._kind_ids))
 
     def constant_row(self, kind: int, content: bytes) -> int:
-        """Permanent row of a constant, or -1 if there is none left."""
+        """Return the permanent row of a constant, or -1 if there is none left."""
         key = kind, content
         if key not in self._constants:
             if self._num_constants[kind] == NUM_PERMANENT - 1:
@@ -77,10 +77,10 @@ class Discovery:
 
     @property
     def new_kinds(self) -> list[RowSpec]:
-        """Row specs that the registry lacks, in order of their kinds."""
+        """The row specs that the registry lacks, in order of their kinds."""
         return [spec for spec in self._kind_ids if spec not in self._registry.kind_ids]
 
     @property
     def new_constants(self) -> list[tuple[int, bytes, int]]:
-        """(kind, bits, row) of constants that the registry lacks."""
+        """The constants that the registry lacks: (kind, bits, row) of each."""
         return [(*key, row) for key, row in self._constants.items() if key not in self._registry.constants]

@@ -1,4 +1,4 @@
-"""When a request must be done, and when it must have begun."""
+"""The times by which a request must be done, and must have begun."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ TINY_S = 1e-6
 
 
 class Due(NamedTuple):
-    """In how many seconds; None: any time.
+    """The seconds that a request has; None: any time.
 
     Attributes:
         done_s: until it must be done.
@@ -30,7 +30,10 @@ class Due(NamedTuple):
         return min(self.done_s, self.begun_s)
 
     def after(self, passed_s: float) -> Due:
-        """Return what is left after so many seconds: at least a moment, as it is not over while anybody waits."""
+        """Return the seconds that are left after so many.
+
+        It is at least a moment, as the request has not ended while it waits.
+        """
         return Due(*[None if time_s is None else max(TINY_S, time_s - passed_s) for time_s in self])
 
     def at(self, now_ns: int) -> tuple[int | None, int | None]:
@@ -44,7 +47,7 @@ ANY_TIME = Due()
 
 
 def due(deadline: float | None, schedule_by: float | None = None) -> Due:
-    """Return the times of a client's request. Raises RequestError unless they are None or seconds above 0."""
+    """Return the times of a client's request. Raise RequestError unless they are None or seconds above 0."""
     if deadline is schedule_by is None:  # as most are
         return ANY_TIME
     given = ("deadline", deadline), ("schedule_by", schedule_by)
@@ -52,7 +55,7 @@ def due(deadline: float | None, schedule_by: float | None = None) -> Due:
 
 
 def check_seconds(what: str, given: object) -> float:
-    """A time of a client's. Raises RequestError unless it is a number of seconds above 0."""
+    """Return a client's time in seconds. Raise RequestError unless it is a number of seconds above 0."""
     seconds = as_real(given)
     if seconds is not None and 0 < seconds <= LONGEST_S:
         return seconds

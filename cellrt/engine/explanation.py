@@ -1,11 +1,11 @@
-"""What a request waits for, in words, wherever it is: in a client's hands, in a line, or in the scheduler's tables."""
+"""The explanation of what a request waits for, in words: at its client, in a queue, or in the scheduler's tables."""
 
 from __future__ import annotations
 
-from cellrt.core.explanation import Namer
-from cellrt.core.explanation import explain as explain_parts
 from cellrt.core.processor import Processor
 from cellrt.core.state.moves import LIVE_REQUEST, LiveState
+from cellrt.core.waiting_reasons import Namer
+from cellrt.core.waiting_reasons import explain as explain_parts
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.request_group import RequestGroup
 from cellrt.engine.requests import Requests
@@ -18,7 +18,7 @@ HAS_ENDED = "the request has ended"
 def explain(turns: Turns, requests: Requests, processor: Processor, name_of: Namer, future: RequestFuture) -> str:
     """Return in words what the request of a future waits for; it calls a turn.
 
-    Raises RequestError for a future that is not of an engine in this process, EngineClosedError.
+    Raise RequestError for a future that is not of an engine in this process, EngineClosedError.
     """
     group = future._owner
     if future.done() or group is None:

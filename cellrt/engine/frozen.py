@@ -1,7 +1,8 @@
-"""No pause for garbage: what lives when a model is registered is frozen, and no collection looks at it again.
+"""Fewer pauses for garbage collection: objects that live when a model is registered are frozen.
 
-A full collection visits every object that Python tracks, 100,000s of them once torch and Numba are imported, and stops
-all threads for it. Whoever makes objects while serving brings one about.
+A frozen object is not visited by later collections. A full collection visits every object that Python tracks, 100,000s
+of them once torch and Numba are imported, and stops all threads for it. Any thread that makes objects while serving may
+start one.
 
 The collector belongs to the process, and so does what is here: all engines of a process share ``HEAP``.
 """
@@ -17,26 +18,26 @@ from pathlib import Path
 import torch
 
 WORTH_A_PAUSE_BYTES, WORTH_A_PAUSE_MODELS = 64 << 20, 100
-"""Of what may be frozen and garbage: by how much memory has grown, and how many models were given up."""
+"""The growth of memory, and the number of models given up, from which on frozen garbage is worth collecting."""
 
 
 class FrozenHeap:
-    """Freezes the process's objects as long as somebody holds them frozen; safe from any thread."""
+    """The process's objects, frozen as long as any holder wants them so; safe from any thread."""
 
     def __init__(self) -> None:
         self._lock = threading.RLock()  # reentrant: a collection in here may end an engine that was dropped
         self._holders: dict[int, int] = {}
-        """With how many models of each were gone when all was thawed last."""
+        """The number of models of each holder that were gone when all was thawed last."""
         self._least_bytes = 0
-        """Memory in use since then, at the least."""
+        """The least memory in use since then."""
         self._are_ours = False
 
     def freeze(self, holder: int, num_gone: int = 0) -> None:
-        """Collects what is garbage, then freezes all that is left, for this holder too.
+        """Collect garbage, then freeze all objects that are left, for this holder too.
 
-        ``num_gone``: models of the holder that were replaced or taken out so far. They may be garbage and frozen, since
-        a module and its functions are a cycle. Once memory has grown by so much, all is thawed first, which takes a
-        fifth of a second in which nothing else runs.
+        ``num_gone``: models of the holder that were replaced or removed so far. They may be garbage and frozen, since a
+        module and its functions are a cycle. Once memory has grown by so much, all is thawed first, which takes a fifth
+        of a second in which nothing else runs.
         """
         with self._lock:
             is_first, more = not self._holders, num_gone - self._holders.setdefault(holder, num_gone)
@@ -53,7 +54,7 @@ class FrozenHeap:
                 self._least_bytes = memory_in_use()
 
     def release(self, holder: int) -> None:
-        """After the last holder's release all objects are as before, unless some were frozen before the first's."""
+        """Thaw all objects after the last holder's release, unless some were frozen before the first one's freeze."""
         with self._lock:
             if holder not in self._holders:
                 return
@@ -63,7 +64,7 @@ class FrozenHeap:
 
 
 def memory_in_use() -> int:
-    """Bytes of the process's memory, and of its tensors on CUDA devices."""
+    """Return the bytes of the process's memory, and of its tensors on CUDA devices."""
     used = 0
     with suppress(OSError):  # elsewhere than on Linux
         used = int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE

@@ -1,5 +1,7 @@
-"""Futures of requests that were submitted together. Each is made when somebody asks for it: most are asked for when
-their request has ended, and then one object is all that they cost."""
+"""Futures of requests that were submitted together; each is made when it is first asked for.
+
+Most are asked for when their request has ended, and then they cost one object each.
+"""
 
 from __future__ import annotations
 
@@ -32,18 +34,18 @@ from cellrt.errors import CellrtError
 from cellrt.native.answer_wait import have_told
 
 _TAKEN = (dict, BaseException, NoneType)
-"""What an outcome is unless it is still among results of many."""
+"""The types of outcomes that are not among results of many."""
 Made: TypeAlias = list[tuple[Results, int, RequestFuture]]
 """Futures that end, each with results and its number among these."""
 NO_PLACES: list[int] = []
-"""In place of a list; never written to."""
+"""An empty list; it is never written to."""
 
 
 class Futures(Sequence[RequestFuture]):
     """The futures of requests that were submitted together, in their order.
 
     Args:
-        future_of: makes the future of the request at a place, and gives the same one whenever it is asked again.
+        future_of: makes the future of the request at a place, and returns the same one each time.
         count: how many they are.
         parts: outcomes of all, if those are known together, each with the places of its requests here.
     """
@@ -60,7 +62,7 @@ class Futures(Sequence[RequestFuture]):
 
     @classmethod
     def of(cls, futures: Sequence[RequestFuture]) -> Futures:
-        """Futures as such a sequence, whichever kind of sequence they are."""
+        """Return futures as such a sequence, whichever kind of sequence they are."""
         return futures if isinstance(futures, Futures) else cls(futures.__getitem__, len(futures))
 
     def __len__(self) -> int:
@@ -87,7 +89,7 @@ class Futures(Sequence[RequestFuture]):
         return f"Futures({len(self)})"
 
     def __await__(self) -> Generator[Any, None, list[Result]]:
-        """As ``results``, for a coroutine; cancelling its task cancels the requests."""
+        """Await the results as ``results`` does; cancelling the awaiting task cancels the requests."""
         return self._gather().__await__()
 
     async def _gather(self) -> list[Result]:
@@ -108,11 +110,11 @@ class Futures(Sequence[RequestFuture]):
 
     @interruptible
     def results(self, timeout: float | None = None) -> list[Result]:
-        """The results of all, in order; waits for them at most ``timeout`` seconds.
+        """Return the results of all, in order; wait for them at most ``timeout`` seconds.
 
-        A good part less than asking each future costs: tensors of requests that ended together are made together. Each
-        has memory of its own. Raises the error of the first that has one, or TimeoutError; the others' results are
-        still to be had from their futures.
+        This costs a good part less than asking each future: tensors of requests that ended together are made together.
+        Each has memory of its own. Raise the error of the first that has one, or TimeoutError; the others' results can
+        still be had from their futures.
         """
         end_s = None if timeout is None else time.monotonic() + timeout
         try:
@@ -127,7 +129,7 @@ class Futures(Sequence[RequestFuture]):
         return self._taken()
 
     def _taken(self) -> list[Result]:
-        """The results of all, when all have ended."""
+        """Return the results of all, when all have ended."""
         parts = self._parts or ()
         if len(parts) == 1:  # in order
             found = parts[0][0].take()
@@ -140,20 +142,23 @@ class Futures(Sequence[RequestFuture]):
 
 
 class Ends(Protocol):
-    """Who is told how requests of one graph end that were submitted together, each once; by the holder of the turn."""
+    """The receiver of the ends of requests of one graph that were submitted together, each once.
+
+    It is called by the holder of the turn.
+    """
 
     def fail(self, number: int, error: CellrtError) -> None:
-        """One has ended with an error."""
+        """Note that a request has ended with an error."""
 
     def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
-        """Some have results, from number ``first`` of these on; under SETTLING.
+        """Note that requests have results, from number ``first`` of these on; under SETTLING.
 
         ``made`` gets the futures that the caller ends, each with the results and its number among these.
         """
 
 
 class Outcomes:
-    """How requests end that were submitted together, and the futures of those that somebody asked for.
+    """The outcomes of requests that were submitted together, and the futures that were asked for.
 
     Each request gets its outcome once, from the holder of the turn. Any thread may ask for futures.
 
@@ -184,14 +189,14 @@ class Outcomes:
         """The address of the word in front of the results, in memory that the owner keeps; 0: there is none."""
         self._is_each_told = False
         self._outcomes: list[Outcome | None] | None = None
-        """Of requests that ended before somebody asked for their future; None until one does."""
+        """The outcomes of requests that ended before their future was asked for; None until one does."""
         self._places: list[int] = NO_PLACES
-        """Of those that have results, their number among these."""
+        """The numbers of requests that have results among these results."""
         self._wakes: Sequence[Callable[[], None]] = ()
-        """Of each who waits for all of them what wakes it."""
+        """The functions that wake those that wait for all of them."""
 
     def future(self, number: int) -> RequestFuture:
-        """The future of a request; always the same."""
+        """Return the future of a request; always the same."""
         if number in self._futures:
             return self._futures[number]
         with SETTLING:
@@ -210,7 +215,7 @@ class Outcomes:
         return future
 
     def _have_each_told(self) -> None:
-        """Have turns tell of each that ends, as some are asked for by themselves."""
+        """Have turns tell of each request that ends, as some are asked for by themselves."""
         owner = self._owner
         if owner is not None and self.word_at and not self._is_each_told:
             self._is_each_told = True
@@ -218,20 +223,20 @@ class Outcomes:
             owner.have_told()
 
     def wait(self, timeout: float | None) -> None:
-        """Waits until all have ended. Raises TimeoutError, and RequestError in a future's callback."""
+        """Wait until all have ended. Raise TimeoutError, and RequestError in a future's callback."""
         if not self._num_left:
             return
         self._refuse_in_callback()
         lock = allocate_lock()
         lock.acquire()
         with self._told_of_end(lock.release):
-            if self._num_left:  # who ends the last after this look finds the lock in the list
+            if self._num_left:  # the thread that ends the last after this check finds the lock in the list
                 lock.acquire(timeout=-1 if timeout is None else min(max(float(timeout), 0.0), threading.TIMEOUT_MAX))
         if self._num_left:
             raise TimeoutError(f"the requests have not all ended within {timeout} s")
 
     async def wait_in_loop(self) -> None:
-        """As ``wait``, for a coroutine: others of its loop go on meanwhile."""
+        """Wait as ``wait`` does, in a coroutine: others of its loop go on meanwhile."""
         if not self._num_left:
             return
         self._refuse_in_callback()
@@ -239,7 +244,7 @@ class Outcomes:
         over, mailbox = asyncio.Event(), mailbox_of(loop)
 
         def wake() -> None:
-            with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+            with suppress(RuntimeError):  # the loop is closed: nothing waits there any more
                 mailbox.put(over.set)
 
         with self._told_of_end(wake):
@@ -253,7 +258,7 @@ class Outcomes:
 
     @contextmanager
     def _told_of_end(self, wake: Callable[[], None]) -> Iterator[None]:
-        """While one is inside, ``wake`` is called when the last has ended; by the holder of the turn."""
+        """Have ``wake`` called when the last has ended, within the block; it is called by the holder of the turn."""
         with SETTLING:
             self._wakes = [*self._wakes, wake]
         try:
@@ -263,7 +268,7 @@ class Outcomes:
                 self._wakes = [other for other in self._wakes if other is not wake]
 
     def take(self) -> list[Result | None]:
-        """The results of all, when all have ended; None of those whose future must be asked."""
+        """Return the results of all, when all have ended; None for those whose future must be asked."""
         with SETTLING:
             outcomes = self._room()
             untaken = [number for number, each in enumerate(outcomes) if not isinstance(each, _TAKEN)]
@@ -275,7 +280,7 @@ class Outcomes:
             return [each if type(each) is dict else None for each in outcomes]
 
     def fail(self, number: int, error: BaseException) -> None:
-        """Ends a request with an error, and runs its callbacks."""
+        """End a request with an error, and run its callbacks."""
         with SETTLING:
             future = self._futures.get(number)
             if future is None:
@@ -285,7 +290,7 @@ class Outcomes:
             future.finish(error)
 
     def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
-        """As of ``Ends``: ``made`` gets those futures that somebody asked for."""
+        """Note results as ``Ends.note`` does: ``made`` gets the futures that were asked for."""
         futures = self._futures
         if isinstance(numbers, range) and not futures:
             outcomes, its = self._room(), slice(numbers.start, numbers.stop)
@@ -299,7 +304,7 @@ class Outcomes:
         self._note_over(len(numbers))
 
     def _room(self) -> list[Outcome | None]:
-        """Where outcomes are kept until somebody asks for them."""
+        """Return the list that keeps outcomes until they are asked for."""
         if self._outcomes is None:
             self._outcomes, self._places = [None] * self._count, [0] * self._count
         return self._outcomes
@@ -313,9 +318,9 @@ class Outcomes:
 
 
 def finish_all(ended: Iterable[tuple[RequestFuture | Ends, Sequence[int], PackedResults, int]]) -> None:
-    """Ends requests with results; called by the holder of the turn.
+    """End requests with results; called by the holder of the turn.
 
-    ``ended``: of each who is told, the numbers there, and the results with the number of the first among these.
+    ``ended`` has for each receiver the numbers there, and the results with the number of the first among these.
     """
     made: Made = []
     with SETTLING:

@@ -1,4 +1,4 @@
-"""Interrupts that come out of a C function as SystemError."""
+"""Interrupts that a C function turns into SystemError."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ R = TypeVar("R")
 
 
 def interruptible(function: Callable[P, R]) -> Callable[P, R]:
-    """Has a function of a client's raise the interrupt that a C function in it has made a SystemError."""
+    """Have a client's function raise the interrupt that a C function in it has turned into a SystemError."""
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:

@@ -1,6 +1,6 @@
-"""The least time that a request takes: one whose deadline comes before that is late, whatever else the engine does.
+"""The least time that a request takes: a request with an earlier deadline is late, whatever else the engine does.
 
-A chain's steps come one after the other, and none takes less than what is certain of the quickest task that there was
+A chain's steps come one after the other. None takes less than the certain part of the time of the quickest task so far
 (``core/state/step_times.py``).
 """
 
@@ -20,7 +20,7 @@ class LeastTime(NamedTuple):
 
 
 def least_time(processor: Processor, template: SizedTemplate) -> LeastTime:
-    """Return the least time of requests of a template; 0 where nothing is known."""
+    """Return the least time of requests of a template; 0 if nothing is known."""
     found, tables = LeastTime(0.0, -1, 0), processor.tables
     for cell_type, longest in template.chains:
         steps = longest if tables.types["carries"][cell_type] else 1  # those that carry nothing are rows of one task

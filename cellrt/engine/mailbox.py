@@ -1,4 +1,4 @@
-"""What event loops are told by other threads: however much comes at once, a loop is woken once."""
+"""Calls that other threads hand to event loops: however many come at once, a loop is woken once."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from weakref import WeakKeyDictionary
 
 
 class _Held(threading.local):
-    """Mailboxes whose loops this thread wakes when it has told everybody; None: it wakes each at once."""
+    """The mailboxes whose loops this thread wakes at the end of a block; None: it wakes each at once."""
 
     mailboxes: list[Mailbox] | None = None
 
@@ -21,7 +21,7 @@ _held = _Held()
 
 
 class Mailbox:
-    """What a loop is to call. Safe from any thread."""
+    """The calls that a loop is to make. Safe from any thread."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
         self._loop = weakref.ref(loop)
@@ -29,7 +29,7 @@ class Mailbox:
         self._is_told = False
 
     def put(self, call: Callable[[], object]) -> None:
-        """Has the loop call a function. Raises RuntimeError if the loop is closed."""
+        """Have the loop call a function. Raise RuntimeError if the loop is closed."""
         self._calls.append(call)  # before the look: a loop that is about to call the others then sees this one
         if self._is_told:
             return
@@ -41,7 +41,7 @@ class Mailbox:
         _held.mailboxes.append(self)
 
     def wake(self) -> None:
-        """Wakes the loop if something waits for it that it was not told of. Raises RuntimeError if it is closed."""
+        """Wake the loop if it has calls that it was not woken for. Raise RuntimeError if it is closed."""
         if self._calls and not self._is_told:
             self._tell()
 
@@ -55,7 +55,7 @@ class Mailbox:
                 raise
 
     def _call_all(self) -> None:
-        self._is_told = False  # before the look: what comes after it wakes the loop again
+        self._is_told = False  # before the look: a call that comes after it wakes the loop again
         try:
             while self._calls:
                 self._calls.popleft()()
@@ -65,10 +65,10 @@ class Mailbox:
 
 
 class WakingAtTheEnd:
-    """What this thread puts into mailboxes inside wakes each loop once, at the end.
+    """A block in which this thread's calls to mailboxes wake each loop only once, at the end.
 
-    To wake a loop gives up the interpreter lock, and a loop that wakes takes it: whoever has more to tell then waits
-    for it as often as it tells.
+    Waking a loop gives up the interpreter lock, and a loop that wakes takes it: a thread with more calls to make would
+    then wait for the lock at each of them.
     """
 
     __slots__ = ("_outer",)
@@ -83,9 +83,9 @@ class WakingAtTheEnd:
 
 
 def let_go() -> list[Mailbox] | None:
-    """Before what may take its time, or wait for a loop: wakes who was told before it; who is told in it wakes at once.
+    """Wake the loops that have calls so far, before work that takes time or waits for a loop.
 
-    What it returns goes to ``hold`` behind that.
+    During that work loops are woken at once. Return the argument for ``hold``, which is called after it.
     """
     told = _held.mailboxes
     if told is not None:
@@ -95,13 +95,13 @@ def let_go() -> list[Mailbox] | None:
 
 
 def hold(told: list[Mailbox] | None) -> None:
-    """Goes on as before ``let_go``."""
+    """Go on as before ``let_go``."""
     _held.mailboxes = told
 
 
 def _wake(told: list[Mailbox]) -> None:
     while told:
-        with suppress(RuntimeError):  # its loop was closed meanwhile: nobody waits there any more
+        with suppress(RuntimeError):  # its loop was closed meanwhile: nothing waits there any more
             told.pop().wake()
 
 
@@ -109,5 +109,5 @@ _mailboxes: WeakKeyDictionary[asyncio.AbstractEventLoop, Mailbox] = WeakKeyDicti
 
 
 def mailbox_of(loop: asyncio.AbstractEventLoop) -> Mailbox:
-    """The mailbox of the loop that runs in this thread."""
+    """Return the mailbox of the loop that runs in this thread."""
     return _mailboxes.get(loop) or _mailboxes.setdefault(loop, Mailbox(loop))

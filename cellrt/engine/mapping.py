@@ -1,4 +1,4 @@
-"""Many requests of one model, however many there are, with a bounded number of them in flight."""
+"""The map of many requests of one model, however many there are, with a bounded number of them in flight."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ from cellrt.errors import CellrtError, DeadlineError, RequestError
 from cellrt.numbers import as_integer
 
 IN_FLIGHT = 1024
-"""Requests in flight unless somebody says otherwise."""
+"""The default number of requests in flight."""
 TOGETHER = 64
-"""Most requests that are submitted together."""
+"""The most requests that are submitted together."""
 PATIENCE_S = 1e-3
-"""How long a source is waited for until what it gave is submitted."""
+"""The seconds for which a source is waited for until its items so far are submitted."""
 
 Submit = Callable[[Sequence[Any]], Sequence[RequestFuture]]
-"""Submits requests, all or none; waits for places."""
+"""A function that submits requests, all or none, and waits for places."""
 SubmitAsync = Callable[[Sequence[Any]], Awaitable[Sequence[RequestFuture]]]
 
 
 @dataclass(frozen=True)
 class MapOptions:
-    """How a map goes about it: see ``Serving.map``."""
+    """The options of a map: see ``Serving.map``."""
 
     max_in_flight: int
     ordered: bool
@@ -58,19 +58,19 @@ class Flight:
         self._outcomes: dict[int, RequestFuture | CellrtError] = {}
         self._num_added = 0
         self._ended: deque[int] = deque()
-        """Numbers of those that have ended, as they came; unless their order is that of the requests."""
+        """The numbers of requests that have ended, as they came; not used if their order is that of the requests."""
 
     def __len__(self) -> int:
         return len(self._outcomes)
 
     @property
     def room(self) -> int:
-        """How many more to submit together: none while more than three quarters are in flight."""
+        """The number of requests to submit together next: 0 while more than three quarters are in flight."""
         most, count = self._options.max_in_flight, len(self)
         return min(TOGETHER, most - count) if 4 * count <= 3 * most else 0
 
     def add(self, outcomes: Sequence[RequestFuture | CellrtError]) -> None:
-        """Takes in requests that were submitted, or refused with an error of their own."""
+        """Take in requests that were submitted, or refused with an error of their own."""
         for outcome in outcomes:
             number = self._num_added
             self._num_added += 1
@@ -84,14 +84,14 @@ class Flight:
         self._note(number)
 
     def note_ended(self, number: int) -> None:
-        """Takes in that a request has ended; by the thread, or in the loop, that takes."""
+        """Note that a request has ended; called by the thread, or in the loop, that takes."""
         if not self._options.ordered:
             self._ended.append(number)
 
     def ready(self) -> int | None:
-        """The number of the request whose outcome is to be taken next; None until it has ended.
+        """Return the number of the request whose outcome is to be taken next; None until it has ended.
 
-        Raises RequestError in a future's callback if it has not: it never would.
+        Raise RequestError in a future's callback if it has not: it never would.
         """
         if not self._options.ordered:
             if self._ended:
@@ -106,7 +106,7 @@ class Flight:
         return None
 
     def take(self, number: int) -> object:
-        """The item of a request that has ended. Raises its error, unless errors are items."""
+        """Return the item of a request that has ended. Raise its error, unless errors are items."""
         outcome = self._outcomes.pop(number)
         error = outcome if isinstance(outcome, CellrtError) else outcome.error()
         if error is not None and not (self._options.return_errors and isinstance(error, CellrtError)):
@@ -121,7 +121,7 @@ class Flight:
                 return
 
     def close(self) -> None:
-        """Cancels what is in flight."""
+        """Cancel the requests in flight."""
         outcomes, self._outcomes = self._outcomes, {}
         for outcome in outcomes.values():
             if isinstance(outcome, RequestFuture):
@@ -129,7 +129,10 @@ class Flight:
 
 
 class _Taken(NamedTuple):
-    """What a source gave: items; whether it has no more, or why not; and whether it was slow, so that these are few."""
+    """Items of a source, and its state: whether it has no more, the error that ended it, whether it was slow.
+
+    A slow source gives few items.
+    """
 
     items: list[Any]
     is_last: bool
@@ -138,8 +141,10 @@ class _Taken(NamedTuple):
 
 
 def _take(source: Iterator[Any], count: int, is_list: bool) -> _Taken:
-    """Takes at most so many items, fewer from a slow source, as they are when they are given: a source that is no list
-    may change them when it is asked for the next."""
+    """Take at most so many items, fewer from a slow source, as they are when they are given.
+
+    A source that is no list may change them when it is asked for the next.
+    """
     items: list[Any] = []
     latest_s = time.perf_counter() + PATIENCE_S
     try:
@@ -156,7 +161,7 @@ def _take(source: Iterator[Any], count: int, is_list: bool) -> _Taken:
 
 
 def mapped(submit: Submit, requests: Iterable[Any], options: MapOptions) -> Iterator[Any]:
-    """See ``Serving.map``."""
+    """Yield results, as ``Serving.map`` says."""
     ended: SimpleQueue[int] = SimpleQueue()
     flight, source = Flight(options, ended.put), iter(requests)
     taken, is_list = _Taken([], False, None, False), isinstance(requests, LISTS)
@@ -194,9 +199,10 @@ def mapped(submit: Submit, requests: Iterable[Any], options: MapOptions) -> Iter
 
 
 class _Pump:
-    """Takes items out of a source as far as there is room for them, in a task of its own.
+    """A task that takes items out of a source as far as there is room for them.
 
-    What the source gives is copied, as of ``mapped``; it is not asked for more before what cannot be is submitted.
+    Items are copied, as in ``mapped``; after an item that cannot be copied, no more are asked for before it is
+    submitted.
     """
 
     def __init__(self, source: AsyncIterator[Any], is_list: bool, flight: Flight, news: asyncio.Event) -> None:
@@ -204,24 +210,24 @@ class _Pump:
         self.is_last = False
         self.error: BaseException | None = None
         self._may_go_on = True
-        """Whether the source may go on: what it gave is copied or submitted."""
+        """True if the source may go on: its items so far are copied or submitted."""
         self._source, self._is_list = source, is_list
         self._flight, self._news, self._has_room = flight, news, asyncio.Event()
         self._task = asyncio.create_task(self._run())
 
     async def take(self) -> list[Any]:
-        """What was given and can be submitted together; waits a moment for more if that is little."""
+        """Return items that can be submitted together; wait a moment for more if they are few."""
         if len(self.given) < self._flight.room and self._may_go_on and not self.is_last:
             await asyncio.sleep(PATIENCE_S)
         return [self.given.popleft() for _ in range(min(len(self.given), self._flight.room))]
 
     def note_room(self) -> None:
-        """More may be taken: what ``take`` returned is submitted."""
+        """Note that more may be taken: what ``take`` returned is submitted."""
         self._may_go_on = self._may_go_on or not self.given
         self._has_room.set()
 
     async def close(self) -> None:
-        """Ends it, and with it the source."""
+        """End it, and with it the source."""
         self._task.cancel()
         await asyncio.wait([self._task])
 
@@ -251,7 +257,7 @@ class _Pump:
 async def mapped_async(
     submit: SubmitAsync, requests: Iterable[Any] | AsyncIterable[Any], options: MapOptions
 ) -> AsyncIterator[Any]:
-    """See ``Serving.map_async``."""
+    """Yield results, as ``Serving.map_async`` says."""
     loop, news = asyncio.get_running_loop(), asyncio.Event()
 
     def take_in(number: int) -> None:
@@ -288,7 +294,7 @@ async def mapped_async(
 
 
 def _one_by_one_if_refused(submit: Submit, requests: Sequence[Any]) -> Sequence[RequestFuture | CellrtError]:
-    """Submits requests together; if something is wrong with one of them, only that one gets the error."""
+    """Submit requests together; if something is wrong with one of them, only that one gets the error."""
     try:
         return submit(requests) if requests else ()
     except DeadlineError as error:  # of all of them: they have waited together
@@ -322,7 +328,7 @@ async def _as_async(requests: Iterable[Any] | AsyncIterable[Any]) -> AsyncIterat
 
 
 def _bar(options: MapOptions, requests: object) -> AbstractContextManager[Callable[[], object]]:
-    """A progress bar while one is inside, if it was asked for; gives what counts one further."""
+    """Show a progress bar within the block, if it was asked for; yield a function that advances it."""
     if not options.progress:
         return nullcontext(lambda: None)
     return _shown_bar("" if options.progress is True else options.progress, requests)

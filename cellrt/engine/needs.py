@@ -1,7 +1,7 @@
-"""What a request needs of an engine's memory, and which option makes room for it where there is none.
+"""A request's need of an engine's memory, and the option that makes room for it if there is none.
 
-Rows are reserved at admission at every worker and at the host; pages as many as the request may come to, of those that
-a worker has.
+Rows are reserved at admission at every worker and at the host. Pages are reserved as many as the request may need, out
+of those that a worker has.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from cellrt.engine.arena_sizes import HOST_TIMES, MAX_ARENA_PAGES, MAX_ARENA_ROW
 
 
 class Need(NamedTuple):
-    """What a request needs of one kind, and what there is of it.
+    """A request's need of one kind, and how much of that kind there is.
 
     Attributes:
         spec: of the rows, or of the pages.
-        worker, host: rows at each worker and at the host; of pages, those that it may come to, and 0.
+        worker, host: rows at each worker and at the host; for pages, those that it may need, and 0.
         there: rows, or pages, at each worker.
         there_host: the same at the host.
     """
@@ -34,21 +34,21 @@ class Need(NamedTuple):
 
     @property
     def bytes_at_worker(self) -> int:
-        """Bytes at each worker that has work of the request."""
+        """The bytes at each worker that has work of the request."""
         return self.worker * self.spec.num_bytes
 
     @property
     def bytes_at_host(self) -> int:
-        """Bytes at the host."""
+        """The bytes at the host."""
         return self.host * self.spec.num_bytes
 
     @property
     def is_met(self) -> bool:
-        """Whether an empty engine has so many."""
+        """True if an empty engine has so many."""
         return self.worker <= self.there and self.host <= self.there_host
 
     def lacking(self) -> str:
-        """Says what is missing, and which option to raise to what."""
+        """Return a text that says what is missing, and which option to raise to what."""
         if self.spec.page_size:
             what = f"{self.worker:,} {self.spec}, a worker has {self.there:,}"
             option, most, wanted = "page_bytes", MAX_ARENA_PAGES, self.worker
@@ -64,7 +64,10 @@ class Need(NamedTuple):
 
 
 def needs_of(template: SizedTemplate, processor: Processor, kinds: Sequence[RowSpec], session: int = -1) -> list[Need]:
-    """What a request needs of each kind of which it needs any; ``session``: whose state it goes on with, or -1."""
+    """Return a request's needs, one for each kind of which it needs any.
+
+    ``session``: the session whose state it goes on with, or -1.
+    """
     arrays, table, found = template.arrays, processor.tables.kinds, []
     for kind, (worker, host) in enumerate(arrays.needs.tolist()):
         if kinds[kind].page_size:
@@ -76,7 +79,7 @@ def needs_of(template: SizedTemplate, processor: Processor, kinds: Sequence[RowS
 
 
 def _pages_wanted(template: SizedTemplate, processor: Processor, kind: int, session: int) -> int:
-    """Pages that a request may come to, with what its session has kept."""
+    """Return the pages that a request may need, with those that its session has kept."""
     pages = 0
     for its, page_size, rows, slot in template.arrays.pages.tolist():
         if its == kind:
@@ -88,7 +91,7 @@ def _pages_wanted(template: SizedTemplate, processor: Processor, kind: int, sess
 
 
 def why_never(template: SizedTemplate, processor: Processor, kinds: Sequence[RowSpec], session: int = -1) -> str | None:
-    """Says what of a request an empty engine has no room for, with the option that makes it; None if for all."""
+    """Return what part of a request an empty engine has no room for, with the option that makes it; None if it fits."""
     if template.fits and session < 0:
         return None
     lacking = [

@@ -1,6 +1,4 @@
-"""What the tables hold at a moment: rows and pages that are used and free, by place, states of sessions that are idle,
-and nodes ready, by cell type.
-"""
+"""The occupancy of the tables: rows and pages that are used and free by place, idle sessions' states, ready nodes."""
 
 from __future__ import annotations
 
@@ -16,7 +14,10 @@ UNITS = ("rows", "pages", "bytes")
 
 
 def rows_by_place(processor: Processor, kinds: Sequence[RowSpec]) -> dict[str, dict[str, int]]:
-    """Rows, pages and bytes of arenas by place: "host", "worker 1", ...; of any thread, may lag by a turn."""
+    """Return rows, pages and bytes of arenas by place: "host", "worker 1", ...
+
+    Any thread may call it; it may lag by a turn.
+    """
     arenas, is_paged = processor.tables.arenas, processor.tables.kinds["is_paged"]
     places: dict[str, dict[str, int]] = {}
     for location in range(processor.num_workers + 1):
@@ -34,8 +35,10 @@ def rows_by_place(processor: Processor, kinds: Sequence[RowSpec]) -> dict[str, d
 
 
 def session_bytes_by_place(processor: Processor, kinds: Sequence[RowSpec], sessions: Sequence[int]) -> dict[str, int]:
-    """Bytes of the states that these sessions (-1: one that is new) have in the arenas while no request of theirs runs,
-    by place; what several share counts once. As ``rows_by_place``, of any thread."""
+    """Return the bytes of states that sessions have in the arenas while no request of theirs runs, by place.
+
+    A session -1 is a new one. Shared pages count once. Any thread may call it, as ``rows_by_place``.
+    """
     tables, at = processor.tables, np.array([session for session in sessions if session >= 0], np.int64)
     slots = tables.slots.reshape(-1, MAX_STATES)[at].reshape(-1)
     row_bytes = np.array([spec.num_bytes for spec in kinds] or [0], np.int64)
@@ -54,6 +57,6 @@ def _name_of(location: int) -> str:
 
 
 def ready_nodes(processor: Processor, type_id: int) -> int:
-    """Nodes of a cell type that could run now; of any thread, may lag by a turn."""
+    """Return the nodes of a cell type that could run now. Any thread may call it; it may lag by a turn."""
     first = type_id * NUM_PRIORITIES
     return int(processor.tables.ready[first : first + NUM_PRIORITIES].sum())

@@ -1,4 +1,4 @@
-"""Checks of what an engine is made with."""
+"""Checks of an engine's options."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from cellrt.errors import DefinitionError
 from cellrt.numbers import as_integer, as_real
 
 LONGEST_S = 1e9
-"""The longest time that may be given."""
+"""The longest time that may be given, in seconds."""
 
 
 def check_numbers(**values: object) -> tuple[int, ...]:
-    """Options as ints, in order. Raises DefinitionError unless all are positive integers."""
+    """Return options as ints, in order. Raise DefinitionError unless all are positive integers."""
     numbers: list[int] = []
     for name, value in values.items():
         number = as_integer(value)
@@ -23,12 +23,12 @@ def check_numbers(**values: object) -> tuple[int, ...]:
 
 
 def check_number_or_none(name: str, value: object) -> int | None:
-    """An option as an int, or None. Raises DefinitionError for anything else."""
+    """Return an option as an int, or None. Raise DefinitionError for anything else."""
     return None if value is None else check_numbers(**{name: value})[0]
 
 
 def check_period(name: str, value: object) -> float | None:
-    """An option that is a number of seconds above 0, or None. Raises DefinitionError for anything else."""
+    """Return an option that is a number of seconds above 0, or None. Raise DefinitionError for anything else."""
     seconds = as_real(value)
     if value is not None and not (seconds is not None and 0 < seconds <= LONGEST_S):
         raise DefinitionError(
@@ -38,19 +38,19 @@ def check_period(name: str, value: object) -> float | None:
 
 
 def check_instance(name: str, value: object, expected: type) -> None:
-    """Raises DefinitionError unless an option is None or of a type."""
+    """Raise DefinitionError unless an option is None or of a type."""
     if value is not None and not isinstance(value, expected):
         raise DefinitionError(f"{name}: expected a {expected.__name__}, got {value!r}")
 
 
 def check_choice(name: str, value: object, choices: Sequence[str]) -> None:
-    """Raises DefinitionError unless an option is one of some words."""
+    """Raise DefinitionError unless an option is one of some words."""
     if value not in choices:
         raise DefinitionError(f"{name}: expected one of {', '.join(map(repr, choices))}, got {value!r}")
 
 
 def check_workers(workers: object) -> int | Sequence[str] | None:
-    """A number of CPU workers, a list of devices, or None. Raises DefinitionError for anything else."""
+    """Return a number of CPU workers, a list of devices, or None. Raise DefinitionError for anything else."""
     if workers is None:
         return None
     if isinstance(workers, Sequence) and not isinstance(workers, str):

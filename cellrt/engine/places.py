@@ -1,8 +1,8 @@
 """Places in the queues: how many requests and rows of an engine, or of a model, are unfinished, and may be.
 
-Clients count up what they hand in, under the gate; the holder of the turn counts what it accepts and what has ended.
-So nobody needs a lock for the other's number, and a client that was interrupted between counting and handing in is put
-right by ``heal``.
+Clients count the requests that they hand in, under the gate; the holder of the turn counts those that it accepts and
+those that have ended. So neither needs a lock for the other's number. A client that was interrupted between counting
+and handing in is corrected by ``heal``.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cellrt.errors import DeadlineError, EngineClosedError, OverloadError, Reque
 
 
 class Size(NamedTuple):
-    """Requests, and the rows that all of their nodes have; a loop counts as its step limit."""
+    """Requests, and the rows of all their nodes; a loop counts as its step limit."""
 
     requests: int
     rows: int
@@ -29,11 +29,11 @@ class Size(NamedTuple):
 NOTHING = Size(0, 0)
 QUEUE_TAKEN, QUEUE_ROWS_TAKEN, QUEUE_COME, QUEUE_ROWS_COME = range(4)
 QUEUE_ENDED, QUEUE_ROWS_ENDED, QUEUE_MOST, QUEUE_MOST_ROWS = range(4, 8)
-"""Of a row of ``queues``, whose fields are words."""
+"""The words of a row of ``queues``."""
 
 
 class QueueLimit(NamedTuple):
-    """How many requests and rows may be unfinished; None: any number."""
+    """The requests and rows that may be unfinished; None: any number."""
 
     requests: int | None = None
     rows: int | None = None
@@ -41,7 +41,7 @@ class QueueLimit(NamedTuple):
 
 NO_LIMIT = QueueLimit()
 OPTIONS = {"requests": "max_queue", "rows": "max_queue_rows"}
-"""Of an engine, or of a model: what sets the limit of each."""
+"""The option of an engine or of a model that sets each limit."""
 
 
 class Places:
@@ -79,25 +79,25 @@ class Places:
 
     @property
     def num_unfinished(self) -> int:
-        """Requests handed in that have not ended."""
+        """The requests handed in that have not ended."""
         num_come = self._shown[QUEUE_COME] if self._shown is not None else 0
         return self._num_taken + num_come - self._num_ended
 
     @property
     def num_rows(self) -> int:
-        """Rows of requests handed in that have not ended."""
+        """The rows of requests handed in that have not ended."""
         rows_come = self._shown[QUEUE_ROWS_COME] if self._shown is not None else 0
         return self._rows_taken + rows_come - self._rows_ended
 
     def has_room(self, size: Size) -> bool:
-        """Whether so many more may be handed in now."""
+        """Return whether so many more may be handed in now."""
         (requests, rows), (most_requests, most_rows) = size, self.limit
         if most_requests is not None and self.num_unfinished + requests > most_requests:
             return False
         return most_rows is None or self.num_rows + rows <= most_rows
 
     def check(self, size: Size) -> None:
-        """Raises OverloadError if so many do not fit now."""
+        """Raise OverloadError if so many do not fit now."""
         unfinished = self.num_unfinished, self.num_rows
         for what, wanted, there, limit in zip(Size._fields, size, unfinished, self.limit):
             if limit is not None and there + wanted > limit:
@@ -106,40 +106,40 @@ class Places:
                 raise OverloadError(f"{there} {what} are unfinished, {self.owner} takes {limit}{more} {hint}")
 
     def check_ever(self, size: Size) -> None:
-        """Raises RequestTooLargeError if so many will never fit."""
+        """Raise RequestTooLargeError if so many will never fit."""
         for what, wanted, limit in zip(Size._fields, size, self.limit):
             if limit is not None and wanted > limit:
                 mend = f"hand in fewer, or make {OPTIONS[what]} {wanted} or more"
                 raise RequestTooLargeError(f"{wanted} {what} at once; {self.owner} takes {limit}: {mend}")
 
     def take(self, size: Size) -> None:
-        """Counts requests that are about to be handed in; under the gate."""
+        """Count requests that are about to be handed in; under the gate."""
         self._num_taken += size[0]
         self._rows_taken += size[1]
         if self._shown is not None:
             self._shown[QUEUE_TAKEN], self._shown[QUEUE_ROWS_TAKEN] = self._num_taken, self._rows_taken
 
     def note_accepted(self, size: Size) -> None:
-        """Counts requests that a turn has seen."""
+        """Count requests that a turn has seen."""
         self._num_accepted += size[0]
         self._rows_accepted += size[1]
 
     def give_back(self, size: Size) -> None:
-        """Counts requests that have ended; in a turn."""
+        """Count requests that have ended; in a turn."""
         self._num_ended += size[0]
         self._rows_ended += size[1]
         if self._shown is not None:
             self._shown[QUEUE_ENDED], self._shown[QUEUE_ROWS_ENDED] = self._num_ended, self._rows_ended
 
     def note_passed(self, size: Size) -> None:
-        """Counts requests that have ended which no turn in Python has seen before."""
+        """Count requests that have ended which no turn in Python has seen before."""
         self.note_accepted(size)
         self.give_back(size)
 
     def heal(self, unseen: Size) -> None:
-        """Forgets places taken for requests that never came; in a turn, under the gate, with an empty inbox.
+        """Forget places taken for requests that never came; in a turn, under the gate, with an empty inbox.
 
-        ``unseen``: those that came, and no turn in Python has seen.
+        ``unseen``: the requests that came, and that no turn in Python has seen.
         """
         self._num_taken = self._num_accepted + unseen.requests
         self._rows_taken = self._rows_accepted + unseen.rows
@@ -147,21 +147,23 @@ class Places:
 
 
 Wanted: TypeAlias = Sequence[tuple[Places, Size]]
-"""How many places requests want in each queue: the engine's, then their models'."""
+"""The places that requests need in each queue: the engine's, then their models'."""
 
 
 def check_places(wanted: Wanted) -> None:
-    """Raises RequestTooLargeError if requests will never have as many places in each queue as they want there, else
-    OverloadError if they have not now."""
+    """Raise an error if requests do not have the places that they need in each queue.
+
+    Raise RequestTooLargeError if they never will, else OverloadError if they have not now.
+    """
     for places, size in wanted:
         if not places.has_room(size):
-            for each, its in wanted:  # first, of all: who could never come in shall not wait, nor try again
+            for each, its in wanted:  # first, of all: requests that never fit shall not wait, nor be tried again
                 each.check_ever(its)
             places.check(size)
 
 
 class InLine:
-    """What somebody wants who waits; it goes with the call that does."""
+    """The places that a waiting call needs; it lives as long as the call."""
 
     __slots__ = ("__weakref__", "wanted")
 
@@ -170,24 +172,26 @@ class InLine:
 
 
 class Room:
-    """Where clients wait for places, instead of being refused: first come, first served. A coroutine is not in line, as
-    those behind it would wait for its loop, where one of them may be what keeps the loop from going on.
+    """The line of clients that wait for places, instead of being refused: first come, first served.
+
+    A coroutine is not in line, as those behind it would wait for its loop, where one of them may be what keeps the loop
+    from going on.
 
     Args:
-        gate: what is held while places are counted, and by whoever calls anything here.
-        note_watched: told when somebody begins to wait, and when nobody does any more.
+        gate: the lock that is held while places are counted, and by every caller of this class.
+        note_watched: called with whether any client waits, when that changes.
     """
 
     def __init__(self, gate: threading.RLock, note_watched: Callable[[bool], object] = bool) -> None:
         self._note_watched = note_watched
         self._changed = threading.Condition(gate)
         self._line: list[weakref.ref[InLine]] = []
-        """What those who wait want, by arrival."""
+        """The places that waiting calls need, by arrival."""
         self._wakes: list[Callable[[], object]] = []
 
     @contextmanager
     def watched(self, wake: Callable[[], object]) -> Iterator[None]:
-        """While one is inside, ``wake`` is called whenever a place may have become free; in a turn."""
+        """Have ``wake`` called in a turn whenever a place may have become free, within the block."""
         self._wakes.append(wake)
         try:
             self._say_who_waits()
@@ -197,18 +201,20 @@ class Room:
             self._say_who_waits()
 
     def _say_who_waits(self) -> None:
-        """Say whether anybody waits; without the gate, which nobody gives back in a forked process."""
+        """Report whether any client waits; without the gate, which stays held for ever in a forked process."""
         is_said = None
         while is_said is not (is_watched := bool(self._wakes or self._line)):  # others may change it meanwhile
             self._note_watched(is_watched)
             is_said = is_watched
 
     def must_wait(self, wanted: Wanted) -> bool:
-        """Whether there is no room for requests, or others come first: those before in line who wait for the engine's
-        queue, or for one of their models'."""
+        """Return whether there is no room for requests, or others come first.
+
+        These are the calls before it in line that wait for the engine's queue, or for that of one of its models.
+        """
         for ref in self._line:
             before = ref()
-            if before is None:  # who was interrupted on the way in or out
+            if before is None:  # it was interrupted on the way in or out
                 continue
             if before.wanted is wanted:
                 break
@@ -219,14 +225,14 @@ class Room:
         return not all([places.has_room(size) for places, size in wanted])
 
     def wait(self, wanted: Wanted, end_s: float | None, is_over: Callable[[], bool]) -> None:
-        """Waits, holding the gate, until it is the turn and there are as many places in each queue as are wanted there.
+        """Wait, holding the gate, until it is the turn and there are as many places in each queue as are needed there.
 
         Args:
             wanted: of the engine and then of models.
             end_s: when to give up, on the monotonic clock; None: never.
-            is_over: whether nothing ends any more.
+            is_over: returns whether no request ends any more.
 
-        Raises RequestTooLargeError, DeadlineError, EngineClosedError.
+        Raise RequestTooLargeError, DeadlineError, EngineClosedError.
         """
         me = InLine(wanted)  # in the line as long as this call has it, whatever interrupts it
         try:
@@ -248,7 +254,7 @@ class Room:
             self._changed.notify_all()  # those behind: it may be their turn
 
     def note_place(self) -> None:
-        """Takes in that a place may have become free; in a turn."""
+        """Note that a place may have become free; in a turn."""
         for wake in tuple(self._wakes):
             wake()
         if self._line:

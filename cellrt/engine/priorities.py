@@ -11,13 +11,13 @@ from cellrt.view.cell_graph import CellGraph
 
 
 def default_priorities(program: bytes, cells: Mapping[int, Cell]) -> dict[int, int]:
-    """A priority for each cell type from an example's graph: cell types later in the graph come first.
+    """Return a priority for each cell type from an example's graph: cell types later in the graph come first.
 
     (BatchMaker section 2.4.3: decoder before encoder, internal before leaf.) Types on a cycle share a depth; those that
     the example does not use have 0.
 
     Args:
-        program: what the example recorded.
+        program: the recorded program of the example.
         cells: of the model, by type id.
     """
     nodes = CellGraph(program, cells).to_networkx()

@@ -1,5 +1,8 @@
-"""Clients in other processes whose requests join and leave by memory that they share (``core/requests/regions.py``):
-what the engine knows of them, and what becomes of requests that compiled code cannot carry to their end."""
+"""Clients in other processes whose requests join and leave by shared memory, as the engine knows them.
+
+``core/requests/region_entries.py`` admits the requests. Here are the plans that clients may name, and the ways of
+requests that compiled code cannot carry to their end.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,7 @@ from cellrt.native.row_types import new_table
 ENGINE = 0
 """The engine's row of ``queues``."""
 ALIGNMENT = 8
-"""Of tensors that a client gets back, in bytes."""
+"""The alignment in bytes of tensors that a client gets back."""
 
 
 class Returned(NamedTuple):
@@ -64,7 +67,7 @@ class RegionClient(Protocol):
 
 
 class _Known(NamedTuple):
-    """What runs for requests that a client names by a number. ``tensors``: kind and bytes of each."""
+    """A plan that a client names by a number. ``tensors``: kind and bytes of each of a request's tensors."""
 
     model: Model
     plan: Plan
@@ -91,9 +94,9 @@ class Regions:
         self._clients: list[RegionClient | None] = [None] * MAX_REGIONS
         self._plans = [new_table(0, REGION_PLAN) for _ in range(MAX_REGIONS)]
         self._known: list[dict[int, _Known]] = [{} for _ in range(MAX_REGIONS)]
-        """By region and number."""
+        """The plans of each region, by number."""
         self._num_plans = 0
-        """How many numbers of plans were given: none is given twice."""
+        """The number of plans that were named: no number is given twice."""
 
     def open(self, client: RegionClient, address: int, number: int, bell: int) -> int:
         """Have turns look for requests in a client's region; return which it is, or -1 if there are too many. By one
@@ -178,17 +181,17 @@ class Regions:
         self._known[at], self._clients[at] = {}, None
 
     def find(self, at: int, id: int) -> RequestGroup | None:
-        """A request that was admitted, by its client's number of it; None if it is not here."""
+        """Return a request that was admitted, by its client's number of it; None if it is not here."""
         return next((self.group_of(row) for row in self._busy(at) if self._table["id"][row] == id), None)
 
     @property
     def is_closed(self) -> bool:
-        """Whether no client has a region."""
+        """True if no client has a region."""
         return not any(self._clients)
 
     @property
     def is_empty(self) -> bool:
-        """Whether no requests are here, handed in or running."""
+        """True if no requests are here, handed in or running."""
         count = int(self._words[NUM_REGIONS])
         if not count:
             return True
@@ -203,14 +206,14 @@ class Regions:
         return found
 
     def all(self) -> Iterator[RequestGroup]:
-        """Requests that are here, of all clients."""
+        """Yield the requests that are here, of all clients."""
         for at in range(int(self._words[NUM_REGIONS])):
             for row in self._busy(at):
                 if (group := self.group_of(row)) is not None:
                     yield group
 
     def group_of(self, row: int) -> RequestGroup | None:
-        """The request of a submission that was admitted: Python is about to go on with it."""
+        """Return the request of a submission that was admitted: Python is about to go on with it."""
         at = (row - MAX_SUBMISSIONS) // NUM_SLOTS
         client, its, manager = self._clients[at], self._table[row], self._manager()
         known = self._known[at].get(int(its["plan"]))
@@ -223,7 +226,7 @@ class Regions:
         return group
 
     def known_of(self, row: int, plan: int) -> tuple[Model, int] | None:
-        """The model of a submission, and its nodes."""
+        """Return the model of a submission, and its nodes."""
         known = self._known[(row - MAX_SUBMISSIONS) // NUM_SLOTS].get(plan)
         return None if known is None else (known.model, known.plan.num_nodes)
 

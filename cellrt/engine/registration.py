@@ -1,4 +1,4 @@
-"""Registering a model: its example is unfolded, its new cells compiled, tried and measured, and arenas made."""
+"""The registration of a model: its example is unfolded, its new cells compiled, tried and measured, and arenas made."""
 
 from __future__ import annotations
 
@@ -32,17 +32,17 @@ from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.blame import describe_error
 from cellrt.worker.device.device import Device
-from cellrt.worker.step_times import TURN_S, measure_steps, rows_that_pay
+from cellrt.worker.failed_rows import describe_error
+from cellrt.worker.step_measurement import TURN_S, measure_steps, rows_that_pay
 
 log = logging.getLogger("cellrt")
 MAX_MEASURED = 4096
-"""Cells whose step times are remembered for others that differ in their weights alone."""
+"""The most cells whose step times are remembered for others that differ in their weights alone."""
 
 
 class Allocated(NamedTuple):
-    """Memory of a kind: how many rows there are, and by location where."""
+    """The memory of a kind: the number of rows, and the tensor at each location."""
 
     num_rows: NumRows
     by_location: list[torch.Tensor]
@@ -54,15 +54,15 @@ class Registrar:
     Args:
         registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
         shared: what workers share that are processes, if any.
-        sizes: chooses how many rows there are of each kind.
+        sizes: chooses the number of rows of each kind.
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
-        run_in_turn: calls a function when nobody else changes the engine's state.
-        give_up: frees what a model has that nobody found yet.
+        run_in_turn: calls a function while no other thread changes the engine's state.
+        give_up: frees the parts of a model that no client has found yet.
         teach: has the workers load what tasks of types need, and waits for it.
 
     Attributes:
-        on_renewed: called with the name of a model whose place one with other forms has taken.
+        on_renewed: called with the name of a model that was replaced by one with other forms.
     """
 
     def __init__(
@@ -84,11 +84,11 @@ class Registrar:
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
         self._teach = teach
         self._told: set[str] = set()
-        """Cells of which it was told that they forget their state."""
+        """The cells that were reported to forget their state."""
         self._tried: set[str] = set()
-        """Likenesses of cells that were found to be row-wise, or to raise."""
+        """The likenesses of cells that were found to be row-wise, or to raise."""
         self._measured: dict[tuple[str, str], dict[int, float]] = {}
-        """Step times by likeness and form: those with other weights take as long."""
+        """Step times by likeness and form: cells with other weights take as long."""
         self.on_renewed: Callable[[str], None] = lambda _: None
 
     def prepare(
@@ -99,10 +99,10 @@ class Registrar:
         max_queue: QueueLimit,
         max_batch: Mapping[str, int],
     ) -> Model:
-        """Makes a model that the engine can serve; what it needs is there, and nobody finds it yet.
+        """Make a model that the engine can serve, with everything that it needs; no client finds it yet.
 
-        Raises DefinitionError if the example does not unfold or fit, ``priorities`` or ``max_batch`` name no cell of
-        it, or rows of a cell influence each other.
+        Raise DefinitionError if the example does not unfold or fit, ``priorities`` or ``max_batch`` name no cell of it,
+        or rows of a cell influence each other.
         """
         discovery = Discovery(self._registry)
         recorded = discovery.unfold(unfolder)
@@ -142,8 +142,10 @@ class Registrar:
         return model
 
     def _warn_of_forgotten_states(self, model: str, recorded: Recorded, cells: list[Cell]) -> None:
-        """Tells of each cell that a model calls as if it had no state, of states that a chain never carries, and of
-        torch's own cells that were given none."""
+        """Warn of cells that a model calls as if they had no state.
+
+        Warn, too, of states that a chain never carries, and of torch's own cells that were given none.
+        """
         for cell in cells_that_forget(recorded.program, cells):
             self._warn_once(
                 cell,
@@ -169,14 +171,15 @@ class Registrar:
                 )
 
     def _warn_once(self, cell: Cell, text: str) -> None:
-        """Warns of a cell, pointing at who called Engine.register."""
+        """Warn of a cell, pointing at the caller of Engine.register."""
         if cell.identity not in self._told:
             self._told.add(cell.identity)
             warnings.warn(text, RuntimeWarning, stacklevel=5)
 
     def renew(self, model: Model) -> Model | None:
-        """The model with the forms that its cells have by now, to take its place; None if these are those it has, or it
-        cannot be prepared again. Raises EngineClosedError.
+        """Return the model with the forms that its cells have by now, to take its place.
+
+        Return None if it has these forms, or cannot be prepared again. Raise EngineClosedError.
         """
         types = {identity: self._registry.types[type_id] for identity, type_id in model.types.items()}
         forms = self._compiler.forms_of([made.cell for made in types.values()])
@@ -193,7 +196,7 @@ class Registrar:
         return renewed
 
     def _forms(self, model: str, cells: list[Cell]) -> dict[str, CompiledForm | None]:
-        """The compiled forms of cells by identity; on a device they have none."""
+        """Return the compiled forms of cells by identity; on a device they have none."""
         if self._device is not None:
             return dict.fromkeys((cell.identity for cell in cells), None)
         with compilation_told(f"the cells of {model!r}"):
@@ -203,9 +206,9 @@ class Registrar:
             return self._compiler.forms_of(cells, note_done)
 
     def _try_new(self, cells: list[Cell]) -> None:
-        """Tries each cell that is new on random rows; cells that differ in their weights alone once.
+        """Try each cell that is new on random rows; cells that differ in their weights alone once.
 
-        Warns of one that raises, pointing at who called Engine.register. Raises DefinitionError for one whose rows
+        Warn of one that raises, pointing at the caller of Engine.register. Raise DefinitionError for one whose rows
         influence each other.
         """
         seen = {made.cell.identity for made in list(self._registry.types.values())}
@@ -220,9 +223,9 @@ class Registrar:
     def _prepare(
         self, cells: list[Cell], forms: Mapping[str, CompiledForm | None], warm_up: bool
     ) -> dict[str, dict[int, float]]:
-        """Does for the cells that are new what no request shall wait for; returns their step times by identity.
+        """Prepare new cells so that no request waits for it; return their step times by identity.
 
-        What takes its time is done once for cells that differ in their weights alone, as new versions of a model do.
+        Slow work is done once for cells that differ in their weights alone, as new versions of a model do.
         """
         if not warm_up:
             return {}
@@ -240,12 +243,12 @@ class Registrar:
 
     @staticmethod
     def _measured_as(cell: Cell, forms: Mapping[str, CompiledForm | None]) -> tuple[str, str]:
-        """What step times are known by."""
+        """Return the key of a cell's step times."""
         form = forms[cell.identity]
         return cell.likeness, "" if form is None else form.origin
 
     def _allocate(self, discovery: Discovery) -> dict[RowSpec, Allocated]:
-        """Memory of the kinds that are new; takes long on a device, and no turn waits for it."""
+        """Allocate the memory of the kinds that are new; it takes long on a device, and no turn waits for it."""
         made = {}
         for spec, num_rows in self._sizes.choose(discovery.new_kinds, discovery.cells).items():
             counts = [num_rows.host, *[num_rows.worker] * (len(self._arenas) - 1)]
@@ -271,9 +274,9 @@ class Registrar:
         memory: Mapping[RowSpec, Allocated],
         max_batch: Mapping[str, int],
     ) -> tuple[dict[str, int], list[Cell]]:
-        """Adds a model's kinds, constants and cells; in a turn, while tasks may run.
+        """Add a model's kinds, constants and cells; in a turn, while tasks may run.
 
-        Returns its types by identity, which stay while the model does, and its cells that were not known.
+        Return its types by identity, which stay while the model does, and its cells that were not known.
         """
         for spec, (num_rows, allocated) in memory.items():
             kind = self._registry.add_kind(spec, num_rows.worker, num_rows.host)
@@ -301,7 +304,7 @@ class Registrar:
     def _set_priorities(
         self, cells: list[Cell], types: Mapping[str, int], chosen: Mapping[str, int], defaults: Mapping[int, int]
     ) -> None:
-        """Sets the priorities of new cells: what was chosen by name, the cell's own, or the default of its type."""
+        """Set the priorities of new cells: the one chosen by name, the cell's own, or the default of its type."""
         for cell in cells:
             type_id = types[cell.identity]
             default = defaults[type_id] if cell.priority is None else cell.priority
@@ -309,13 +312,15 @@ class Registrar:
 
 
 def _rows_that_pay(cell: Cell, step_s: Mapping[int, float]) -> int | None:
-    """The most rows of tasks of a cell whose larger ones take clearly longer a row; else None, as of a cell with spans,
-    whose nodes may have many rows."""
+    """Return the most rows of tasks of a cell whose larger tasks take clearly longer a row; else None.
+
+    It is None, too, for a cell with spans, whose nodes may have many rows.
+    """
     return None if cell.has_spans else rows_that_pay(step_s)
 
 
 def cost_of(cell: Cell, step_s: Mapping[int, float]) -> str:
-    """What a node of a cell costs, of the seconds of its steps by rows, and whether its grain is too fine."""
+    """Return what a node of a cell costs, from the seconds of its steps by rows, and whether its grain is too fine."""
     rows, seconds = max(step_s.items())
     steps = ", ".join(f"{1e6 * each:.0f} us for {count}" for count, each in sorted(step_s.items()))
     text = f"cell {cell.name!r}: a step takes {steps} rows; a node {1e6 * seconds / rows:.2f} us in the largest"

@@ -1,4 +1,4 @@
-"""What one engine knows: its cell types, row kinds, constants and models. Nothing here is shared between engines."""
+"""The registry of one engine: its cell types, row kinds, constants and models. Engines share none of these."""
 
 from __future__ import annotations
 
@@ -31,18 +31,18 @@ NO_LIMITS: Mapping[str, int] = MappingProxyType({})
 
 
 class Plan:
-    """What runs for requests of one graph; shared by them.
+    """The plan of a graph's requests, which share it.
 
     Attributes:
-        program: what they recorded (``core/templates/program.py``).
-        template, results, states: what they have in common.
-        answers: what compiled code copies to their clients.
+        program: the recorded program (``core/templates/program.py``).
+        template, results, states: those of the graph.
+        answers: the results that compiled code copies to clients.
         lengths_address: of the lengths of the template.
         readers: of their results; graphs whose results lie alike, whatever their lengths, have the same.
         answered_with: plans that have the same object may be answered together: the graphs differ in lengths alone.
         stepped: of results of every step: name, kind and positions.
-        kindred: the template, if requests of it may be admitted together with others of other lengths; None: with any
-            that has no lengths.
+        kindred: the template, if its requests may be admitted together with those of other lengths; None: with any
+            request that has no lengths.
         num_nodes: nodes of the graph; a loop counts as its step limit.
         num_bytes: memory of the template's rows.
     """
@@ -75,7 +75,7 @@ class Plan:
         self.template, self.readers, self.answered_with = template, readers, answered_with
         self.program, self.results, self.states = recorded.program, recorded.results, recorded.states
         self.stepped = [reader for reader, layout in zip(readers, self.results) if not layout.is_single]
-        """Readers of the results that a stream gets step by step."""
+        """The readers of the results that a stream gets step by step."""
         self.kindred = template.template if template.lengths.size else None
         self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
 
@@ -89,12 +89,12 @@ class _Answers(NamedTuple):
 
     @classmethod
     def of(cls, results: tuple[ResultLayout, ...], kinds: Sequence[RowSpec]) -> _Answers:
-        """Make the readers."""
+        """Make the readers of results."""
         readers = [Reader(layout, kinds[layout.kind]) for layout in results]
         return cls(results, readers, Answers(readers))
 
     def goes_with(self, results: tuple[ResultLayout, ...]) -> bool:
-        """Whether these are the same results, but for where they lie."""
+        """Return whether these are the same results, but for their positions."""
         return [one._replace(positions=()) for one in self.results] == [one._replace(positions=()) for one in results]
 
 
@@ -106,9 +106,9 @@ class Planned(NamedTuple):
 
 
 MAX_ALIKE = 256
-"""Ways in which results lie that are remembered."""
+"""The most layouts of results that are remembered."""
 MAX_SPECS = 4096
-"""Spec objects whose kinds are remembered: those of cells are asked for again and again."""
+"""The most spec objects whose kinds are remembered: those of cells are asked for again and again."""
 
 
 class Registry:
@@ -120,26 +120,26 @@ class Registry:
         self.types: dict[int, CellType] = {}
         self.kinds: list[RowSpec] = []
         self._type_ids: dict[str, int] = {}
-        """By identity; of a cell that has several, that of its newest form."""
+        """Types by identity; a cell with several has that of its newest form."""
         self._num_users: Counter[int] = Counter()
-        """Models of each cell type."""
+        """The number of models that use each cell type."""
         self.kind_ids: dict[RowSpec, int] = {}
         self._kinds_of: dict[int, tuple[RowSpec, int]] = {}
-        """By what a spec object is: to hash its fields costs as much as much else of a small request."""
+        """Kinds by spec object: hashing its fields takes a good part of a small request's time."""
         self.constants: dict[tuple[int, bytes], int] = {}
-        """Permanent rows by kind and bits: the tensor that an unfolder gives may hold others each time."""
+        """Permanent rows by kind and bits: the tensor that an unfolder gives may hold other numbers each time."""
 
     def name_of(self, type_id: int) -> str:
-        """Name of a type's cell."""
+        """Return the name of a type's cell."""
         return self.types[type_id].cell.name
 
     def has_type(self, cell: Cell, form: CompiledForm | None) -> bool:
-        """Whether an equal cell is known, and runs in that form."""
+        """Return whether an equal cell is known, and runs in that form."""
         type_id = self._type_ids.get(cell.identity)
         return type_id is not None and self.types[type_id].form is form
 
     def kind(self, spec: RowSpec) -> int:
-        """Kind of a row spec. Raises RequestError if no cell of the engine has such rows."""
+        """Return the kind of a row spec. Raise RequestError if no cell of the engine has such rows."""
         known = self._kinds_of.get(id(spec))
         if known is not None and known[0] is spec:
             return known[1]
@@ -151,11 +151,11 @@ class Registry:
         return kind
 
     def constant_row(self, kind: int, content: bytes) -> int:
-        """Permanent row of a constant, or -1: then it travels with the request."""
+        """Return the permanent row of a constant, or -1: then it is sent with the request."""
         return self.constants.get((kind, content), -1)
 
     def add_kind(self, spec: RowSpec, worker_rows: int, host_rows: int) -> int:
-        """Adds a kind of rows; returns its id."""
+        """Add a kind of rows; return its id."""
         kind = self._processor.add_kind(worker_rows, host_rows, bool(spec.page_size))
         self.kinds.append(spec)
         self.kind_ids[spec] = kind
@@ -164,9 +164,9 @@ class Registry:
     def add_type(
         self, cell: Cell, form: CompiledForm | None, max_batch: Mapping[str, int] = NO_LIMITS
     ) -> CellType | None:
-        """Adds a cell type; returns it, or None if an equal cell is known that runs in that form.
+        """Add a cell type; return it, or None if an equal cell is known that runs in that form.
 
-        ``max_batch``: most rows of a task by the names of cells, where that is less than the cell takes.
+        ``max_batch``: the most rows of a task by cell name, where that is less than the cell takes.
         """
         if self.has_type(cell, form):
             return None
@@ -199,21 +199,24 @@ class Registry:
         return made
 
     def _most_task_rows(self, cell: Cell, outputs: Sequence[Port]) -> int:
-        """The most rows of a cell's tasks whose nodes may have several: what a module makes of them comes to no more
-        memory than a worker has for such rows. One that needs all rows of a node at once keeps its own."""
+        """Return the most rows of tasks of a cell whose nodes may have several.
+
+        The module's results for so many rows take no more memory than a worker has for such rows. A cell that needs all
+        rows of a node at once keeps its own limit.
+        """
         if not cell.has_spans or cell.is_whole:
             return cell.max_batch_rows
         there = self._processor.tables.kinds["worker_rows"]
         return max(1, min([cell.max_batch_rows, *[int(there[port.kind]) for port in outputs]]))
 
     def use(self, cells: Iterable[Cell]) -> dict[str, int]:
-        """Types of cells that are known, by identity; they stay as long as the model that asks: see ``release``."""
+        """Return the types of known cells, by identity; they stay as long as the model that asks (``release``)."""
         types = {cell.identity: self._type_ids[cell.identity] for cell in cells}
         self._num_users.update(types.values())
         return types
 
     def release(self, types: Mapping[str, int]) -> list[tuple[CellType, int | None]]:
-        """Gives up what ``use`` gave; returns the types that are no more, each with another one of its cell, if any."""
+        """Give up the types that ``use`` returned; return those removed, each with another one of its cell, if any."""
         self._num_users.subtract(types.values())
         unused = [self.types.pop(type_id) for type_id in types.values() if not self._num_users[type_id]]
         for made in unused:
@@ -229,7 +232,7 @@ class Registry:
 
 @dataclass(eq=False, slots=True)
 class Origin:
-    """Where a registered model came from, noted by whoever knows; a model keeps it when its cells get other forms."""
+    """The origin of a registered model, set by its loader; a model keeps it when its cells get other forms."""
 
     source: Any = None
     version: int = 0
@@ -242,15 +245,15 @@ class Model:
         name: the unfolder's.
         types: the cell types that its requests may use, by identity.
         places: its part of the queue.
-        plans_by_program: of its requests' graphs, by what they recorded.
-        states: what a session of the model keeps; from the example.
+        plans_by_program: the plans of its requests' graphs, by their programs.
+        states: the states that a session of the model keeps; from the example.
         origin: where it came from.
         priorities: of its cells, by name, as chosen where it was registered.
         max_batch: most rows of a task, by the names of cells, as chosen there.
-        num_live: requests accepted and not over; written in turns.
+        num_live: requests accepted and not ended; written in turns.
         num_sessions: open sessions.
         unfolding: an item for each client that unfolds for it (see ``Submission``), or waits with what it has unfolded.
-        is_given_up: whether a turn found that nothing is left of it: its cells' numbers may mean others since.
+        is_given_up: whether a turn found that nothing uses it: its cells' numbers may belong to others since.
     """
 
     def __init__(
@@ -278,16 +281,16 @@ class Model:
         self.plans_by_program = TemplateCache[Plan](max_cached_bytes)
         self._latest: WeakKeyDictionary[Template, _Answers] = WeakKeyDictionary()
         self._alike: dict[tuple[ResultLayout, ...], _Answers] = {}
-        """Of graphs without lengths, by where their results lie."""
+        """The results of graphs without lengths, by their positions."""
         self._known = KnownGraphs(unfolder)
 
     @property
     def is_idle(self) -> bool:
-        """Whether no request and no session of it is left, and nobody unfolds for it; a turn may ask."""
+        """True if it has no request, no session and no client that unfolds for it; a turn may ask."""
         return not (self.num_live or self.num_sessions or self.places.num_unfinished or self.unfolding)
 
     def cell_type(self, cell: Cell) -> int:
-        """Type id of a cell. Raises RequestError if the model does not have it."""
+        """Return the type id of a cell. Raise RequestError if the model does not have it."""
         type_id = self.types.get(cell.identity)
         if type_id is None:
             raise RequestError(
@@ -297,9 +300,9 @@ class Model:
         return type_id
 
     def plans(self, requests: Sequence[Any]) -> list[Planned]:
-        """Unfolds requests and checks them, in the caller's thread; those of one graph together.
+        """Unfold requests and check them, in the caller's thread; those of one graph together.
 
-        Raises RequestError, RequestTooLargeError.
+        Raise RequestError, RequestTooLargeError.
         """
         found = self._known.record(self, requests)
         if len(found) == 1:  # as most are
@@ -307,7 +310,7 @@ class Model:
         return [Planned(self.plan_of(alike.recorded), alike) for alike in found]
 
     def plan_of(self, recorded: Recorded) -> Plan:
-        """The plan of what requests recorded. Raises RequestTooLargeError."""
+        """Return the plan of a recording. Raise RequestTooLargeError."""
         plan = self.plans_by_program.get(recorded.program)
         if plan is None:
             plan = self._plan(self._compile(recorded.program), recorded)
@@ -328,8 +331,11 @@ class Model:
         return Plan(template, recorded, *made[1:], known)
 
     def _plan_without_lengths(self, template: SizedTemplate, recorded: Recorded) -> Plan:
-        """Requests whose results lie alike are answered together, whatever their graphs: trees, of which only the root
-        is a result."""
+        """Return the plan of a graph without lengths.
+
+        Requests whose results lie alike are answered together, whatever their graphs: trees, whose only result is the
+        root.
+        """
         known = self._alike.get(recorded.results)
         if known is None:
             known = _Answers.of(recorded.results, self._registry.kinds)
@@ -348,13 +354,15 @@ class Model:
         return template
 
     def why_never(self, template: SizedTemplate, session: int = -1) -> str | None:
-        """Says what of a request, which may go on with a session's state, an empty engine has no room for, and which
-        option makes it; None if for all."""
+        """Return what part of a request an empty engine has no room for, and which option makes it; None if it fits.
+
+        ``session``: the session with whose state it goes on, or -1.
+        """
         return why_never(template, self._processor, self._registry.kinds, session)
 
 
 def _most_rows(cell: Cell, max_batch: Mapping[str, int]) -> int:
-    """Most rows of a cell's tasks; a cell that supports certain numbers only keeps its own."""
+    """Return the most rows of a cell's tasks; a cell that supports certain numbers only keeps its own."""
     if cell.batch_sizes:
         return cell.max_batch
     return max(cell.min_batch, min(cell.max_batch, max_batch.get(cell.name, cell.max_batch)))

@@ -1,4 +1,4 @@
-"""What every form of engine offers to those who have requests: one surface, whichever process the engine runs in."""
+"""The interface of all engines for clients: the same, whichever process the engine runs in."""
 
 from __future__ import annotations
 
@@ -23,8 +23,10 @@ CLOSE_S = 30.0
 
 
 class Serving(ABC):
-    """Takes requests. Safe from any thread and from asyncio. As a context manager it drains, unless an exception leaves
-    the block, and closes."""
+    """An engine that takes requests. It is safe from any thread and from asyncio.
+
+    As a context manager it drains, unless an exception leaves the block, and closes.
+    """
 
     def __enter__(self) -> Self:
         return self
@@ -38,11 +40,11 @@ class Serving(ABC):
 
     @abstractmethod
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until every request has ended; False after ``timeout`` seconds."""
+        """Wait until every request has ended; return False after ``timeout`` seconds."""
 
     @abstractmethod
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends it: requests that are not done end with EngineClosedError. May be called twice."""
+        """Close the engine: requests that are not done end with EngineClosedError. It may be called twice."""
 
     @abstractmethod
     def _submit(
@@ -54,7 +56,7 @@ class Serving(ABC):
         wait: bool,
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
-        """Submits requests, all or none; with a channel, one whose steps go there."""
+        """Submit requests, all or none; with a channel, one request whose steps go there."""
 
     @abstractmethod
     def _submit_in(
@@ -66,17 +68,17 @@ class Serving(ABC):
         priority: int,
         wait: bool,
     ) -> Sequence[RequestFuture]:
-        """Submits a request of each session, all or none. Raises RequestError if one is no session of this model."""
+        """Submit a request of each session, all or none. Raise RequestError if one is no session of this model."""
 
     @abstractmethod
     async def _submit_when_room(
         self, model: str, requests: Sequence[Any], due: Due, priority: int
     ) -> Sequence[RequestFuture]:
-        """Submits requests, all or none, when there are places for them; others of the loop go on meanwhile."""
+        """Submit requests, all or none, when there are places for them; others of the loop go on meanwhile."""
 
     @abstractmethod
     def _refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+        """Raise RequestError in a future's callback, where waiting for the engine would never end."""
 
     def submit(
         self,
@@ -88,18 +90,19 @@ class Serving(ABC):
         priority: int = 1,
         wait: bool = False,
     ) -> RequestFuture:
-        """Submits a request; returns at once with a future of its results (a dict of tensors on the CPU).
+        """Submit a request; return at once with a future of its results (a dict of tensors on the CPU).
 
         Args:
             model: name of a registered model.
             request: what the model's unfolder takes; unfolded and checked here, in the caller's thread.
             deadline: seconds from now; the request ends with DeadlineError if it is not done by then.
-            schedule_by: the same if its first task is not submitted to a worker by then; what has begun goes on.
+            schedule_by: the same if its first task is not submitted to a worker by then; a request that has begun goes
+                on.
             priority: 0 (lowest) to 3.
-            wait: where the queue is full, wait for a place instead of raising OverloadError; no longer than the
-                earlier of the two, then DeadlineError is raised.
+            wait: where the queue is full, wait for a place instead of raising OverloadError; no longer than the earlier
+                of the two, then DeadlineError is raised.
 
-        Raises UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
+        Raise UnknownModelError, RequestError, RequestTooLargeError, OverloadError, EngineClosedError.
         """
         return self._submit(model, [request], due(deadline, schedule_by), priority, wait)[0]
 
@@ -114,13 +117,13 @@ class Serving(ABC):
         priority: int = 1,
         wait: bool = False,
     ) -> Futures:
-        """Submits several requests, all or none: raises as ``submit`` does, before any is submitted.
+        """Submit several requests, all or none: raise as ``submit`` does, before any is submitted.
 
-        A sequence of their futures; ``results()`` of it has the results of all, and so has awaiting it.
+        Return a sequence of their futures; ``results()`` of it has the results of all, and so has awaiting it.
 
         Args:
             model, deadline, schedule_by, priority, wait: as of ``submit``.
-            requests: what the model's unfolder takes, each. What a generator gives is copied before it goes on.
+            requests: what the model's unfolder takes, each. The items of a generator are copied before it goes on.
             sessions: the session of each request (see ``session``), all different: many clients' next steps at once.
         """
         _check_iterable("requests", requests, Iterable)
@@ -145,18 +148,18 @@ class Serving(ABC):
         priority: int = 1,
         wait: bool = False,
     ) -> Coroutine[Any, Any, Result]:
-        """Submits a request and awaits its results; cancelling the task cancels the request.
+        """Submit a request and await its results; cancelling the task cancels the request.
 
-        What coroutines of a loop ask between two of its rounds is unfolded and handed in together, at their end. So
-        the request is copied by the call, before anything is awaited; one with objects of other kinds than tensors,
-        arrays, numbers, texts, lists, tuples and dicts is submitted by the call.
+        Requests of a loop's coroutines between two of its rounds are unfolded and handed in together, at the end of the
+        round. So the request is copied by the call, before anything is awaited. One with objects of other kinds than
+        tensors, arrays, numbers, texts, lists, tuples and dicts is submitted by the call.
 
         ``wait``: as of ``submit``; other tasks go on meanwhile, and those that wait for one model go in their order.
         Errors are raised when it is awaited; with ``wait`` the call raises RequestError if it cannot copy the request.
         """
         if wait:
             return self._infer_when_room(model, deep_copy(request), deadline, schedule_by, priority)
-        own = plain_copy(request) if type(model) is str else NOT_PLAIN  # what is no name is told of there
+        own = plain_copy(request) if type(model) is str else NOT_PLAIN  # anything but a name is reported there
         if own is NOT_PLAIN:
             how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
             return begun(lambda: self.submit(model, request, **how))
@@ -171,7 +174,7 @@ class Serving(ABC):
         schedule_by: float | None,
         priority: int,
     ) -> Result:
-        """The results of a request, of a session or (None) of none, that goes with others of its loop."""
+        """Return the results of a request, in a session or (None) in none, submitted with others of its loop."""
         priority = check_priority_of_request(priority)
         when = due(deadline, schedule_by)
         return await self._collector.infer(self._submit_collected, model, request, session, when, priority)
@@ -190,7 +193,7 @@ class Serving(ABC):
         due: Due,
         priority: int,
     ) -> Sequence[RequestFuture]:
-        """Submits what coroutines asked together, all or none; who waits is not to be in a future's callback."""
+        """Submit requests of coroutines together, all or none. Raise RequestError in a future's callback."""
         self._refuse_in_callback()
         if sessions is None:
             return self._submit(model, requests, due, priority, False)
@@ -215,7 +218,7 @@ class Serving(ABC):
         wait: bool = False,
         max_unread: int | None = None,
     ) -> Stream:
-        """Submits a request and returns what it makes as it is made: see ``Stream``.
+        """Submit a request and return its results as they are made: see ``Stream``.
 
         ``max_unread``: steps that may wait to be read; one more ends the request, and the stream with OverloadError.
         """
@@ -236,25 +239,25 @@ class Serving(ABC):
         schedule_by: float | None = None,
         priority: int = 1,
     ) -> Iterator[Any]:
-        """The results of any number of requests, which are taken from the iterable as results are taken from here.
+        """Yield the results of any number of requests; one is taken from the iterable as a result is taken from here.
 
-        What a slow iterable gives is submitted within a millisecond or so, and before its next item is asked for all
-        results are given that are there; of one whose next item depends on a result use ``map_async``. If it raises,
-        that is raised behind the results of what it gave before.
+        The items of a slow iterable are submitted within a millisecond or so. Before its next item is asked for, all
+        results that are there are yielded; if its next item depends on a result use ``map_async``. If the iterable
+        raises, that is raised after the results of its earlier items.
 
         Args:
             model: name of a registered model.
             requests: what the model's unfolder takes, each.
             max_in_flight: requests at once that were submitted and whose results were not taken; where the engine's
                 queue is full, places are waited for.
-            ordered: results in the order of the requests; False: as they come, as pairs of the request's number and
-                its result.
+            ordered: results in the order of the requests; False: as they come, as pairs of the request's number and its
+                result.
             return_errors: a request that fails gives its CellrtError in place of a result; else that is raised, and
                 ends the map.
             progress: show a bar on standard error; a str is written before it.
             deadline, schedule_by, priority: of each request, as of ``submit``; the time counts from its submission.
 
-        Leaving the iteration cancels what is in flight. Raises what ``submit`` raises.
+        Leaving the iteration cancels what is in flight. Raise what ``submit`` raises.
         """
         _check_iterable("map", requests, Iterable)
         options, when = MapOptions(max_in_flight, ordered, return_errors, progress), due(deadline, schedule_by)
@@ -273,7 +276,7 @@ class Serving(ABC):
         schedule_by: float | None = None,
         priority: int = 1,
     ) -> AsyncIterator[Any]:
-        """As ``map``, for ``async for``; the requests may come asynchronously too."""
+        """Yield results as ``map`` does, for ``async for``; the requests may come asynchronously too."""
         _check_iterable("map", requests, Iterable | AsyncIterable)
         options, when = MapOptions(max_in_flight, ordered, return_errors, progress), due(deadline, schedule_by)
 
@@ -283,7 +286,7 @@ class Serving(ABC):
         return mapped_async(submit, requests, options)
 
     def cancel(self, future: RequestFuture) -> bool:
-        """Cancels a request, at any moment; False if it has ended otherwise."""
+        """Cancel a request, at any moment; return False if it has ended otherwise."""
         return future.cancel()
 
 
@@ -293,12 +296,12 @@ def _check_iterable(what: str, requests: object, kind: Any) -> None:
 
 
 def check_timeout(timeout: object) -> float:
-    """A time of a client's. Raises RequestError unless it is 0 or a number of seconds above."""
+    """Return a client's time in seconds. Raise RequestError unless it is 0 or a number of seconds above."""
     return 0.0 if as_real(timeout) == 0 else check_seconds("timeout", timeout)
 
 
 class Registration(NamedTuple):
-    """Options of ``register`` that have numbers in them."""
+    """The options of ``register`` that have numbers in them."""
 
     priorities: dict[str, int]
     max_queue: int | None
@@ -309,7 +312,7 @@ class Registration(NamedTuple):
 def check_registration(
     priorities: object, warm_up: object, max_queue: object, max_queue_rows: object, max_batch: object, replace: object
 ) -> Registration:
-    """Options of ``register``. Raises DefinitionError unless they are that."""
+    """Return the options of ``register``. Raise DefinitionError for values of other kinds."""
     for name, value in (("warm_up", warm_up), ("replace", replace)):
         if not isinstance(value, bool):
             raise DefinitionError(f"{name}: expected True or False, got {value!r:.80}")
@@ -327,7 +330,7 @@ def check_registration(
 
 
 def _by_cell(name: str, given: object) -> Iterable[tuple[str, object]]:
-    """Cells by name with what is given for each. Raises DefinitionError if it is no such dict, nor None."""
+    """Return the value for each cell, by name. Raise DefinitionError if they are no such dict, nor None."""
     if given is None:
         return ()
     if isinstance(given, Mapping) and all(isinstance(cell, str) for cell in given):

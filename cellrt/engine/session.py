@@ -33,14 +33,14 @@ class OfModel(Protocol):
 
     @property
     def model(self) -> str:
-        """Name of its model."""
+        """The name of its model."""
 
 
 S = TypeVar("S", bound=OfModel)
 
 
 class Session:
-    """A client's session, as ``Engine.session`` gives it. Safe from any thread.
+    """A client's session, as ``Engine.session`` returns it. Safe from any thread.
 
     Its requests run in the order of their submission, each from the state that the one before left; a request that
     failed or was cancelled leaves the state of the last completed task's last step (see ``Graph.chain``).
@@ -67,7 +67,7 @@ class Session:
 
     @property
     def model(self) -> str:
-        """Name of its model."""
+        """The name of its model."""
         return self._record.model.name
 
     @property
@@ -84,7 +84,7 @@ class Session:
         priority: int = 1,
         wait: bool = False,
     ) -> RequestFuture:
-        """As ``Engine.submit``; also raises SessionError if the session has ended."""
+        """Submit a request as ``Engine.submit`` does; also raise SessionError if the session has ended."""
         self._engine._collector.flush()
         return self._submission.submit_in([self._record], [request], due(deadline, schedule_by), priority, wait)[0]
 
@@ -97,7 +97,7 @@ class Session:
         priority: int = 1,
         wait: bool = False,
     ) -> Coroutine[Any, Any, Result]:
-        """As ``Engine.infer``."""
+        """Submit a request and await its results, as ``Engine.infer`` does."""
         if wait:
             return self._infer_when_room(deep_copy(request), deadline, schedule_by, priority)
         own = plain_copy(request)
@@ -125,7 +125,7 @@ class Session:
         wait: bool = False,
         max_unread: int | None = None,
     ) -> Stream:
-        """As ``Engine.stream``."""
+        """Submit a request and stream its results, as ``Engine.stream`` does."""
         self._engine._collector.flush()
         channel = Channel(max_unread)
         when = due(deadline, schedule_by)
@@ -133,30 +133,30 @@ class Session:
         return Stream(future, channel)
 
     def reset(self) -> None:
-        """Makes the session new, after the requests submitted so far: the next begins as the first did.
+        """Make the session new, after the requests submitted so far: the next begins as the first did.
 
-        Waits for nothing. Raises SessionError if the session has ended, EngineClosedError.
+        It does not wait. Raise SessionError if the session has ended, EngineClosedError.
         """
         self.cut_back(0)
 
     def cut_back(self, rows: int) -> None:
-        """Leaves the session the first ``rows`` rows of all its states, after the requests submitted so far.
+        """Cut the session back to the first ``rows`` rows of all its states, after the requests submitted so far.
 
-        So it is as one that was never told of what followed them, such as the end of an answer that nobody wanted. All
-        states must grow by a row a step, as keys and values do. Waits for nothing: a session that has fewer rows, or a
-        state of a fixed size, ends, and its next request says so. 0 makes any session new.
+        Afterwards it is as a session that never had the later rows, such as those of an answer whose end was not
+        wanted. All states must grow by a row a step, as keys and values do. It does not wait: a session that has fewer
+        rows, or a state of a fixed size, ends, and its next request says so. 0 makes any session new.
 
-        Raises RequestError for what is no number of rows, SessionError if the session has ended, EngineClosedError.
+        Raise RequestError if ``rows`` is no number of rows, SessionError if the session has ended, EngineClosedError.
         """
         count = checked_rows(rows)
         self._engine._collector.flush()
         self._manager.tell_in(self._record, lambda sessions: sessions.cut_back(self._record, count))
 
     def export(self) -> bytes:
-        """The state after the requests submitted so far, in the safetensors format: see ``restore``.
+        """Return the state after the requests submitted so far, in the safetensors format: see ``restore``.
 
-        Tensors ``[*shape]``, of a state that grows ``[rows, *shape]``; of a new session, which has no state yet,
-        ``[0, *shape]``.
+        Tensors are ``[*shape]``, those of a growing state ``[rows, *shape]``; for a new session, which has no state
+        yet, ``[0, *shape]``.
         """
         self._engine._collector.flush()
         saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
@@ -171,9 +171,9 @@ class Session:
         return save(tensors)
 
     def restore(self, state: bytes) -> None:
-        """Takes over a state that ``export`` gave, in this or another process, after the requests submitted so far.
+        """Take over a state that ``export`` gave, in this or another process, after the requests submitted so far.
 
-        Raises SessionError if it is not the state of a session of the same cells, OverloadError if the states in host
+        Raise SessionError if it is not the state of a session of the same cells, OverloadError if the states in host
         memory take all that they may (``SessionLimits.max_saved_bytes``).
         """
         self._engine._collector.flush()
@@ -205,15 +205,15 @@ class Session:
         self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, None if is_new else saved))
 
     def copy_to(self, sessions: Sequence[Session]) -> None:
-        """Gives other sessions of the model the state that this one has, after the requests submitted to each so far.
+        """Give other sessions of the model the state that this one has, after the requests submitted to each so far.
 
-        So what they have in common is computed once. States that grow, as keys and values do, share their pages until
-        they differ, and begin at the same worker. Where there is no room for that, where a state of a fixed size is
-        kept, or another session is at work, it is copied: once for all of them in host memory, and comes with the next
-        request of each.
+        So the rows that they have in common are computed once. States that grow, as keys and values do, share their
+        pages until they differ, and begin at the same worker. If there is no room for that, if a state of a fixed size
+        is kept, or if another session is at work, the state is copied: once for all of them in host memory, and it
+        comes with the next request of each.
 
-        Raises RequestError for what is no other session of this model, SessionError if one has ended, OverloadError if
-        the states in host memory take all that they may; some may have the state then.
+        Raise RequestError for anything but other sessions of this model, SessionError if one has ended, OverloadError
+        if the states in host memory take all that they may; some may have the state then.
         """
         records = records_of(sessions, self._engine, self.model)
         if any(record is self._record or record.model is not self._record.model for record in records):
@@ -224,9 +224,9 @@ class Session:
             self._manager.call_in(record, partial(Sessions.replace, record=record, saved=saved))
 
     def close(self) -> None:
-        """Ends the session after the requests submitted so far and frees its state; its id may be used anew.
+        """End the session after the requests submitted so far and free its state; its id may be used anew.
 
-        Does nothing if it has ended, and in a forked process: the session is the parent's.
+        It does nothing if the session has ended, nor in a forked process: the session is the parent's.
         """
         if self._record.error is not None or self._manager.turns.is_parents:
             return
@@ -236,7 +236,7 @@ class Session:
             self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
 
     def leave(self) -> None:
-        """As ``close``, but waits for nothing."""
+        """Close the session as ``close`` does, without waiting."""
         if self._record.error is not None or self._manager.turns.is_parents:
             return
         self._engine._collector.flush()
@@ -246,14 +246,14 @@ class Session:
 
 
 def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
-    """The shape of a row of a state, given the spec of what the arenas hold."""
+    """Return the shape of a row of a state, given the spec of the arenas' rows."""
     if not layout.page_size:
         return spec.shape
     return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]
 
 
 def checked_rows(rows: object) -> int:
-    """How many rows a session is to keep. Raises RequestError for what is no such number."""
+    """Return the rows that a session is to keep. Raise RequestError if they are no such number."""
     count = as_integer(rows)
     if count is None or not 0 <= count < MOST_ROWS:
         raise RequestError(f"cut_back: expected a number of rows, got {rows!r:.80}")
@@ -263,7 +263,7 @@ def checked_rows(rows: object) -> int:
 def own_sessions(
     sessions: Sequence[object], kind: type[S], model: str, owner: str, is_own: Callable[[S], bool]
 ) -> list[S]:
-    """Sessions that somebody gives back. Raises RequestError unless all are of this kind, model and owner."""
+    """Return sessions with their type. Raise RequestError unless all are of this kind, model and owner."""
     own: list[S] = []
     for place, session in enumerate(sessions):
         if not isinstance(session, kind):
@@ -278,13 +278,13 @@ def own_sessions(
 
 
 def state_bytes(state: object) -> bytes:
-    """What ``export`` gave, in whatever holds bytes. Raises SessionError if it is nothing such."""
+    """Return the bytes that ``export`` gave, from any object that holds bytes. Raise SessionError for other objects."""
     if isinstance(state, bytes | bytearray | memoryview):
         return bytes(state)
     raise SessionError(f"not a session's state: expected the bytes that export gave, got {type(state).__name__}")
 
 
 def records_of(sessions: Sequence[object], engine: object, model: str) -> list[SessionRecord]:
-    """What an engine keeps of sessions. Raises RequestError unless all are of this engine and model."""
+    """Return an engine's records of sessions. Raise RequestError unless all are of this engine and model."""
     own = own_sessions(sessions, Session, model, "engine", lambda session: session._engine is engine)
     return [session._record for session in own]

@@ -1,4 +1,4 @@
-"""How many sessions an engine keeps, where, and for how long."""
+"""The limits of an engine's sessions: how many there are, where their states are, and for how long."""
 
 from __future__ import annotations
 
@@ -13,18 +13,18 @@ CLOSE, REFUSE = WHEN_FULL = ("close", "refuse")
 
 @dataclass(frozen=True)
 class SessionLimits:
-    """How many sessions an engine keeps, where, and for how long.
+    """The limits of an engine's sessions: how many there are, where their states are, and for how long.
 
     Attributes:
         max_sessions: sessions that may be open at once; ``Engine.session`` raises OverloadError beyond.
         max_resident: sessions that may have their state at a worker; the others' is in host memory. None: as many as
             there are rows for.
-        idle_timeout_s: a session that was idle for so long is closed. None: never.
+        idle_timeout_s: a session that was idle for so many seconds is closed. None: never.
         max_saved_bytes: host memory that the states may take which are not at a worker, in bytes, beside the arenas.
             None: a quarter of what is free when the engine is made.
         when_full: what happens when there is no room for one more such state: "close" closes the sessions that were
-            idle longest, and their next requests get SessionError; "refuse" closes none, and those get OverloadError
-            for whom a state would have to give way, or who bring one.
+            idle longest, and their next requests get SessionError; "refuse" closes none, and a request gets
+            OverloadError if another state would have to make room for it, or if it brings one.
     """
 
     max_sessions: int = 16_384
@@ -34,7 +34,7 @@ class SessionLimits:
     when_full: str = CLOSE
 
     def __post_init__(self) -> None:
-        """Raises DefinitionError for what is none of these."""
+        """Raise DefinitionError for values of another kind."""
         (most,), resident = check_numbers(max_sessions=self.max_sessions), as_integer(self.max_resident)
         saved = check_number_or_none("max_saved_bytes", self.max_saved_bytes)
         check_choice("when_full", self.when_full, WHEN_FULL)

@@ -1,10 +1,10 @@
-"""The sessions of an engine: whose state lies where, what each was asked in which order, who has been idle too long.
+"""The sessions of an engine: where each one's state lies, its queued requests in order, and how long it has been idle.
 
 A session's requests run one after the other; those of different sessions in any order. Between requests its state lies
-in rows of the worker that made it; what several have in common, in pages that they share. When rows run short, or more
-sessions have some than may, the state of those idle longest is copied to host memory, and comes back with the session's
-next request. When these copies come to more bytes than they may, the sessions idle longest are closed, or nothing more
-is copied.
+in rows of the worker that made it; rows that several sessions have in common, in pages that they share. When rows run
+short, or more sessions have state at workers than may, the state of those idle longest is copied to host memory, and
+comes back with the session's next request. When these copies take more bytes than they may, the sessions idle longest
+are closed, or nothing more is copied.
 
 ``open``, ``pin``, ``unpin`` and ``forget`` may be called from any thread; everything else belongs to the holder of the
 turn.
@@ -40,9 +40,9 @@ from cellrt.worker.free_memory import free_bytes
 
 EVICTED_TOGETHER = 64
 SAVED_PART = 4
-"""The part of the free memory that saved states may take by default."""
+"""The divisor of the free memory that gives the most that saved states take by default."""
 UNKNOWN_BYTES = 1 << 30
-"""What saved states may take where the system does not say how much memory is free."""
+"""The most bytes of saved states if the system does not say how much memory is free."""
 
 
 class Sessions:
@@ -51,7 +51,7 @@ class Sessions:
     def __init__(self, limits: SessionLimits, processor: Processor, arenas: list[Arenas]) -> None:
         self.limits = limits
         self.num_evictions = self.num_closed = 0
-        """States that were moved to host memory, and sessions that were closed as there was no room for them there."""
+        """The states that were moved to host memory, and the sessions that were closed for lack of room there."""
         free = free_bytes() if limits.max_saved_bytes is None else None
         self.max_saved_bytes = limits.max_saved_bytes or (UNKNOWN_BYTES if free is None else max(1, free // SAVED_PART))
         self._saved, self.leases = SavedStates(), Leases(processor)
@@ -59,9 +59,9 @@ class Sessions:
         self._lock = threading.Lock()
         self._open: dict[SessionRecord, None] = {}
         self._by_id: dict[tuple[str, str], SessionRecord] = {}
-        """By the name of their model and their own id: also of a model that another has replaced."""
+        """The sessions by the name of their model and their own id, also those of a model that another has replaced."""
         self._by_number: dict[int, SessionRecord] = {}
-        """By their id in the processor."""
+        """The sessions by their id in the processor."""
         self._idle: OrderedDict[SessionRecord, None] = OrderedDict()
         self._resident: OrderedDict[SessionRecord, None] = OrderedDict()
         self._lost: dict[int, DeviceError] = {}
@@ -75,12 +75,14 @@ class Sessions:
 
     @property
     def num_resident(self) -> int:
-        """Sessions without a running request that have state at a worker."""
+        """The sessions without a running request that have state at a worker."""
         return len(self._resident)
 
     def counts(self) -> dict[str, int]:
-        """How many are open, have their state at a worker, and were evicted or closed for lack of memory so far; any
-        thread may ask."""
+        """Return how many sessions are open, are resident, and were evicted or closed for lack of memory.
+
+        A resident session has its state at a worker. Any thread may call it.
+        """
         return {
             "open": len(self),
             "resident": self.num_resident,
@@ -90,15 +92,16 @@ class Sessions:
 
     @property
     def saved_bytes(self) -> int:
-        """Bytes of the states that are in host memory, beside the arenas; any thread may ask."""
+        """The bytes of the states that are in host memory, besides the arenas; any thread may ask."""
         return self._saved.num_bytes
 
     def open(self, model: Model, key: str | None, *, must_be_open: bool = False) -> tuple[SessionRecord, bool]:
-        """The session of that id, and whether it is new; made if there is none, with a random id if None is given.
+        """Return the session of an id, and whether it is new.
 
-        One that is open goes on with the model that it was opened with, whichever has that name now.
+        It is made if there is none, with a random id if None is given. An open session goes on with the model that it
+        was opened with, whichever model has that name now.
 
-        Raises OverloadError, RequestError, and SessionError if it would be new and ``must_be_open``.
+        Raise OverloadError, RequestError, and SessionError if it would be new and ``must_be_open``.
         """
         if not isinstance(key, str | None) or key == "":
             raise RequestError(f"session of model {model.name!r}: expected a str as id, got {key!r}")
@@ -120,7 +123,7 @@ class Sessions:
             return made, True
 
     def pin(self, model: Model) -> bool:
-        """Keeps a model as an open session would, since somebody elsewhere unfolds for it; False if it is given up."""
+        """Keep a model, for which another process unfolds, as an open session would; return False if it is given up."""
         with self._lock:
             if model.is_given_up:
                 return False
@@ -128,18 +131,18 @@ class Sessions:
             return True
 
     def unpin(self, model: Model) -> None:
-        """Takes in that one who pinned a model unfolds for it no more."""
+        """Note that a client that pinned a model unfolds for it no more."""
         with self._lock:
             model.num_sessions -= 1
 
     def give_up(self, model: Model) -> bool:
-        """Gives up a model that takes no requests any more; False if something or somebody keeps it."""
-        with self._lock:  # or one could pin it in between
+        """Give up a model that takes no requests any more; return False if it is still in use."""
+        with self._lock:  # else it could be pinned in between
             model.is_given_up = model.is_idle
             return model.is_given_up
 
     def forget(self, record: SessionRecord) -> None:
-        """Makes the session's id free for a new one."""
+        """Make the session's id free for a new one."""
         with self._lock:
             if record in self._open:
                 del self._open[record]
@@ -148,7 +151,7 @@ class Sessions:
                     del self._by_id[record.model.name, record.key]
 
     def next_request(self, record: SessionRecord) -> Asked | None:
-        """Calls what the session was asked up to its next request, and returns that; None if there is none to begin."""
+        """Run the session's queued calls up to its next request, and return that; None if there is none to begin."""
         while record.running is None and record.queue and self.leases.recall(record):
             item, _ = record.queue.popitem(last=False)
             if not isinstance(item, Call):
@@ -169,20 +172,20 @@ class Sessions:
             self.leases.grant(record)
 
     def note_answered(self, record: SessionRecord) -> None:
-        """Takes in that compiled code has answered a request of a session that was leased."""
+        """Note that compiled code has answered a request of a session that was leased."""
         if record.running is None and record.state is SessionState.IDLE:
             self._note_used(record)
             if not self.leases.is_in_use(record):
                 self._settle(record)
 
     def note_given_back(self, session: int) -> None:
-        """Takes in that the last task of a request that was answered is over; by its session's id in the processor."""
+        """Note that the last task of an answered request has ended, by its session's id in the processor."""
         record = self._by_number.get(session)
         if record is not None and record.running is None and record.state is SessionState.IDLE:
             self._settle(record)
 
     def _number(self, record: SessionRecord, session: int) -> None:
-        """Gives a session an id in the processor; -1: none."""
+        """Give a session an id in the processor; -1: none."""
         if record.id >= 0:
             del self._by_number[record.id]
         record.id = session
@@ -190,7 +193,7 @@ class Sessions:
             self._by_number[session] = record
 
     def take_over(self, record: SessionRecord, request: Asked) -> None:
-        """Takes in that Python goes on with a request of a session that was leased."""
+        """Note that Python goes on with a request of a session that was leased."""
         self.leases.take_over(record)
         self._idle.pop(record, None)
         self._resident.pop(record, None)
@@ -199,9 +202,9 @@ class Sessions:
         record.move(SessionState.RUNNING)
 
     def begin(self, record: SessionRecord, request: Asked) -> None:
-        """Takes in that a session's request waits for its admission; opens the session in the processor.
+        """Note that a session's request waits for its admission; open the session in the processor.
 
-        Raises SessionError if the session has ended, OverloadError if the processor has no more.
+        Raise SessionError if the session has ended, OverloadError if the processor has no more.
         """
         if record.error is not None:
             raise SessionError(str(record.error))
@@ -217,13 +220,13 @@ class Sessions:
         record.move(SessionState.WAITING)
 
     def note_admitted(self, record: SessionRecord) -> None:
-        """Takes in that the request has the state now."""
+        """Note that the request has the state now."""
         self._saved.set(record, None)
         record.move(SessionState.RUNNING)
         self._resident.pop(record, None)
 
     def note_over(self, record: SessionRecord) -> None:
-        """Takes in that its request is over; the session ends if it left the state at a lost worker."""
+        """Note that its request has ended; the session ends if the request left the state at a lost worker."""
         record.running = None
         if record.state is SessionState.ENDED:  # while its request waited
             return
@@ -234,7 +237,7 @@ class Sessions:
             self._settle(record)
 
     def _settle(self, record: SessionRecord) -> None:
-        """Looks where a request has left the state."""
+        """Find out where a request has left the state."""
         handles = self._handles(record) if self._lost else ()
         lost = [location for location in self._lost if location in (handle >> LOCATION_SHIFT for handle in handles)]
         if lost:
@@ -247,13 +250,13 @@ class Sessions:
                     self.evict(oldest)
 
     def _oldest(self, most: int) -> list[SessionRecord]:
-        """Those idle longest that have state at a worker."""
+        """Return the sessions idle longest that have state at a worker, at most so many."""
         return list(islice((record for record in self._resident if not self.leases.is_in_use(record)), most))
 
     def evict(self, record: SessionRecord) -> bool:
-        """Frees an idle session's rows: copies its state to host memory, or closes it if there is no room for that.
+        """Free an idle session's rows: copy its state to host memory, or close it if there is no room for that.
 
-        False, with nothing changed, if there is none and sessions are not to be closed for that.
+        Return False, with nothing changed, if there is none and sessions are not to be closed for that.
         """
         self.leases.recall(record)
         num_bytes = self._num_bytes(record)
@@ -271,14 +274,14 @@ class Sessions:
         return True
 
     def _num_bytes(self, record: SessionRecord) -> int:
-        """Bytes of an idle session's state in the arenas."""
+        """Return the bytes of an idle session's state in the arenas."""
         row_bytes: list[int] = [self._arenas[HOST].bytes_of(layout.kind).shape[1] for layout in record.states]
         rows, pages = record.states[: record.num_rows], self._pages(record)
         grown = zip(record.states[len(rows) :], row_bytes[len(rows) :], pages)
         return int(sum(row_bytes[: len(rows)]) + sum(its.length * size // one.page_size for one, size, its in grown))
 
     def _has_room_for(self, num_bytes: int, record: SessionRecord) -> bool:
-        """Whether so many bytes of a session may be saved. Closes those that were idle longest to make room."""
+        """Return whether so many bytes of a session may be saved; close sessions idle longest to make room."""
         most = self.max_saved_bytes - num_bytes + self._saved.bytes_of(record)
         while 0 <= most < self.saved_bytes and self.limits.when_full == CLOSE:
             oldest = self._saved.longest_idle(record)
@@ -292,7 +295,7 @@ class Sessions:
         self.end(record, SessionError(f"{record} has expired: {self.why_full(num_bytes)}, and it was idle longest"))
 
     def why_full(self, num_bytes: int | None = None) -> str:
-        """Says which limit states have come to, when one of so many bytes was to be saved."""
+        """Return which limit the saved states have reached, when one of so many bytes was to be saved."""
         wanted = "more" if num_bytes is None else f"{num_bytes:,} more"
         return (
             f"states of idle sessions take {self.saved_bytes:,} bytes of host memory, {wanted} were to go there, and "
@@ -300,14 +303,14 @@ class Sessions:
         )
 
     def _bring(self, record: SessionRecord, saved: list[NDArray[Any]]) -> None:
-        """Frees a session's rows and pages; its state comes with its next request."""
+        """Free a session's rows and pages; its state comes with its next request."""
         self._processor.drop_states(record.id, bring=True)
         for slot, (layout, value) in enumerate(zip(record.states, saved)):
             if layout.page_size:
                 bring_pages(self._processor.tables, record.id, slot, len(value))
 
     def copy_in(self, record: SessionRecord, request: int, rows: NDArray[np.int32]) -> None:
-        """Copies a session's saved state, if it is saved, to the host rows and pages of its request."""
+        """Copy a session's state, if it is saved, to the host rows and pages of its request."""
         if record.saved is None:
             return
         host, pages = self._arenas[HOST], request_pages(self._processor.tables, request)
@@ -321,13 +324,13 @@ class Sessions:
                 host.put(layout.kind, np.array(pages[slot], np.int32), by_page)
 
     def evict_some(self) -> bool:
-        """Evicts those idle longest, a few together; False if there is none, or may be none."""
+        """Evict the sessions idle longest, a few together; return False if there is none, or none may be evicted."""
         return any([self.evict(record) for record in self._oldest(EVICTED_TOGETHER)])
 
     def read(self, record: SessionRecord) -> list[NDArray[Any]] | None:
-        """A copy of an idle session's state, ``[*shape]`` each, of one that grows ``[rows, *shape]``, as ``as_bits``.
+        """Return a copy of an idle session's states as bits (``as_bits``), or None if it is new.
 
-        None if it is new.
+        Each is ``[*shape]``, a growing one ``[rows, *shape]``.
         """
         if record.saved is not None:
             return [value.copy() for value in record.saved]
@@ -359,7 +362,7 @@ class Sessions:
         return bits.reshape(bits.shape[1:])
 
     def replace(self, record: SessionRecord, saved: list[NDArray[Any]] | None) -> None:
-        """Gives an idle session another state; None makes it new. Raises OverloadError if there is no room for it."""
+        """Give an idle session another state; None makes it new. Raise OverloadError if there is no room for it."""
         if saved is not None and not self._has_room_for(size_of(saved), record):
             raise OverloadError(f"{record}: {self.why_full(size_of(saved))}")
         self._saved.set(record, saved)
@@ -372,9 +375,9 @@ class Sessions:
     def copy(
         self, record: SessionRecord, others: Sequence[SessionRecord]
     ) -> tuple[list[SessionRecord], list[NDArray[Any]] | None]:
-        """Gives sessions the state of an idle one: those with nothing to do share its pages, where there is room.
+        """Give sessions the state of an idle one: those with nothing to do share its pages, where there is room.
 
-        Returns the other ones, and a copy of the state for them, as ``read`` does. Raises SessionError if a session has
+        Return the other ones, and a copy of the state for them, as ``read`` does. Raise SessionError if a session has
         ended, or ends as others take the memory for its state.
         """
         left = []
@@ -389,8 +392,10 @@ class Sessions:
         return left, self.read(record) if left else None
 
     def _share(self, record: SessionRecord, other: SessionRecord) -> bool:
-        """Gives a session with nothing to do the state of an idle one, whose pages it shares; False, with nothing
-        changed, if that cannot be."""
+        """Give a session with nothing to do the state of an idle one, whose pages it shares.
+
+        Return False, with nothing changed, if that is not possible.
+        """
         if record.saved is not None or record.id < 0:
             return False
         made = self._processor.copy_session(record.id, len(record.states))
@@ -406,15 +411,15 @@ class Sessions:
         return True
 
     def _copy_pages(self) -> None:
-        """Makes the copies of pages that the processor has written down: no task has any of these pages."""
+        """Make the copies of pages that the processor has written down: no task uses any of these pages."""
         for copied in take_copies(self._processor.tables):
             copy_page(self._arenas, *copied)
 
     def cut_back(self, record: SessionRecord, rows: int) -> None:
-        """Leaves an idle session so many rows of its growing states; ends one that has fewer, or other states.
+        """Cut an idle session back to so many rows of its growing states; end one that has fewer, or other states.
 
-        Nothing is copied but a page that it shares with others, and that its next row goes to. Where there is no room
-        for that, what stays goes to host memory.
+        Only a page that it shares with others, and that its next row goes to, is copied. If there is no room for that,
+        the remaining rows go to host memory.
         """
         if rows == 0:
             self.replace(record, None)
@@ -436,7 +441,7 @@ class Sessions:
             self.end(record, SessionError(f"{record} could not be cut back to {rows} rows: {error}"))
 
     def _lengths(self, record: SessionRecord) -> list[int]:
-        """The rows of an idle session's growing states."""
+        """Return the rows of an idle session's growing states."""
         if record.saved is not None:
             return [len(value) for value in record.saved[record.num_rows :]]
         if record.id < 0:
@@ -444,7 +449,7 @@ class Sessions:
         return [pages.length for pages in self._pages(record)]
 
     def end(self, record: SessionRecord, error: SessionError) -> None:
-        """Ends a session that has no running request, for good: later requests on it get ``error``."""
+        """End a session that has no running request, for good: later requests on it get ``error``."""
         record.error = error
         self.leases.take_over(record)
         self._saved.set(record, None)
@@ -457,14 +462,14 @@ class Sessions:
         self.forget(record)
 
     def until_expiry_s(self) -> float | None:
-        """Seconds until the session that is idle longest has been so too long; None: never."""
+        """Return the seconds until the session that is idle longest has been so too long; None: never."""
         allowed = self.limits.idle_timeout_s
         if allowed is None or not self._idle:
             return None
         return max(0.0, next(iter(self._idle)).last_used_s + allowed - time.monotonic())
 
     def expire(self) -> None:
-        """Ends sessions that have been idle too long."""
+        """End the sessions that have been idle too long."""
         for _ in range(len(self._idle)):
             if self.until_expiry_s() != 0.0:
                 break
@@ -476,7 +481,7 @@ class Sessions:
             self.end(oldest, SessionError(f"{oldest} has expired: it was idle for {allowed} s"))
 
     def lose_worker(self, location: int, cause: DeviceError) -> None:
-        """Ends the sessions whose state is at a lost worker: now, or when their request has given it back."""
+        """End the sessions whose state is at a lost worker: now, or when their request has given it back."""
         self._lost[location] = cause
         for record in self:
             self.leases.recall(record)
@@ -490,13 +495,13 @@ class Sessions:
         self.end(record, error)
 
     def _handles(self, record: SessionRecord) -> list[int]:
-        """Rows of a session's state; none if it is new."""
+        """Return the rows of a session's state; none if it is new."""
         rows = self._processor.session_rows(record.id, record.num_rows)
         handles = [handle for handle, _ in rows if handle >= NUM_PERMANENT]
         return handles + [handle for pages in self._pages(record) for handle in pages.handles]
 
     def fail_calls(self, error: Exception) -> None:
-        """Ends what clients wait for in sessions' queues; at the end of the engine."""
+        """Fail the calls that clients wait for in sessions' queues; at the end of the engine."""
         for record in self:
             for item in list(record.queue):
                 if isinstance(item, Call):

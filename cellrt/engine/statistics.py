@@ -18,11 +18,11 @@ from cellrt.worker.cell_type import CellType
 WINDOW = 4096
 TAKEN_TOGETHER = 256
 TIME_BOUNDS_S = (0.0002, 0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0, 60.0)
-"""Upper bounds of the histograms of times; one more bucket has what is longer."""
+"""The upper bounds of the histograms of times, in seconds; one more bucket has longer times."""
 NUM_SIZES = NUM_SIZE_CLASSES
-"""Buckets of the histograms of rows: up to 1, 2, 4, ... rows, and more."""
+"""The number of buckets of the histograms of rows: up to 1, 2, 4, ... rows, and more."""
 EAGER = "eager"
-"""How the form of a cell begins that runs as its module does."""
+"""The first word of the form of a cell that runs as its module does."""
 
 
 _TIME_BOUNDS_NS = np.array([round(1e9 * bound) for bound in TIME_BOUNDS_S])
@@ -39,18 +39,18 @@ class Histogram:
         self._counts, self._sum_ns = np.zeros(len(TIME_BOUNDS_S) + 1, np.int64), 0
 
     def count(self, values_ns: NDArray[np.int64]) -> None:
-        """Counts each."""
+        """Count times, given in ns."""
         self._counts += np.bincount(np.searchsorted(_TIME_BOUNDS_NS, values_ns), minlength=self._counts.size)
         self._sum_ns += int(values_ns.sum())
 
     def snapshot(self) -> dict[str, Any]:
-        """Counts by bucket, as many as there are bounds and one more, and their sum in seconds."""
+        """Return counts by bucket, one more than there are bounds, and their sum in seconds."""
         return {"counts": self._counts.tolist(), "sum_s": self._sum_ns / 1e9}
 
 
 @dataclass
 class Ends:
-    """How requests ended: of one model, or of all. Times are of the last that were done."""
+    """The ends of requests of one model, or of all. Times are of the last that were done."""
 
     num_done: int = 0
     errors: Counter[str] = field(default_factory=Counter)
@@ -60,14 +60,14 @@ class Ends:
     computation: Histogram = field(default_factory=Histogram)
 
     def take_in(self, latencies_ns: NDArray[np.int64], queueing_ns: NDArray[np.int64]) -> None:
-        """Takes in the times of requests that are done."""
+        """Take in the times of requests that are done."""
         self.latencies_ns.extend(latencies_ns.tolist())
         self.queueing_ns.extend(queueing_ns.tolist())
         self.queueing.count(queueing_ns)
         self.computation.count(latencies_ns - queueing_ns)
 
     def snapshot(self) -> dict[str, Any]:
-        """Counts, and p50, p90 and p99 of times in seconds (empty before the first).
+        """Return counts, and p50, p90 and p99 of times in seconds (empty before the first).
 
         ``queueing_s`` is from arrival to the launch of the first task, ``computation_s`` from there to the reply
         (BatchMaker section 2.7); together they are ``latency_s``. ``histograms`` has them for all requests, by
@@ -85,8 +85,10 @@ class Ends:
 
 
 class _Done(NamedTuple):
-    """Requests of a model that were done together: when they arrived and how many then, when their first tasks were
-    launched."""
+    """Requests of a model that were done together.
+
+    They have the times of arrival with the number of requests each, and the times when their first tasks were launched.
+    """
 
     ends: Ends
     arrivals_ns: Sequence[tuple[int, int]]
@@ -96,10 +98,10 @@ class _Done(NamedTuple):
 
 @dataclass
 class Statistics:
-    """Written in turns; ``snapshot`` may be read from any thread (it may lag by a turn).
+    """Counts of requests. They are written in turns; ``snapshot`` may be called from any thread (it may lag by a turn).
 
-    Times of requests are taken in many at a time: one by one, that would be a good part of what a tiny request costs.
-    What cells and workers did, the scheduler counts.
+    Times of requests are taken in many at a time: one by one, that would be a good part of a tiny request's cost. Cells
+    and workers are counted by the scheduler.
 
     Attributes:
         tables: of the scheduler, for those counts.
@@ -109,7 +111,7 @@ class Statistics:
     every: Ends = field(default_factory=Ends)
     by_model: dict[str, Ends] = field(default_factory=dict)
     _new: deque[_Done] = field(default_factory=deque)
-    """Whose times are not taken in."""
+    """The requests whose times are not taken in yet."""
     _taking_in: threading.Lock = field(default_factory=threading.Lock)
 
     def count_done(
@@ -119,10 +121,10 @@ class Statistics:
         started_ns: NDArray[np.int64],
         ended_ns: int | Sequence[int],
     ) -> None:
-        """Counts requests of a model that are done.
+        """Count requests of a model that are done.
 
-        ``arrivals_ns``: when they arrived, in order, and how many then; ``started_ns``: when each one's first task was
-        launched; ``ended_ns``: when each ended, or all did.
+        ``arrivals_ns``: the times of arrival, in order, with the number of requests each; ``started_ns``: when each
+        one's first task was launched; ``ended_ns``: when each ended, or all did.
         """
         ends = self._of_model(model)
         ends.num_done += started_ns.size
@@ -135,7 +137,7 @@ class Statistics:
                 self._taking_in.release()
 
     def _take_in(self) -> None:
-        """Takes in the times of those that are new; one thread at a time."""
+        """Take in the times of new requests; one thread at a time."""
         new = [self._new.popleft() for _ in range(len(self._new))]
         if not new:
             return
@@ -154,7 +156,7 @@ class Statistics:
             ends.take_in(latencies_ns[its], queueing_ns[its])
 
     def count_error(self, model: str, error: Exception) -> None:
-        """Counts a request of a model that ended with an error."""
+        """Count a request of a model that ended with an error."""
         for ends in (self.every, self._of_model(model)):
             ends.errors[type(error).__name__] += 1
 
@@ -172,10 +174,11 @@ class Statistics:
         ready: Callable[[int], int],
         counts: Mapping[int, Mapping[str, int]],
     ) -> dict[str, Any]:
-        """Requests by end, in all and by model, and what each cell did.
+        """Return requests by end, in all and by model, and the counts of each cell.
 
-        Cells of one name are told apart by their identity. ``unfinished``: by model; ``why_eager``: a cell has no form;
-        ``ready``: nodes of a type that could run now; ``counts``: of workers, by location.
+        Cells of one name are distinguished by their identity. ``unfinished``: by model; ``why_eager``: returns why a
+        cell has no form; ``ready``: returns the nodes of a type that could run now; ``counts``: of workers, by
+        location.
         """
         with self._taking_in:
             self._take_in()
@@ -199,7 +202,7 @@ class Statistics:
         return {**self.every.snapshot(), "models": models, "cells": cells, "workers": workers}
 
     def _of_cell(self, types: Sequence[CellType]) -> dict[str, Any]:
-        """Counts of a cell: of the types that it has, one for each form."""
+        """Return the counts of a cell: of the types that it has, one for each form."""
         ids = [made.id for made in types]
         tasks, rows, nodes = (int(self.tables.counts[name][ids].sum()) for name in ("tasks", "rows", "positions"))
         return {
@@ -213,9 +216,9 @@ class Statistics:
 
 
 def forms_told(types: Mapping[int, CellType], why_eager: Callable[[Cell], str]) -> str:
-    """How many cells have a compiled form, then each form, or why there is none, with the cells of which it is so.
+    """Return how many cells have a compiled form, then each form, or the reason for none, with its cells.
 
-    As ``Statistics.snapshot`` has them, which says what the arguments are.
+    The forms are as ``Statistics.snapshot`` has them, which says what the arguments are.
     """
     newest = {name: made[-1] for name, made in _by_name(types).items()}
     cells_of: dict[str, list[str]] = {}
@@ -227,7 +230,7 @@ def forms_told(types: Mapping[int, CellType], why_eager: Callable[[Cell], str]) 
 
 
 def _by_name(types: Mapping[int, CellType]) -> dict[str, list[CellType]]:
-    """The types of each cell, the newest last; those of one name are told apart by their identity."""
+    """Return the types of each cell, the newest last; cells of one name are distinguished by their identity."""
     by_identity: dict[str, list[CellType]] = {}
     for made in types.values():
         by_identity.setdefault(made.cell.identity, []).append(made)

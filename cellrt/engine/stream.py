@@ -1,4 +1,4 @@
-"""What a client holds while it reads its request's steps: a stream."""
+"""The client's handle to read its request's steps: a stream."""
 
 from __future__ import annotations
 
@@ -17,26 +17,29 @@ from cellrt.numbers import as_integer
 
 
 class Channel:
-    """Carries a stream's items from the engine's thread to the client, who makes tensors of them; None ends it.
+    """The queue of a stream's items, from the engine's thread to the client, which makes tensors of them; None ends it.
 
-    ``max_unread``: items that may wait; one more makes it overfull, is dropped, and ends the request.
+    ``max_unread``: the items that may wait; one more makes it overfull, is dropped, and ends the request.
     """
 
     def __init__(self, max_unread: int | None = None) -> None:
-        """Raises RequestError unless ``max_unread`` is a positive integer or None."""
+        """Raise RequestError unless ``max_unread`` is a positive integer or None."""
         most = as_integer(max_unread)
         if max_unread is not None and (most is None or most < 1):
             raise RequestError(f"max_unread: expected a positive integer, got {max_unread!r:.80}")
         self.items: SimpleQueue[tuple[Results, int] | None] = SimpleQueue()
         self.waiting: deque[tuple[Mailbox, asyncio.Future[None]]] = deque()
-        """Who waits in an event loop; a thread waits for the items."""
+        """The futures of coroutines that wait in an event loop; a thread waits for the items."""
         self.give_up: Callable[[], object] = lambda: None
         """Ends the request."""
         self.max_unread = most
         self.is_overfull = False
 
     def put(self, results: Results, number: int) -> None:
-        """Adds an item, by its number among those that were made together; called by the engine, who then wakes."""
+        """Add an item, by its number among those that were made together.
+
+        Called by the engine, which then wakes the client.
+        """
         if self.is_overfull or (self.max_unread is not None and self.items.qsize() >= self.max_unread):
             self.is_overfull = True
             self.give_up()
@@ -44,27 +47,27 @@ class Channel:
         self.items.put((results, number))
 
     def end(self) -> None:
-        """Says that nothing follows."""
+        """Mark the end: nothing follows."""
         self.items.put(None)
         self.wake()
 
     def wake(self) -> None:
-        """Wakes all who wait in event loops; from any thread."""
+        """Wake all coroutines that wait in event loops; from any thread."""
         while self.waiting:
             try:
                 mailbox, arrived = self.waiting.popleft()
                 mailbox.put(partial(_set, arrived))
             except IndexError:  # another thread was first
                 return
-            except RuntimeError:  # the loop is closed: nobody listens any more
+            except RuntimeError:  # the loop is closed: nothing listens any more
                 self.give_up()
 
 
 class Stream:
-    """What a request makes, as it is made: iterate with ``for``, ``next`` or ``async for``.
+    """The results of a request, as they are made: iterate with ``for``, ``next`` or ``async for``.
 
-    Each item is a dict from result name to one step's row, with every result that has so many steps; results that have
-    none come together in one last item. An error of the request is raised from the iteration. Leaving the stream
+    Each item is a dict from result name to one step's row, with every result that has so many steps; results without
+    steps come together in one last item. An error of the request is raised from the iteration. Leaving the stream
     (``close``, ``with``, or dropping it) cancels the request. ``future`` is the request's, with all results.
     """
 
@@ -76,11 +79,11 @@ class Stream:
         future.add_done_callback(Telling(lambda _: channel.end()))
 
     def result(self, timeout: float | None = None) -> Result:
-        """All results, as of the request's future; waits for its end at most ``timeout`` seconds."""
+        """Return all results, as the request's future does; wait for its end at most ``timeout`` seconds."""
         return self.future.result(timeout)
 
     def close(self) -> None:
-        """Cancels the request if it has not ended."""
+        """Cancel the request if it has not ended."""
         self.future.cancel()
 
     def __enter__(self) -> Self:
@@ -96,7 +99,7 @@ class Stream:
         return self
 
     def __next__(self) -> Result:
-        """The next item; waits for it. Raises the request's error, and RequestError in a future's callback."""
+        """Wait for the next item. Raise the request's error, and RequestError in a future's callback."""
         if self._is_over:
             raise StopIteration
         try:
@@ -114,7 +117,7 @@ class Stream:
         return self
 
     async def __anext__(self) -> Result:
-        """The next item. Raises the request's error."""
+        """Wait for the next item. Raise the request's error."""
         while not self._is_over:
             try:
                 item = self._channel.items.get_nowait()
@@ -128,15 +131,15 @@ class Stream:
         raise StopAsyncIteration
 
     def _end(self) -> None:
-        """Takes in that the last item was read; raises the request's error if it has one."""
+        """Note that the last item was read; raise the request's error if it has one."""
         self._is_over = True
-        self._channel.end()  # for whoever reads the stream in another thread
+        self._channel.end()  # for other threads that read the stream
         if self._channel.is_overfull:
             raise OverloadError(f"the stream was read too slowly: {self._channel.max_unread} steps waited")
         self.future.result()
 
     async def _arrival(self) -> None:
-        """Waits until there is an item."""
+        """Wait until there is an item."""
         self.future._refuse_to_wait()
         loop = asyncio.get_running_loop()
         arrived = loop.create_future()
@@ -146,7 +149,7 @@ class Stream:
             if self._channel.items.empty():
                 await arrived
         finally:
-            with suppress(ValueError):  # it was woken, or waits no more: nobody need tell this loop
+            with suppress(ValueError):  # it was woken, or waits no more: this loop need not be told
                 self._channel.waiting.remove(entry)
 
 

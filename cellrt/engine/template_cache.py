@@ -8,15 +8,15 @@ from typing import Generic, Protocol, TypeVar
 
 MAX_CACHED_BYTES = 1 << 20
 OVERHEAD_BYTES = 2048
-"""What a template costs beside its rows: Python objects, and what the allocator rounds up."""
+"""The bytes of a template besides its rows: Python objects, and the allocator's rounding."""
 
 
 class Kept(Protocol):
-    """A template, or what has one."""
+    """A template, or an object that has one."""
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows."""
+        """The bytes of its rows."""
 
 
 T = TypeVar("T", bound=Kept)
@@ -26,7 +26,7 @@ class TemplateCache(Generic[T]):
     """Templates by their programs. Safe from any thread: a lost race only compiles twice.
 
     Args:
-        max_bytes: memory of all templates with their programs; the oldest leave when it is exceeded.
+        max_bytes: memory of all templates with their programs; the oldest are dropped when it is exceeded.
     """
 
     def __init__(self, max_bytes: int = MAX_CACHED_BYTES) -> None:
@@ -40,15 +40,15 @@ class TemplateCache(Generic[T]):
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what it keeps."""
+        """The bytes of the kept templates and programs."""
         return self._num_bytes
 
     def get(self, program: bytes) -> T | None:
-        """The template of a program, if it is kept."""
+        """Return the template of a program, if it is kept."""
         return self._templates.get(program)
 
     def add(self, program: bytes, template: T) -> None:
-        """Keeps a template, unless it alone is larger than the cache."""
+        """Keep a template, unless it alone is larger than the cache."""
         size = _size(program, template)
         with self._lock:
             if program in self._templates or size > self._max_bytes:

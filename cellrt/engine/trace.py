@@ -1,4 +1,4 @@
-"""What an engine keeps of its tasks and requests while tracing is on."""
+"""The record of an engine's tasks and requests while tracing is on."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from cellrt.worker.base import Done
 
 
 class Trace:
-    """Notes of a timeline. Belongs to the holder of the manager's turn.
+    """The record of a timeline. It belongs to the holder of the manager's turn.
 
     Args:
-        limit: of the tasks, and of the requests, the last so many are kept. None: all.
+        limit: the number of the last tasks, and of the last requests, that are kept. None: all.
     """
 
     def __init__(self, limit: int | None = None) -> None:
@@ -26,28 +26,28 @@ class Trace:
         self._launched: dict[int, tuple[int, ...]] = {}
 
     def launch(self, task: int, sequences: tuple[int, ...]) -> None:
-        """Notes which requests a task is for, while they are live."""
+        """Record the requests of a task, while they are live."""
         self._launched[task] = sequences
 
     def complete(self, row: Task, worker: int, cell: str, done: Done) -> None:
-        """Notes a completed task; ``row`` is its row of the scheduler's table."""
+        """Record a completed task; ``row`` is its row of the scheduler's table."""
         start_s, end_s = done.start_ns / 1e9, done.end_ns / 1e9
         number, rows, steps = int(row["number"]), int(row["rows"]), int(row["steps"])
         requests = self._launched.pop(done.task, ())
         self._tasks.append(TaskSpan(number, worker, cell, start_s, end_s, rows, steps, requests))
 
     def end(self, group: RequestGroup, number: int, now_ns: int) -> None:
-        """Notes a request that was answered."""
+        """Record a request that was answered."""
         arrival_s, now_s = group.arrival_ns / 1e9, now_ns / 1e9
         self._requests.append(RequestSpan(group.sequence_of(number), group.model.name, arrival_s, now_s))
 
     def timeline(self) -> Timeline:
-        """The timeline so far."""
+        """Return the timeline so far."""
         return Timeline(list(self._tasks), list(self._requests))
 
 
 def admission_of(tables: Tables, sequence: int, arrival_s: float) -> Admission | None:
-    """A request's admission, from the event log; None if that does not reach back to its arrival.
+    """Return a request's admission, from the event log; None if that does not reach back to its arrival.
 
     The first turn is the first after the arrival in which anything happened. Called in a turn.
     """

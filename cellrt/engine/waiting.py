@@ -1,4 +1,7 @@
-"""Requests in order: those that wait for room, those that have a deadline. Who has left takes no memory for long."""
+"""The requests that wait for room, and those that have a deadline, in order.
+
+Requests that have left take no memory for long.
+"""
 
 from __future__ import annotations
 
@@ -12,22 +15,22 @@ from cellrt.engine.least_times import least_time
 from cellrt.engine.request_group import RequestGroup
 
 OLDEST_EVERY = 16
-"""Every so many admissions the oldest request is the next, whatever the order says."""
+"""The number of admissions after which the oldest request is the next, whatever the order."""
 SLACK, FEW = 64, 8
 TRIED_EVERY = 16
-"""Of so many submissions of a model that cannot be done in time one is tried."""
+"""The number of hopeless submissions of a model of which one is tried."""
 
 
 class WaitingRequests:
     """Requests in the order of their admission: by the client's priority, then by the policy, then by arrival.
 
-    None starves: every ``OLDEST_EVERY``-th request that is admitted is the one that waited longest. As long as they
-    arrive in their order, which is usual, nothing is searched.
+    None waits for ever: every ``OLDEST_EVERY``-th request that is admitted is the one that waited longest. As long as
+    they arrive in their order, which is usual, nothing is searched.
     """
 
     def __init__(self) -> None:
         self._line: deque[RequestGroup] = deque()
-        """By arrival."""
+        """The groups by arrival."""
         self._heap: list[tuple[tuple[int, float], int, RequestGroup]] | None = None
         """The same by their order; None as long as that is the same order."""
         self._num_gone = 0
@@ -37,7 +40,7 @@ class WaitingRequests:
         return len(self._line)
 
     def add(self, group: RequestGroup) -> None:
-        """Adds a group of which requests wait; it leaves by ``note_gone``, and may come again for others."""
+        """Add a group with waiting requests; it leaves by ``note_gone``, and may come again for others."""
         is_new, group.is_in_line = not group.is_in_line, True
         if is_new and self._heap is None and self._line and _order(group) < _order(self._line[-1]):
             self._heap = [_order(one) for one in self._line]
@@ -48,7 +51,7 @@ class WaitingRequests:
             self._line.append(group)
 
     def first(self) -> RequestGroup | None:
-        """The group that has the request to admit next; None if none waits."""
+        """Return the group that has the request to admit next; None if none waits."""
         line = self._line
         while line and not line[0].num_waiting:
             line.popleft().is_in_line = False
@@ -60,9 +63,9 @@ class WaitingRequests:
         return self._heap[0][2] if self._num_admitted % OLDEST_EVERY else line[0]
 
     def run(self, first: RequestGroup, most: int) -> list[tuple[RequestGroup, Sequence[int]]]:
-        """The requests of ``first`` to admit next, and of those behind it that may be admitted with them.
+        """Return the requests of ``first`` to admit next, and of the groups after it that may be admitted with them.
 
-        At most so many, and no more than come before the turn of the oldest.
+        They are at most so many, and no more than come before the turn of the oldest.
         """
         if self._heap is not None and self._heap[0][2] is not self._line[0]:
             until_oldest = -self._num_admitted % OLDEST_EVERY
@@ -82,11 +85,11 @@ class WaitingRequests:
         return found
 
     def note_admitted(self, count: int) -> None:
-        """Takes in that so many requests were admitted."""
+        """Note that so many requests were admitted."""
         self._num_admitted += count
 
     def note_gone(self) -> None:
-        """Takes in that no request of a group waits any more: the last was admitted, or has ended."""
+        """Note that no request of a group waits any more: the last was admitted, or has ended."""
         if self._line and not self._line[0].num_waiting:
             self.first()
             return
@@ -102,37 +105,37 @@ class WaitingRequests:
 
 
 def _order(group: RequestGroup) -> tuple[tuple[int, float], int, RequestGroup]:
-    """What sorts groups: no two have one number."""
+    """Return the key that sorts groups: no two have one number."""
     return (-group.priority, group.order), group.sequence, group
 
 
 class Deadlines:
-    """Requests by when they must be done, and by when they must have begun.
+    """Requests by the times by which they must be done and must have begun.
 
     Args:
         processor: has their templates' cell types.
-        name_of: the name of a cell type, by its id.
+        name_of: returns the name of a cell type, by its id.
     """
 
     def __init__(self, processor: Processor, name_of: Callable[[int], str]) -> None:
         self._processor, self._name_of = processor, name_of
         self._num_hopeless: Counter[str] = Counter()
-        """By model: what came so far and could not be done in time."""
+        """The number of requests by model that could not be done in time so far."""
         self._heap: list[tuple[int, int, bool, RequestGroup]] = []
-        """Whether it is the time by which they must have begun."""
+        """Groups by time; the flag says whether it is the time by which they must have begun."""
         self._num_gone = 0
 
     def __len__(self) -> int:
         return len(self._heap)
 
     def add(self, group: RequestGroup) -> None:
-        """Adds the requests of a group if they have a deadline."""
+        """Add the requests of a group if they have a deadline."""
         for is_begun, time_ns in enumerate((group.deadline_ns, group.schedule_by_ns)):
             if time_ns is not None:
                 heapq.heappush(self._heap, (time_ns, group.sequence, bool(is_begun), group))
 
     def note_answered(self, group: RequestGroup) -> None:
-        """Takes in that no request of a group needs a deadline any more; amortised constant time."""
+        """Note that no request of a group needs a deadline any more; amortised constant time."""
         if group.deadline_ns is group.schedule_by_ns is None:
             return
         self._num_gone += (group.deadline_ns is not None) + (group.schedule_by_ns is not None)
@@ -142,15 +145,16 @@ class Deadlines:
             self._num_gone = 0
 
     def is_hopeless(self, group: RequestGroup) -> bool:
-        """Whether new requests of a group cannot be done in time; from any thread."""
+        """Return whether new requests of a group cannot be done in time; from any thread."""
         if group.deadline_ns is None:
             return False
         return least_time(self._processor, group.plan.template).ns > group.deadline_ns - group.arrival_ns
 
     def why_late(self, group: RequestGroup) -> str | None:
-        """Why new requests of a group, which have a deadline, cannot be done in time; None if they might be.
+        """Return why new requests of a group with a deadline cannot be done in time; None if they might be.
 
-        One of some such is tried all the same, so that times which were measured in a bad moment are put right.
+        One of some such requests is tried all the same, so that times which were measured in a bad moment are
+        corrected.
         """
         allowed_ns = (group.deadline_ns or 0) - group.arrival_ns
         ns, cell_type, steps = least_time(self._processor, group.plan.template)
@@ -176,8 +180,10 @@ class Deadlines:
         return self._heap[0][0] if self._heap else None
 
     def take_late(self, now_ns: int) -> tuple[RequestGroup, bool] | None:
-        """A group of which a time has passed, and whether that is the one by which its requests must have begun; None
-        if there is none. The caller ends those that are late."""
+        """Take a group of which a time has passed; return it, and whether its requests must have begun by that time.
+
+        Return None if there is none. The caller ends the requests that are late.
+        """
         if not self._heap:
             return None
         next_ns = self.next_ns

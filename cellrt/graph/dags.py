@@ -14,7 +14,7 @@ from cellrt.errors import RequestError
 from cellrt.graph.children import Word, child_word
 from cellrt.graph.dag_program import FOR_EACH_SOURCE, PICK, dag_program, is_dag, why_no_dag
 from cellrt.graph.recorder import Recorder, Source
-from cellrt.graph.sources import LISTS, as_integers, num_steps
+from cellrt.graph.row_bits import LISTS, as_integers, num_steps
 from cellrt.graph.symbols import Dag, Tree
 from cellrt.graph.tree_program import count_leaves, tree_program, why_no_tree
 

@@ -22,7 +22,7 @@ from cellrt.graph.growing import check_span
 from cellrt.graph.loops import Step, loop_of_cells, loop_of_layers, loop_of_one
 from cellrt.graph.recorder import Recorder, Source
 from cellrt.graph.results import RESULTS, Placement, Recorded, ResultLayout
-from cellrt.graph.sources import bits_of, copied, describe_source, spec_of
+from cellrt.graph.row_bits import bits_of, copied, describe_source, spec_of
 from cellrt.graph.symbols import (
     Chain,
     Dag,

@@ -10,7 +10,7 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
 from cellrt.graph.results import StateLayout
-from cellrt.graph.sources import describe_source
+from cellrt.graph.row_bits import describe_source
 from cellrt.graph.states import SessionStates
 from cellrt.graph.symbols import GrowingState
 

@@ -11,7 +11,7 @@ from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
 from cellrt.graph.growing import carried_by, check_span
 from cellrt.graph.recorder import Recorder, Source, carry_hint
-from cellrt.graph.sources import LISTS, describe_source, num_steps
+from cellrt.graph.row_bits import LISTS, describe_source, num_steps
 from cellrt.graph.symbols import GrowingState, Handle, Loop, LoopOfCells, Node, Output, State
 
 Step = Callable[["LoopBody", State], Mapping[str, object]]

@@ -26,7 +26,7 @@ from cellrt.errors import RequestError, RequestTooLargeError
 from cellrt.graph.binding import ENDED, Binding
 from cellrt.graph.growing import GrowingStates
 from cellrt.graph.results import StateLayout
-from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
+from cellrt.graph.row_bits import ARRAYS, LISTS, NUMBERS, bits_of, copied, describe_source, num_steps, rows_of
 from cellrt.graph.states import SessionStates
 from cellrt.graph.symbols import Handle, LoopSteps, Node, Output, Steps
 

@@ -19,7 +19,7 @@ from cellrt.graph.binding import Binding
 from cellrt.graph.graph import Graph
 from cellrt.graph.recorder import Source
 from cellrt.graph.results import Recorded
-from cellrt.graph.sources import ARRAYS, LISTS, NUMBERS, bits_of, bits_together, copied, integers_of
+from cellrt.graph.row_bits import ARRAYS, LISTS, NUMBERS, bits_of, bits_together, copied, integers_of
 from cellrt.graph.symbols import Output
 from cellrt.graph.unfolder import Unfolder
 

@@ -12,7 +12,7 @@ from cellrt.errors import DefinitionError, RequestError, interrupt_in
 from cellrt.graph.binding import Binding
 from cellrt.graph.graph import Graph
 from cellrt.graph.results import Recorded
-from cellrt.graph.sources import describe_source
+from cellrt.graph.row_bits import describe_source
 
 
 @dataclass(frozen=True, repr=False)

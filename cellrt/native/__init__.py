@@ -1,1 +1,1 @@
-"""What becomes machine code here: how functions are compiled and kept, rows as types, and reading memory."""
+"""Machine code: how functions are compiled and kept, rows as types, and access to memory."""

@@ -4,7 +4,7 @@ It is one of the numbers below, or the address of the word that a thread of the 
 turn that answers the request changes it to THERE and wakes that thread, without Python. A client that has others told,
 as by a callback or an event loop, changes it to TO_BE_TOLD; then a turn in Python follows.
 
-Threads of another process sleep on the word itself, which is then ASLEEP_HERE (``core/requests/regions.py``).
+Threads of another process sleep on the word itself, which is then ASLEEP_HERE (``core/requests/region_entries.py``).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Words that several threads change at once, in compiled code: tested and set in one step, in one order for all.
 
-Each is one int64 of an array. Without compilation (NUMBA_DISABLE_JIT) a lock keeps the steps whole.
+Each is one int64 of an array. Without compilation (NUMBA_DISABLE_JIT) a lock makes the steps atomic.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ load: Callable[[Rows[int], int], int] = _load_plainly if _INTERPRETED else _load
 store: Callable[[Rows[int], int, int], None] = _store_plainly if _INTERPRETED else _store
 """Set a word, after all that was written before."""
 replace: Callable[[Rows[int], int, int, int], bool] = _replace_plainly if _INTERPRETED else _replace
-"""Set a word if it is the one known; return whether it was."""
+"""Set a word if it is the known one; return whether it was."""
 exchange: Callable[[Rows[int], int, int], int] = _exchange_plainly if _INTERPRETED else _exchange
 """Set a word; return what it was."""
 add: Callable[[Rows[int], int, int], int] = _add_plainly if _INTERPRETED else _add
@@ -119,17 +119,17 @@ add: Callable[[Rows[int], int, int], int] = _add_plainly if _INTERPRETED else _a
 
 @short_entry
 def replaced(words: Rows[int], index: int, known: int, value: int) -> bool:
-    """As ``replace``, for Python."""
+    """Call ``replace`` from Python."""
     return replace(words, index, known, value)
 
 
 @short_entry
 def stored(words: Rows[int], index: int, value: int) -> None:
-    """As ``store``, for Python."""
+    """Call ``store`` from Python."""
     store(words, index, value)
 
 
 @short_entry
 def added(words: Rows[int], index: int, value: int) -> int:
-    """As ``add``, for Python."""
+    """Add to a word, for Python; return what it was."""
     return add(words, index, value)

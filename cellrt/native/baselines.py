@@ -1,8 +1,8 @@
-"""Processors of which an installation may bring code: what was compiled for them runs on all that have their features.
+"""Processors whose code an installation may bring: code that was compiled for one runs on all that have its features.
 
-Compiled cells are written for how wide a machine's vector registers are and how many it has (``products/vectors.py``),
-and their weights are packed for it: they are taken from a processor that equals this machine in that. All other code
-is taken from any whose features this machine has.
+Compiled cells are written for the width and number of a machine's vector registers (``products/vectors.py``), and their
+weights are packed for it: their code is taken from a processor that equals this machine in that. All other code is
+taken from any processor whose features this machine has.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 BROUGHT = Path(__file__).parent / "brought"
-"""Where an installation has it: in ``Baseline.folder``."""
+"""The folder of an installation's code; ``Baseline.folder`` has the parts."""
 
 Processor = tuple[str, str, str]
-"""What Numba's code generator says of itself (``magic_tuple``): LLVM's triple, the processor's name, its features."""
+"""Numba's name of a processor (``magic_tuple``): LLVM's triple, the processor's name, its features."""
 
 _V3 = "64bit avx avx2 bmi bmi2 cmov crc32 cx16 cx8 f16c fma fxsr lzcnt mmx movbe popcnt sahf xsave"
 _V3 += " sse sse2 sse3 sse4.1 sse4.2 ssse3"
@@ -27,8 +27,8 @@ class Baseline(NamedTuple):
 
     Attributes:
         architecture: first part of LLVM's triple.
-        features: what it has.
-        lacks: what a machine has whose vector registers are others.
+        features: of the processor.
+        lacks: features of a machine whose vector registers are others.
     """
 
     name: str
@@ -38,11 +38,11 @@ class Baseline(NamedTuple):
 
     @property
     def told(self) -> str:
-        """Return the features as LLVM has them told."""
+        """The features in the form in which LLVM takes them."""
         return ",".join(f"+{feature}" for feature in sorted(self.features))
 
     def folder(self, is_vector_code: bool) -> Path:
-        """Return where an installation has its code."""
+        """Return the folder where an installation has its code."""
         return BROUGHT / self.name / ("vector" if is_vector_code else "plain")
 
     def can_run(self, processor: Processor) -> bool:

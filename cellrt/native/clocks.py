@@ -1,4 +1,4 @@
-"""What time it is, in compiled code: as ``time.perf_counter_ns`` and ``time.thread_time_ns`` say it."""
+"""The time in compiled code: as ``time.perf_counter_ns`` and ``time.thread_time_ns`` give it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from numba.extending import intrinsic
 from cellrt.native.jit import compiled
 
 MONOTONIC, THREAD = (8, 16) if sys.platform == "darwin" else (1, 3)
-"""Numbers of POSIX's clocks; a Mac's are those that Python reads."""
+"""The numbers of POSIX's clocks; a Mac's are those that Python reads."""
 NS = 1_000_000_000
 
 
 @intrinsic
 def _read(typing_context: Any, number: Any) -> Any:
-    """A clock of the C library; -1 if it cannot be read."""
+    """Return the time of a clock of the C library, in ns; -1 if it cannot be read."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         long, int_ = ir.IntType(64), ir.IntType(32)

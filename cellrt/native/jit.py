@@ -1,19 +1,19 @@
-"""How functions are compiled, and how they get at tables that Python made.
+"""The compilation of functions, and their access to tables that Python made.
 
 ``compiled`` is for functions that only compiled code calls: no Python wrapper, and no reference counts (an atomic
-instruction or two for every table touched), so they create no array; ``making`` is for those that do. Both are parts
-of their callers (``parts.py``). ``entry`` is for the few that Python calls, ``short_entry`` for those too short to be
-worth handing over the interpreter lock.
+instruction or two for every table touched), so they create no array; ``making`` is for those that do. Both are parts of
+their callers (``parts.py``). ``entry`` is for the few that Python calls, ``short_entry`` for those too short to be
+worth giving up the interpreter lock.
 
-Compiled functions hand on all tables, never one of them: of an array that comes as an argument the compiler does not
-know that no index is negative (see ``RowsPointer``), and loops over it become gathers.
+Compiled functions pass on all tables, never a single one: the compiler does not know that no index of an array argument
+is negative (see ``RowsPointer``), and loops over it become gathers.
 
-Python passes the tables to an entry as one array of addresses, and compiled functions pass them on as a pointer to
-it (``RowsPointer``): unpacking every table costs microseconds a call from Python, and a hundred words of arguments
-a call inside. Without compilation (NUMBA_DISABLE_JIT) the tables are passed as they are.
+Python passes the tables to an entry as one array of addresses, and compiled functions pass them on as a pointer to it
+(``RowsPointer``): unpacking every table costs microseconds a call from Python, and a hundred words of arguments a call
+inside. Without compilation (NUMBA_DISABLE_JIT) the tables are passed as they are.
 
-All this reaches into Numba. ``pyproject.toml`` bounds it to the minor versions that were tested, and
-``tests/core/test_jit.py`` looks for what is taken from inside.
+All this uses Numba's internals. ``pyproject.toml`` bounds it to the minor versions that were tested, and
+``tests/core/test_jit.py`` checks the internals that are used.
 """
 
 from __future__ import annotations
@@ -37,11 +37,11 @@ from cellrt.native.row_types import new_table
 
 Function = Callable[..., Any]
 F = TypeVar("F", bound=Function)
-"""A function that is called as if nothing had been compiled: checkers see what its author wrote."""
+"""A function that is called as if nothing had been compiled: type checkers see the author's own."""
 
 
 def _kept(function: Function, is_part: bool = False, **options: bool | str) -> Any:
-    """Return what Numba's ``njit`` does, with what it compiles kept as ``kept_code.py`` says.
+    """Return what Numba's ``njit`` does; the compiled code is kept as ``kept_code.py`` says.
 
     ``is_part``: only compiled code calls it.
     """
@@ -66,14 +66,14 @@ def _refuse_python(part: Any) -> None:
 
 
 class _CFunction(CFunc):
-    """A C function whose compilation is told as that of other functions is; Numba tells only of them."""
+    """A C function that reports its compilation as other functions do; Numba reports only theirs."""
 
     overloads: Mapping[Any, Any] = {}
     targetoptions: Mapping[str, bool] = {}
 
     @property
     def py_func(self) -> Function:
-        """Return the function in Python."""
+        """The function in Python."""
         function: Function = self._pyfunc  # type: ignore[attr-defined]
         return function
 
@@ -85,7 +85,7 @@ class _CFunction(CFunc):
 
 
 def c_function(function: Function, signature: Any) -> CFunc:
-    """Return a function as C calls it, compiled for a signature; its ``address`` is good as long as it lives."""
+    """Return a function as C calls it, compiled for a signature; its ``address`` is valid as long as it lives."""
     told = f"C {signature}"
     made = _CFunction(
         function,
@@ -100,12 +100,12 @@ def c_function(function: Function, signature: Any) -> CFunc:
 
 
 def _njit(function: Function, **options: bool) -> Any:
-    """Compiles a function once for all kinds of integers, where Numba would for each that a caller has."""
+    """Compile a function once for all kinds of integers; Numba would do so for each kind that a caller has."""
     return _widening(_kept(function, error_model="numpy", no_cfunc_wrapper=True, **options))
 
 
 def _widening(dispatcher: Any) -> Any:
-    """Has compiled code call a function with int64 numbers alone, whatever integers it has."""
+    """Have compiled code call a function with int64 numbers only, whatever integers it has."""
     if not numba.config.DISABLE_JIT:
         resolve = dispatcher.get_call_template
         dispatcher.get_call_template = lambda args, kws: resolve([_widen(arg) for arg in args], kws)
@@ -118,57 +118,62 @@ def _widen(argument: types.Type) -> types.Type:
 
 
 def compiled(function: F) -> F:
-    """For functions that only compiled code calls."""
+    """Compile a function that only compiled code calls."""
     made: F = _njit(function, is_part=True, nogil=True, _nrt=False, no_cpython_wrapper=True)
     return made
 
 
 def inlined(function: F) -> F:
-    """As ``compiled``, for what is called for every row of a task in one or two places, and so becomes part of them."""
+    """Compile a function as ``compiled`` does, and inline it where it is called.
+
+    It is for functions that are called for every row of a task, in one or two places.
+    """
     made: F = _njit(function, is_part=True, nogil=True, _nrt=False, no_cpython_wrapper=True, forceinline=True)
     return made
 
 
 def entry(function: Function) -> Any:
-    """For functions that Python calls."""
+    """Compile a function that Python calls."""
     return _njit(function, nogil=True, _nrt=False)
 
 
 def short_entry(function: Function) -> Any:
-    """For functions that Python calls and that are too short to be worth handing over the interpreter lock."""
+    """Compile a function that Python calls and that is too short to be worth giving up the interpreter lock."""
     return _njit(function, _nrt=False)
 
 
 def nogil(function: Function) -> Any:
-    """For compiled code outside the core, which may make arrays and gives up the interpreter lock."""
+    """Compile a function outside the core, which may make arrays and gives up the interpreter lock."""
     return _widening(_kept(function, nogil=True))
 
 
 def nogil_part(function: Function) -> Any:
-    """As ``nogil``, for functions that only compiled code calls."""
+    """Compile a function as ``nogil`` does that only compiled code calls."""
     options = {"nogil": True, "no_cpython_wrapper": True, "no_cfunc_wrapper": True}
     return _widening(_kept(function, is_part=True, **options))
 
 
 def allocating(function: Function) -> Any:
-    """For functions that make arrays: they compile graphs, which does not happen for every request."""
+    """Compile a function that makes arrays: such functions compile graphs, which does not happen for every request."""
     return _njit(function, nogil=True)
 
 
 def making(function: F) -> F:
-    """As ``allocating``, for functions that only compiled code calls."""
+    """Compile a function as ``allocating`` does that only compiled code calls."""
     made: F = _njit(function, is_part=True, nogil=True, no_cpython_wrapper=True)
     return made
 
 
 def short_allocating(function: Function) -> Any:
-    """As ``allocating``, for what Python calls and is too short to be worth handing over the interpreter lock: who
-    does waits to get it back, which takes longer."""
+    """Compile a function as ``allocating`` does that Python calls and that is too short to be worth giving up the lock.
+
+    A thread that gives the interpreter lock up waits to get it back, which takes longer.
+    """
     return _njit(function)
 
 
 def make_rows(size: int, dtype: np.dtype[np.void]) -> Any:
-    """``new_table`` for compiled code."""
+    """Call ``new_table`` from compiled code."""
     return new_table(size, dtype)
 
 
@@ -183,8 +188,8 @@ WORDS = 3  # address, rows and columns of each table
 class RowsPointer(types.Type):  # type: ignore[misc]
     """Compiled code's view of a named tuple of arrays: a pointer to their addresses; an attribute is an array.
 
-    Numba adds an array's length to each index that is negative, which costs more than most of what the core does with
-    what it reads. So the arrays that are not ``sized`` have none, and then nothing is added, nor tested.
+    Numba adds an array's length to each index that is negative, which costs more than most of the core's work on the
+    read values. So the arrays that are not ``sized`` have no length, and then nothing is added or tested.
     """
 
     def __init__(
@@ -214,7 +219,7 @@ class _TypeOfField(AttributeTemplate):  # type: ignore[misc]
 
 @lower_getattr_generic(RowsPointer)
 def _read_field(context: Any, builder: Any, pointer: RowsPointer, value: Any, field: str) -> Any:
-    """Builds an array from its three words. They do not change while compiled code runs, and it may assume so."""
+    """Build an array from its three words. They do not change while compiled code runs, and it may assume so."""
     array = pointer.arrays[field]
     first = WORDS * list(pointer.arrays).index(field)
     words = builder.bitcast(value, context.get_value_type(types.intp).as_pointer())
@@ -236,7 +241,7 @@ def _read_field(context: Any, builder: Any, pointer: RowsPointer, value: Any, fi
 
 
 def opener(pointer: RowsPointer) -> Any:
-    """A compiled function from the array of addresses to the pointer."""
+    """Return a compiled function from the array of addresses to the pointer."""
 
     @intrinsic
     def open_at(typing_context: Any, at: Any) -> Any:

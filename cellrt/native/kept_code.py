@@ -1,18 +1,19 @@
-"""What Numba compiles is kept on disk, under names that tell two functions apart in any two processes.
+"""The cache of compiled functions on disk, under names that tell two functions apart in any two processes.
 
-Numba's own cache has three faults that end in wrong numbers. It tells the symbols of functions of one qualified name
-and signature apart by a counter that each process begins anew, so what two processes kept may have one symbol for two
-bodies, and who loads both is linked with either. It looks at the file of a function and not at those of its callees.
-And two processes that write at the same time may leave one function's code under the other's key. So here
+Numba's own cache has three faults that end in wrong numbers. It distinguishes the symbols of functions with one
+qualified name and signature by a counter that each process begins anew. So the code of two processes may have one
+symbol for two bodies, and a process that loads both is linked with either. It checks the file of a function and not
+those of its callees. And two processes that write at the same time may leave one function's code under the other's key.
+So here
 
-- a symbol has a digest of the function's code, of what its closure holds and of its sources (``sources.py``) in place
+- a symbol has a digest of the function's code, of its closure's contents and of its sources (``sources.py``) in place
   of the counter, and so have the functions of others (Numba's own, a user's) that are compiled on the way;
-- what has another symbol is not kept;
-- each signature is one file, which begins with a digest of all that its content comes from.
+- code with any other symbol is not kept;
+- each signature is one file, which begins with a digest of everything that its content comes from.
 
-What an installation brings (``baselines.py``) is read where nothing was kept for this very processor.
+The code of an installation (``baselines.py``) is read if none was kept for this very processor.
 
-Where nothing can be written, what is compiled lasts as long as the process, and a warning says what to set.
+If nothing can be written, compiled code lasts as long as the process, and a warning says what to set.
 """
 
 from __future__ import annotations
@@ -50,29 +51,32 @@ from cellrt.native.thrift import thrift
 Function = Callable[..., Any]
 
 FORMAT = 1
-"""Of files; what earlier versions of cellrt kept in Numba's own format is never read."""
+"""The version of the files' format; files of earlier versions of cellrt, in Numba's own format, are never read."""
 _DIGITS = 32
 _OURS = re.compile(rf"B{_DIGITS + 1}v[0-9a-f]{{{_DIGITS}}}B")
-"""In a mangled name, the digest that ``_identify`` put where Numba has its counter."""
+"""The digest in a mangled name that ``_identify`` put in place of Numba's counter."""
 _PLAIN_NAME = re.compile(r"(?!_Z|cfunc\._Z)")
-"""Of the few functions of Numba's runtime: always the same, for a version of Numba."""
+"""The names of the few functions of Numba's runtime, which are the same for a version of Numba."""
 
 _plain_identity = FunctionIdentity.from_function.__func__
 _numbers = itertools.count()
 _owners: dict[str, weakref.ref[type]] = {}
-"""Who compiles under a digest in this process."""
+"""The compiler that uses a digest in this process, by the digest."""
 _warned: list[Path] = []
 _stamps: weakref.WeakKeyDictionary[Function, str] = weakref.WeakKeyDictionary()
-"""Of functions, when their modules were imported: later their files may say something else."""
+"""The stamps of functions when their modules were imported: later their files may have changed."""
 
 
 class NotToldError(Exception):
-    """Something is part of a function of which no digest tells all that matters."""
+    """An error: a function depends on something for which no digest exists."""
 
 
 def folders_for(file: str) -> tuple[Path, ...]:
-    """Return where the code of a file's functions may be: the folder of ``NUMBA_CACHE_DIR``, one beside the file, and
-    one of the user's, as Numba has it. First comes where it is kept: the first that can be written to, if any."""
+    """Return the folders where the code of a file's functions may be.
+
+    They are the folder of ``NUMBA_CACHE_DIR``, one beside the file, and one of the user's, as Numba has it. The first
+    of the result is the one to write to: the first that can be written to, if any.
+    """
     return _folders_for(os.path.dirname(os.path.abspath(file)), config.CACHE_DIR)
 
 
@@ -105,8 +109,8 @@ def named_compiler(options: object, is_part: bool = False) -> type[Compiler]:
 
     ``is_part``: only compiled code calls it (``parts.py``).
 
-    While it works, so have those of all functions that are compiled on the way; Numba lets one thread compile at a
-    time, so this touches nobody else's.
+    While it works, the same holds for all functions that are compiled on the way. Numba lets one thread compile at a
+    time, so this touches no other thread's functions.
     """
 
     class NamedCompiler(Compiler):  # type: ignore[misc]
@@ -134,7 +138,7 @@ def named_compiler(options: object, is_part: bool = False) -> type[Compiler]:
 
 
 def _name_of(function: Any) -> str:
-    """Return what stands for a function in its symbols: its content, or a number if nobody can tell the content."""
+    """Return the name of a function in its symbols: a digest of its content, or a number if there is no digest."""
     try:
         return content_of(function)[:_DIGITS]
     except NotToldError:
@@ -142,10 +146,10 @@ def _name_of(function: Any) -> str:
 
 
 def _own_name(name: str, options: object, owner: type) -> str:
-    """Return the same for one that has a compiler of its own.
+    """Return the name of a function that has a compiler of its own.
 
-    Where another function of the same content was compiled in this process, maybe with other constants, it is told
-    from that, and not kept.
+    If another function of the same content was compiled in this process, maybe with other constants, it gets a number
+    in its name, and is not kept.
     """
     if len(name) == _DIGITS:
         name = _digest_of((name, str(options)))[:_DIGITS]
@@ -186,8 +190,10 @@ def _parts_of(function: Any, outer: tuple[object, ...]) -> Iterator[str]:
 
 
 def _told_of_code(code: CodeType, docstring: str | None, outer: tuple[object, ...]) -> str:
-    """Return what tells code from any other. Its docstring does not, which is the first of its constants, nor do its
-    flags, which Numba changes under a profiler."""
+    """Return the parts of code that distinguish it.
+
+    Its docstring does not, which is the first of its constants, nor do its flags, which Numba changes under a profiler.
+    """
     skipped = docstring is not None and code.co_consts[:1] == (docstring,)
     consts = [_told(each, outer) for each in code.co_consts[skipped:]]
     names = (code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars)
@@ -196,7 +202,7 @@ def _told_of_code(code: CodeType, docstring: str | None, outer: tuple[object, ..
 
 
 def _told(value: Any, outer: tuple[object, ...]) -> str:
-    """Return what tells a value from any other in compiled code. Raise NotToldError if nobody knows."""
+    """Return the text that distinguishes a value in compiled code. Raise NotToldError if there is none."""
     kind = f"{type(value).__module__}.{type(value).__qualname__}"
     if value is None or value is ... or isinstance(value, bool | int | float | complex | str | bytes | np.dtype):
         return f"{kind} {value!r}"
@@ -219,7 +225,7 @@ def _told(value: Any, outer: tuple[object, ...]) -> str:
 
 
 def _stamp_of(function: Any) -> str:
-    """Return the stamp of a function's sources. Numba's own are told by its version."""
+    """Return the stamp of a function's sources. Numba's own are known by its version."""
     known = _stamps.get(function)
     if known is not None:
         return known
@@ -233,7 +239,7 @@ def _stamp_of(function: Any) -> str:
 
 
 def _real_name(function: Any) -> str:
-    """Return the name of a function's module, of a program that Python runs as a module too."""
+    """Return the name of a function's module, also if Python runs that module as a program."""
     spec = function.__globals__.get("__spec__")
     return str(function.__module__) if spec is None else spec.name
 
@@ -242,8 +248,8 @@ class KeptCode(_Cache):  # type: ignore[misc]
     """A dispatcher's or C function's cache: one file a signature.
 
     Args:
-        function: what is compiled. Its sources are read now.
-        options: what else it is compiled with.
+        function: the function to compile. Its sources are read now.
+        options: the options that it is compiled with.
     """
 
     def __init__(self, function: Function, options: object = "") -> None:
@@ -256,7 +262,7 @@ class KeptCode(_Cache):  # type: ignore[misc]
 
     @property
     def cache_path(self) -> str:
-        """Return the folder."""
+        """The folder."""
         return str(folders_for(self._file)[0])
 
     def enable(self) -> None:
@@ -264,16 +270,16 @@ class KeptCode(_Cache):  # type: ignore[misc]
         self._is_enabled = True
 
     def disable(self) -> None:
-        """Keep none."""
+        """Keep no code."""
         self._is_enabled = False
 
     def flush(self) -> None:
-        """Give up what it keeps of the function, in all signatures."""
+        """Remove the code that it keeps of the function, for all signatures."""
         for path in folders_for(self._file)[0].glob(f"{self._stem()}-*"):
             path.unlink(missing_ok=True)
 
     def load_overload(self, sig: Any, target_context: Any) -> Any:
-        """Return the code for a signature, if it was kept and all that it was made of is the same."""
+        """Return the code for a signature, if it was kept and everything that it was made of is the same."""
         target_context.refresh()
         processor = target_context.codegen().magic_tuple()
         try:
@@ -289,21 +295,21 @@ class KeptCode(_Cache):  # type: ignore[misc]
         return None
 
     def save_overload(self, sig: Any, data: Any) -> None:
-        """Keep the code for a signature, if its symbols are nobody else's and there is a place."""
+        """Keep the code for a signature, if its symbols are unique and there is a folder to write to."""
         if not self._is_enabled or not can_be_kept(data):
             return
         try:
             name, first_line = _place(*self._key(sig), data.codegen.magic_tuple())
         except NotToldError:
             return
-        content = first_line + dumps(data._replace(type_annotation="")._reduce())  # a text that nobody reads
+        content = first_line + dumps(data._replace(type_annotation="")._reduce())  # a text that is never read
         folder = folders_for(self._file)[0]
         partial = folder / f"{name}.{os.getpid()}-{next(_numbers)}"
         try:
             folder.mkdir(parents=True, exist_ok=True)
             try:
                 partial.write_bytes(content)
-                os.replace(partial, folder / name)  # nobody finds it half written
+                os.replace(partial, folder / name)  # it is never found half written
             finally:
                 partial.unlink(missing_ok=True)
         except OSError as error:
@@ -314,9 +320,9 @@ class KeptCode(_Cache):  # type: ignore[misc]
         return re.sub(r"[^\w.]", "", f"{module}.{self._function.__qualname__}")
 
     def _key(self, signature: Any) -> tuple[_Key, str]:
-        """Return what tells a signature from others, and the content of what is compiled.
+        """Return the key of a signature, and the digest of the function's content.
 
-        Raise NotToldError if nobody can tell.
+        Raise NotToldError if there is none.
         """
         if not self._is_enabled:
             raise NotToldError
@@ -327,7 +333,7 @@ class KeptCode(_Cache):  # type: ignore[misc]
 
 
 class _Key(NamedTuple):
-    """What tells a signature from others: the beginning of its file's name, and all of it."""
+    """The key of a signature: the beginning of its file's name, and all of its parts."""
 
     stem: str
     parts: tuple[object, ...]
@@ -341,7 +347,7 @@ def _place(key: _Key, content: str, processor: Processor) -> tuple[str, bytes]:
 
 
 def _read(path: Path, first_line: bytes) -> Any:
-    """Return what a file with this first line holds, if it is there and whole."""
+    """Return the content of a file with this first line, if it is there and whole."""
     try:
         with path.open("rb") as file:
             return pickle.load(file) if file.readline() == first_line else None
@@ -364,12 +370,12 @@ def symbols_of(module: Any) -> Iterator[str]:
 
 
 def is_ours(symbol: str) -> bool:
-    """Return whether no other body can have a symbol."""
+    """Return whether a symbol belongs to one body only."""
     return bool(_OURS.search(symbol) or _PLAIN_NAME.match(symbol))
 
 
 def _versions() -> list[object]:
-    """Return what changes compiled code beside its sources. Python without assertions compiles none."""
+    """Return everything besides its sources that changes compiled code. Python without assertions compiles none."""
     flags = (sys.flags.optimize, config.BOUNDSCHECK, config.DEBUGINFO_DEFAULT)
     return [FORMAT, numba.__version__, llvmlite.__version__, sys.implementation.cache_tag, *flags]
 

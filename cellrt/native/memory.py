@@ -20,7 +20,7 @@ def _word(builder: Any, address: Any, index: Any) -> Any:
 
 @intrinsic
 def read_word(typing_context: Any, address: Any, index: Any) -> Any:
-    """The int64 number ``index`` of those at ``address``."""
+    """Return the int64 number ``index`` of those at ``address``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.load(_word(builder, *arguments))
@@ -30,7 +30,7 @@ def read_word(typing_context: Any, address: Any, index: Any) -> Any:
 
 @intrinsic
 def read_int(typing_context: Any, address: Any, index: Any) -> Any:
-    """The int32 number ``index`` of those at ``address``."""
+    """Return the int32 number ``index`` of those at ``address``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         base = builder.inttoptr(arguments[0], ir.IntType(32).as_pointer())
@@ -41,10 +41,11 @@ def read_int(typing_context: Any, address: Any, index: Any) -> Any:
 
 @intrinsic
 def start_of(typing_context: Any, array: Any) -> Any:
-    """The address of an array's numbers.
+    """Return the address of an array's numbers.
 
-    For loops over a part of it: the compiler does not know of an array that no index is negative, and makes of a loop
-    that reads its numbers one after the other one that gathers them, several times as long (see ``jit.py``).
+    It is for loops over a part of the array. The compiler does not know that no index of an array is negative, and
+    would turn a loop that reads its numbers in order into one that gathers them, which takes several times as long (see
+    ``jit.py``).
     """
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -56,7 +57,7 @@ def start_of(typing_context: Any, array: Any) -> Any:
 
 @intrinsic
 def write_word(typing_context: Any, address: Any, index: Any, value: Any) -> Any:
-    """Sets the int64 number ``index`` of those at ``address``."""
+    """Set the int64 number ``index`` of those at ``address``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         builder.store(arguments[2], _word(builder, *arguments[:2]))
@@ -67,7 +68,7 @@ def write_word(typing_context: Any, address: Any, index: Any, value: Any) -> Any
 
 @intrinsic(prefer_literal=True)
 def read_words(typing_context: Any, address: Any, count: Any) -> Any:
-    """The first ``count`` (a literal) int64 numbers at ``address``, as a tuple."""
+    """Return the first ``count`` (a literal) int64 numbers at ``address``, as a tuple."""
     if not isinstance(count, types.IntegerLiteral):
         return None
     size = count.literal_value
@@ -81,7 +82,7 @@ def read_words(typing_context: Any, address: Any, count: Any) -> Any:
 
 @intrinsic
 def read_float(typing_context: Any, address: Any, index: Any) -> Any:
-    """The float32 number ``index`` of those at ``address``."""
+    """Return the float32 number ``index`` of those at ``address``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         base = builder.inttoptr(arguments[0], ir.FloatType().as_pointer())
@@ -92,7 +93,7 @@ def read_float(typing_context: Any, address: Any, index: Any) -> Any:
 
 @intrinsic
 def read_byte(typing_context: Any, address: Any, index: Any) -> Any:
-    """The byte number ``index`` of those at ``address``."""
+    """Return the byte number ``index`` of those at ``address``."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         base = builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -103,7 +104,7 @@ def read_byte(typing_context: Any, address: Any, index: Any) -> Any:
 
 @intrinsic
 def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
-    """Copies ``count`` bytes from one address to another; they do not overlap."""
+    """Copy ``count`` bytes from one address to another; they do not overlap."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, source = (builder.inttoptr(address, ir.IntType(8).as_pointer()) for address in arguments[:2])
@@ -115,7 +116,7 @@ def copy_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 @intrinsic
 def as_pointer(typing_context: Any, address: Any) -> Any:
-    """An address as the pointer that ``numba.carray`` takes."""
+    """Return an address as the pointer that ``numba.carray`` takes."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         return builder.inttoptr(arguments[0], ir.IntType(8).as_pointer())
@@ -124,7 +125,7 @@ def as_pointer(typing_context: Any, address: Any) -> Any:
 
 
 def _array_at(context: Any, builder: Any, array: types.Array, address: Any, shape: list[Any]) -> Any:
-    """An array that owns nothing."""
+    """Return an array that owns no memory."""
     made = make_array(array)(context, builder)
     itemsize = context.get_constant(types.intp, context.get_abi_sizeof(context.get_data_type(array.dtype)))
     strides = [builder.mul(shape[1], itemsize), itemsize] if array.ndim == 2 else [itemsize]
@@ -135,7 +136,7 @@ def _array_at(context: Any, builder: Any, array: types.Array, address: Any, shap
 
 @intrinsic
 def ints_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
-    """The int32 numbers at an address as an array ``[rows, columns]``, which does not keep them there."""
+    """Return the int32 numbers at an address as an array ``[rows, columns]``, which does not own them."""
     array = types.Array(types.int32, 2, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -146,7 +147,7 @@ def ints_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
 
 @intrinsic
 def words_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
-    """The int64 numbers at an address as an array ``[rows, columns]``, which does not keep them there."""
+    """Return the int64 numbers at an address as an array ``[rows, columns]``, which does not own them."""
     array = types.Array(types.int64, 2, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -157,7 +158,7 @@ def words_at(typing_context: Any, address: Any, rows: Any, columns: Any) -> Any:
 
 @intrinsic
 def bytes_at(typing_context: Any, address: Any, count: Any) -> Any:
-    """The bytes at an address as an array ``[count]``, which does not keep them there."""
+    """Return the bytes at an address as an array ``[count]``, which does not own them."""
     array = types.Array(types.uint8, 1, "C")
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
@@ -168,7 +169,7 @@ def bytes_at(typing_context: Any, address: Any, count: Any) -> Any:
 
 @intrinsic
 def call(typing_context: Any, function: Any, first: Any, second: Any) -> Any:
-    """Calls the C function ``int64 (int64, int64)`` at an address."""
+    """Call the C function ``int64 (int64, int64)`` at an address."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         word = ir.IntType(64)
@@ -180,7 +181,7 @@ def call(typing_context: Any, function: Any, first: Any, second: Any) -> Any:
 
 @intrinsic
 def move_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any:
-    """As ``copy_bytes``, where the two may overlap."""
+    """Copy as ``copy_bytes`` does; the two may overlap."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         to, source = (builder.inttoptr(address, ir.IntType(8).as_pointer()) for address in arguments[:2])
@@ -192,7 +193,7 @@ def move_bytes(typing_context: Any, target: Any, source: Any, count: Any) -> Any
 
 @intrinsic
 def call_status(typing_context: Any, function: Any, arguments: Any) -> Any:
-    """Calls the C function at an address, which returns an int32; ``arguments``: a tuple of int64 and int32 numbers.
+    """Call the C function at an address, which returns an int32; ``arguments`` is a tuple of int64 and int32 numbers.
 
     Pointers and sizes are int64. Each argument has the type that it has in the tuple.
     """

@@ -1,8 +1,9 @@
 """Compiled functions that only compiled code calls: parts of their callers, without machine code of their own.
 
-Numba optimises each function together with all that it calls, makes machine code of it, and does the same again for
-each of its callers. Of a function that nobody calls from outside that is work for nothing, and of the core's calls it
-was more than half of what compiling took. So a part has LLVM's code alone, which is optimised where it is linked in.
+Numba optimises each function together with everything that it calls, makes machine code of it, and does the same again
+for each of its callers. For a function that is not called from outside that work is wasted, and for the core's
+functions it was more than half of the compilation time. So a part has only LLVM's code, which is optimised where it is
+linked in.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from numba.core.codegen import JITCodeLibrary
 from numba.core.compiler import CompileResult
 
 KIND = "part"
-"""In place of Numba's "object": how a part is kept."""
+"""The kind of a kept part, in place of Numba's "object"."""
 
 
 class _Codegen:
@@ -27,7 +28,7 @@ class _Codegen:
         return getattr(self._codegen, name)
 
     def set_env(self, name: str, env: object) -> None:
-        """Do nothing: an environment is for code that raises what is made while it runs, and parts do not."""
+        """Do nothing: an environment is for code that raises errors that it makes while it runs, and parts do not."""
 
 
 class PartLibrary(JITCodeLibrary):  # type: ignore[misc]
@@ -37,20 +38,20 @@ class PartLibrary(JITCodeLibrary):  # type: ignore[misc]
 
     @property
     def codegen(self) -> Any:
-        """Return the code generator."""
+        """The code generator."""
         return _Codegen(self._codegen)
 
     def _optimize_final_module(self) -> None:
-        """Leave it to those that it is linked into."""
+        """Do nothing: a part is optimised where it is linked in."""
 
     def _finalize_final_module(self) -> None:
-        """End the module, and make no machine code of it."""
+        """End the module without making machine code of it."""
         self._finalize_dynamic_globals()
         self._verify_declare_only_symbols()
         self._finalized = True
 
     def _get_module_for_linking(self) -> Any:
-        """Return the module, which everybody may have a copy of."""
+        """Return the module, which every caller may have a copy of."""
         self._ensure_finalized()
         if self._shared_module is None:
             self._shared_module = self._final_module
@@ -60,19 +61,20 @@ class PartLibrary(JITCodeLibrary):  # type: ignore[misc]
         return self._shared_module
 
     def get_pointer_to_function(self, name: str) -> int:
-        """Return 0: nobody calls it by its address."""
+        """Return 0: a part is not called by its address."""
         return 0
 
     def serialize_using_object_code(self) -> tuple[str, str, bytes]:
-        """Return what is kept of it: LLVM's code alone."""
+        """Return the content that is kept of a part: only LLVM's code."""
         return self.name, KIND, self._get_module_for_linking().as_bitcode()
 
 
 def rebuilt(target_context: Any, payload: Any) -> Any:
-    """Return a compiled function of what was kept, a part or another."""
+    """Return a compiled function from its kept content, a part or another."""
     (name, kind, data), described, env, signature, objectmode, lifted, annotation, reload_init, envs = payload
     if kind != KIND:
         return CompileResult._rebuild(target_context, *payload)
+    # Do as Numba does with an object file, but with LLVM's code.
     for initialise in reload_init:
         initialise()
     library = PartLibrary(target_context.codegen(), name)
@@ -98,7 +100,7 @@ def rebuilt(target_context: Any, payload: Any) -> Any:
 
 
 def bitcode_of(payload: Any) -> bytes:
-    """Return LLVM's code of what was kept."""
+    """Return LLVM's code from kept content."""
     _, kind, data = payload[0]
     bitcode: bytes = data if kind == KIND else data[1]
     return bitcode

@@ -1,4 +1,4 @@
-"""What ``memory.py`` has, in Python: for who runs the core without compiling it (NUMBA_DISABLE_JIT)."""
+"""The functions of ``memory.py`` in Python, to run the core without compiling it (NUMBA_DISABLE_JIT)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ WORD_BYTES = 8
 
 
 def _array(address: int, kind: Any, *shape: int) -> NDArray[Any]:
-    """Return an array that owns nothing."""
+    """Return an array that owns no memory."""
     if 0 in shape:
         return np.empty(shape, np.dtype(kind))
     for size in reversed(shape):
@@ -22,42 +22,42 @@ def _array(address: int, kind: Any, *shape: int) -> NDArray[Any]:
 
 
 def read_word(address: int, index: int) -> int:
-    """See ``memory.read_word``."""
+    """Return an int64 number, as ``memory.read_word``."""
     return ctypes.c_int64.from_address(int(address) + WORD_BYTES * int(index)).value
 
 
 def read_int(address: int, index: int) -> int:
-    """See ``memory.read_int``."""
+    """Return an int32 number, as ``memory.read_int``."""
     return ctypes.c_int32.from_address(int(address) + 4 * int(index)).value
 
 
 def read_float(address: int, index: int) -> float:
-    """See ``memory.read_float``."""
+    """Return a float32 number, as ``memory.read_float``."""
     return ctypes.c_float.from_address(int(address) + 4 * int(index)).value
 
 
 def read_byte(address: int, index: int) -> int:
-    """See ``memory.read_byte``."""
+    """Return a byte, as ``memory.read_byte``."""
     return ctypes.c_uint8.from_address(int(address) + int(index)).value
 
 
 def read_words(address: int, count: int) -> tuple[int, ...]:
-    """See ``memory.read_words``."""
+    """Return the first int64 numbers, as ``memory.read_words``."""
     return tuple(read_word(address, k) for k in range(count))
 
 
 def write_word(address: int, index: int, value: int) -> None:
-    """See ``memory.write_word``."""
+    """Set an int64 number, as ``memory.write_word``."""
     ctypes.c_int64.from_address(int(address) + WORD_BYTES * int(index)).value = int(value)
 
 
 def start_of(array: NDArray[Any]) -> int:
-    """See ``memory.start_of``."""
+    """Return the address of an array, as ``memory.start_of``."""
     return int(array.ctypes.data)
 
 
 def copy_bytes(target: int, source: int, count: int) -> None:
-    """See ``memory.copy_bytes``."""
+    """Copy bytes, as ``memory.copy_bytes``."""
     ctypes.memmove(int(target), int(source), int(count))
 
 
@@ -65,22 +65,22 @@ move_bytes = copy_bytes
 
 
 def ints_at(address: int, rows: int, columns: int) -> NDArray[np.int32]:
-    """See ``memory.ints_at``."""
+    """Return int32 numbers as an array, as ``memory.ints_at``."""
     return _array(address, ctypes.c_int32, rows, columns)
 
 
 def words_at(address: int, rows: int, columns: int) -> NDArray[np.int64]:
-    """See ``memory.words_at``."""
+    """Return int64 numbers as an array, as ``memory.words_at``."""
     return _array(address, ctypes.c_int64, rows, columns)
 
 
 def bytes_at(address: int, count: int) -> NDArray[np.uint8]:
-    """See ``memory.bytes_at``."""
+    """Return bytes as an array, as ``memory.bytes_at``."""
     return _array(address, ctypes.c_uint8, count)
 
 
 def call(function: int, first: int, second: int) -> int:
-    """See ``memory.call``."""
+    """Call a C function, as ``memory.call``."""
     kind = ctypes.CFUNCTYPE(ctypes.c_int64, ctypes.c_int64, ctypes.c_int64)
     return int(kind(int(function))(int(first), int(second)))
 

@@ -1,4 +1,4 @@
-"""What a client in another process calls of compiled code, to hand requests in and take their results out."""
+"""Compiled code of clients in other processes: it hands requests in, and finds those whose results are there."""
 
 from __future__ import annotations
 

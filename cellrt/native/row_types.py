@@ -1,4 +1,4 @@
-"""Rows as types: a class with annotated fields says what lies in memory, for NumPy, Numba, type checkers and readers.
+"""Rows as types: a class with annotated fields describes memory, for NumPy, Numba, type checkers and readers.
 
 A row of a table, or a run of words in an array of integers (a record in ``links``), is read and written by field::
 
@@ -39,7 +39,10 @@ Matrix = NDArray[Any]
 
 
 class Row:
-    """The base of all rows. Nobody makes one: a row is a view of memory, whose fields Python may read by name too."""
+    """The base of all rows.
+
+    It has no instances: a row is a view of memory, whose fields Python may read by name, too.
+    """
 
     if TYPE_CHECKING:
 
@@ -53,7 +56,7 @@ V = TypeVar("V")
 
 
 class Rows(np.ndarray[Any, Any], Generic[V]):
-    """The type of arrays, for checkers alone: of one element it says a row or a number, where NumPy says ``Any``."""
+    """The type of arrays, for checkers only: its elements are rows or numbers, where NumPy has ``Any``."""
 
     if TYPE_CHECKING:
 
@@ -116,8 +119,10 @@ def row_view(row: type[R]) -> Callable[[Rows[int] | NDArray[np.int32], int], R]:
 
 
 def new_table(size: int, dtype: np.dtype[np.void]) -> Rows[Any]:
-    """Returns ``size`` zeroed rows from the start of a cache line on. Field access by attribute works in compiled
-    code and, as a recarray, without it."""
+    """Return ``size`` zeroed rows from the start of a cache line on.
+
+    Field access by attribute works in compiled code and, as a recarray, without it.
+    """
     memory = np.zeros(size * dtype.itemsize + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
     rows: Any = memory[start : start + size * dtype.itemsize].view(dtype)

@@ -1,12 +1,12 @@
-"""Of which source files a compiled function's machine code is made, and one digest of them.
+"""The source files of a compiled function's machine code, and one digest of them.
 
-Machine code holds that of the functions it calls and the constants of their modules, so what was kept of it is good
-only as long as all these files are what they were. Whatever a module's functions reach, they reach by what the module
-imports, anywhere in its file: the digest is of the module and of all that it imports, directly or not. Comments,
-docstrings and line breaks are no part of it, nor when a file was written: both change nothing that is compiled.
+Machine code contains that of the functions it calls and the constants of their modules. So kept code is valid only as
+long as all these files are unchanged. A module's functions reach others only by the module's imports, anywhere in its
+file: the digest is of the module and of all that it imports, directly or not. It does not count comments, docstrings,
+line breaks or the time when a file was written: none of these changes compiled code.
 
-Installed packages other than cellrt and the function's own count by the file that is imported, not by what that
-imports in turn; ``LIBRARIES`` do not count.
+Installed packages other than cellrt and the function's own count by the file that is imported, not by its own imports;
+``LIBRARIES`` do not count.
 """
 
 from __future__ import annotations
@@ -23,20 +23,19 @@ from pathlib import Path
 from typing import NamedTuple
 
 LIBRARIES = frozenset({"llvmlite", "numba", "numpy", "torch", *sys.stdlib_module_names})
-"""Their versions are part of what a cache is told by, or they reach no machine code of ours."""
+"""The packages that do not count: a cache's key has their versions, or they reach no machine code of cellrt's."""
 _OWN = __name__.partition(".")[0]
 _INSTALLED = ("site-packages", "dist-packages")
 _MOST_KNOWN = 4096
 
 
 class Source(NamedTuple):
-    """What matters of one file.
+    """The parts of one file that matter.
 
     Attributes:
         digest: of its code.
         imports: ``a.b`` for ``import a.b``, ``a.b:c`` for ``from a.b import c``, with the dots of relative ones.
-        of_types: by the names that only type checkers import (a package may load them when they are asked for): the
-            same of these.
+        of_types: the imports for type checkers only, by name (a package may load them on demand): the same of these.
         names: of a package, what it defines or imports itself.
     """
 
@@ -47,7 +46,7 @@ class Source(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Where a module lies: its file, if it has one, and the folders of a package."""
+    """The place of a module: its file, if it has one, and the folders of a package."""
 
     file: str | None
     folders: tuple[str, ...]
@@ -62,7 +61,7 @@ _LOCATED: dict[str, _Found | None] = {}
 
 
 class Sources:
-    """Digests of modules. What was found in a file of the same bytes before is read from ``kept``.
+    """Digests of modules. The parts of a file with known bytes are read from ``kept``.
 
     ``brought``: the same of an installation, which is only read.
     """
@@ -70,10 +69,10 @@ class Sources:
     def __init__(self, kept: Path | None, brought: Path | None = None) -> None:
         self._kept, self._brought = kept, brought
         self._known: dict[str, Source] = {}
-        """By the digest of a file's bytes, and whether it is a package."""
+        """The parts of files, by the digest of a file's bytes and whether it is a package."""
         self._is_read = False
         self._files: dict[str, tuple[tuple[int, int], Source]] = {}
-        """By path, with what the file system said when it was read."""
+        """The parts of files by path, with the file system's state when each was read."""
         self._stamps: dict[_Module, tuple[dict[str, tuple[int, int]], str]] = {}
 
     def stamp(self, name: str, file: str) -> str:
@@ -116,9 +115,9 @@ class Sources:
             yield from self._modules_of(_absolute(module, text))
 
     def _modules_of(self, text: str, asking: tuple[str, ...] = ()) -> Iterator[_Module]:
-        """Yield the modules that one import brings: of a package that is imported itself, all that are in it.
+        """Yield the modules that one import brings; for a package that is imported itself, all that are in it.
 
-        ``asking``: the imports that this was met on the way of; a package may import a name from itself.
+        ``asking``: the imports on the way to this one; a package may import a name from itself.
         """
         if text in asking:
             return
@@ -162,7 +161,10 @@ class Sources:
                         self._known[key] = Source(digest, tuple(imports), dict(of_types), tuple(names))
 
     def _write(self) -> None:
-        """Keep what is known. Nobody finds it half written; where it cannot be, others parse the files again."""
+        """Keep what is known, in a file that is never found half written.
+
+        If it cannot be written, others parse the files again.
+        """
         if self._kept is None:
             return
         if len(self._known) > _MOST_KNOWN:
@@ -174,7 +176,7 @@ class Sources:
 
 
 def read_source(text: bytes, is_package: bool = False) -> Source:
-    """Return what matters of a file's text; of one that Python cannot read, all of it."""
+    """Return the parts of a file's text that matter; if Python cannot read it, all of it."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -182,6 +184,7 @@ def read_source(text: bytes, is_package: bool = False) -> Source:
     imports: list[str] = []
     of_types: dict[str, str] = {}
     for_types: set[ast.AST] = set()
+    # Collect imports, and remove strings that stand alone, before the tree is hashed.
     for node in ast.walk(tree):  # parents come before their children
         if isinstance(node, ast.If) and "TYPE_CHECKING" in (
             getattr(node.test, "id", ""),
@@ -212,7 +215,7 @@ def _imports_of(node: ast.AST) -> dict[str, str]:
 
 
 def _is_text(statement: ast.AST) -> bool:
-    """Return whether it is a string by itself, such as a docstring."""
+    """Return whether a statement is a string by itself, such as a docstring."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)
@@ -221,7 +224,7 @@ def _is_text(statement: ast.AST) -> bool:
 
 
 def _bound_by(statement: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement at the top level gives to anything."""
+    """Yield the names that a statement at the top level binds."""
     yield from _imports_of(statement)
     for node in ast.walk(statement):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
@@ -277,7 +280,7 @@ def _locate_in(package: _Found, name: str) -> _Found | None:
 
 
 def _all_of(name: str, found: _Found) -> Iterator[_Module]:
-    """Yield a module, or all modules of a package; of an installed one that is not cellrt, its own file alone."""
+    """Yield a module, or all modules of a package; for an installed one that is not cellrt, only its own file."""
     if found.file is not None:
         yield _Module(name, found.file)
     if _top(name) != _OWN and any(map(_is_installed, found.folders)):
@@ -310,6 +313,6 @@ def _top(name: str) -> str:
 
 
 def _state_of(path: str) -> tuple[int, int]:
-    """Return that by which one tells that a file has changed while this process runs."""
+    """Return the state by which a change of a file while this process runs is noticed."""
     state = os.stat(path)
     return state.st_mtime_ns, state.st_size

@@ -1,15 +1,15 @@
-"""While Numba compiles ours, it does the same as ever in half of the processor time that Python takes of it.
+"""Faster compilation: Numba gives the same results in half of its processor time in Python.
 
-Each of these was measured on the scheduler's 570 functions, and changes nothing that comes out:
+Each of these was measured on the scheduler's 570 functions, and changes no result:
 
-- What type an operator gives for numbers and arrays is asked tens of thousands of times, and found a thousand times
-  by trials that end in exceptions with coloured texts. Here it is remembered while one function is compiled.
+- The result type of an operator for numbers and arrays is asked for tens of thousands of times, and found a thousand
+  times by trials that end in exceptions with coloured texts. Here it is remembered while one function is compiled.
 - Compiler flags are compared by dicts made for it, and all have one hash.
-- Every call of LLVM tells each timer of each function that waits for another. Nobody reads them.
-- Numba asks for an instruction's variables through the fields that can be none too.
+- Every call of LLVM notifies each timer of each function that waits for another. These timers are never read.
+- Numba looks for an instruction's variables in fields that cannot have any, too.
 
-Numba lets one thread compile at a time, so this touches nobody else's work; when it is over all is as it was.
-``tests/core/test_thrift.py`` looks for what is taken from inside.
+Numba lets one thread compile at a time, so this touches no other thread's work; afterwards everything is restored.
+``tests/core/test_thrift.py`` checks the internals that are used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from numba.core.types.functions import BaseFunction
 
 OPERATORS = frozenset(value for value in vars(operator).values() if callable(value)) | {bool}
 PLAIN_TYPES = (types.Number, types.Boolean, types.Array, types.IntegerLiteral, types.BooleanLiteral)
-"""Of arguments whose result's type depends on nothing else."""
+"""The types of arguments for which the type of an operator's result depends on nothing else."""
 NO_VARIABLES = frozenset({str, int, bool, type(None), ir.Loc, ir.Scope})
 
 _plain_call_type = BaseFunction.get_call_type
@@ -37,7 +37,7 @@ _is_on = False
 
 @contextmanager
 def thrift() -> Iterator[None]:
-    """Compile cheaply inside. Only the outermost of them does anything."""
+    """Compile faster within the block. Only the outermost block has an effect."""
     if _is_on:
         yield
         return
@@ -93,7 +93,7 @@ def _equal_flags(self: Any, other: Any) -> Any:
 
 
 def _hashing() -> Any:
-    """Return a hash that is Numba's, of the options' names alone."""
+    """Return a hash that is Numba's, remembered for each type: it is of the options' names only."""
     known: dict[type, int] = {}
 
     def get_hash(self: Any) -> int:

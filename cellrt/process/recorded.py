@@ -22,7 +22,7 @@ from cellrt.process.shared_memory import Part, padded
 
 LENGTH = struct.Struct("<Q")
 PLAN = struct.Struct("<3Q")
-"""How the engine names what runs for a template: the generation of templates, the template's number, the plan's."""
+"""The name of what runs for a template: the generation of templates, the template's number, the plan's."""
 PADDING = bytes(8)
 SMALL_BYTES = 1 << 14
 MAX_HEADS = 128

@@ -1,7 +1,7 @@
 """A client's end of the memory by which its requests join and leave the engine's work without a message.
 
-``core/requests/regions.py`` has the other end, ``core/state/region_layout.py`` what lies where. A request has a slot of
-the region from when it is handed in until its results are taken out; what finds no slot goes by a message.
+``core/requests/region_entries.py`` has the other end, ``core/state/region_layout.py`` the layout. A request has a slot
+of the region from when it is handed in until its results are taken out. One that finds no slot goes by a message.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ class Requests(Protocol):
 
 
 class SlotPlan:
-    """Where the tensors and results of requests of a template lie in a slot.
+    """The places of the tensors and results of requests of a template in a slot.
 
     Args:
         number: names the plan to the engine.
@@ -112,7 +112,7 @@ class SlotPlan:
     def __init__(self, number: int, template: Template, formats: Sequence[RowFormat]) -> None:
         self.number, self.template, self._formats = number, template, formats
         self.tensors: list[tuple[int, int]] = []
-        """Where each tensor begins, and its bytes."""
+        """The place where each tensor begins, and its bytes."""
         at = 0
         for kind, rows in template.externals:
             size = rows * formats[kind].num_bytes
@@ -122,7 +122,7 @@ class SlotPlan:
         self._begin, self._end = at, at + self._answers.num_bytes
         plain = [layout for layout in template.results if not layout.is_loop]
         self._places: list[tuple[int, int]] | None = None
-        """Of results that lie as in a message: their indices and rows."""
+        """The indices and rows of results, if they lie as in a message."""
         if len(plain) == len(template.results) and all(its.num_bytes % WORD_BYTES == 0 for its in map(self._of, plain)):
             counts = [-1 if layout.is_single else len(layout.positions) for layout in plain]
             self._places = list(enumerate(counts))

@@ -33,22 +33,30 @@ from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
 
 FLOAT_BYTES = 4
 CHUNK_ROWS = 96
-"""Rows that go through all panels together: their inputs stay in the second-level cache."""
+"""The rows that go through all panels together: their inputs stay in the second-level cache."""
 
 _BLOCK_BYTES = 1 << 14
-"""Where rows are more than a tile, the depth is cut into equal blocks of at most so much of a panel: it stays in the
-nearest cache while all rows go over it, with what they fetch of the next."""
+"""The largest block of a panel, in bytes, that the rows of two or three tiles go over.
+
+The depth is cut into equal blocks of at most this size. A block stays in the nearest cache while all rows go over it,
+together with what they fetch of the next.
+"""
 _LONG_BLOCK_BYTES = 1 << 15
-"""For rows of more tiles, which compute longer than memory takes: each block costs them a look at their sums."""
+"""The same for rows of more tiles.
+
+These compute longer than memory takes, and each block costs a read and a write of the sums.
+"""
 _AHEAD_BYTES = 1 << 13
-"""So far behind what it reads one tile by itself fetches."""
+"""The distance, in bytes, at which a single tile fetches ahead of its reads."""
 
 _LINEAR_GROUPS = 4
 
 
 class PackedWeight(NamedTuple):
-    """A packed weight. ``values`` are its panels ``[ceil(units / LANES), depth, groups * LANES]``, zero beyond the last
-    unit."""
+    """A packed weight: ``values`` are its panels ``[ceil(units / LANES), depth, groups * LANES]``.
+
+    Lanes after the last unit are zero.
+    """
 
     values: Tensor
     units: int
@@ -56,14 +64,14 @@ class PackedWeight(NamedTuple):
 
     @property
     def address(self) -> int:
-        """Where the values lie; valid as long as this object lives."""
+        """The address of the values; valid as long as this object lives."""
         return self.values.data_ptr()
 
 
 def new_room(numbers: int) -> Tensor:
-    """Memory for so many float32 numbers of packed weights, from the beginning of a cache line on.
+    """Return memory for so many float32 numbers of packed weights, aligned to a cache line.
 
-    It is NumPy's, which asks for huge pages where there is much of it: one core then reads it at a higher pace.
+    It is NumPy's memory, which asks for huge pages where there is much of it: one core then reads it at a higher pace.
     """
     line = LINE_BYTES // FLOAT_BYTES
     room = np.empty(numbers + line, np.float32)
@@ -83,7 +91,7 @@ def pack_gates(weight: Tensor, gates: int) -> PackedWeight:
 
 
 def packed_numbers(weight: Tensor) -> int:
-    """How many numbers ``pack_linear`` makes of a weight."""
+    """Return how many numbers ``pack_linear`` makes of a weight."""
     width = _LINEAR_GROUPS * LANES
     return -(-weight.shape[0] // width) * width * weight.shape[1]
 
@@ -91,7 +99,7 @@ def packed_numbers(weight: Tensor) -> int:
 def pack_linear(weight: Tensor, room: Tensor | None = None) -> PackedWeight:
     """Pack ``weight`` ``[columns, depth]`` of a plain linear layer: a panel holds ``4 * LANES`` neighbouring columns.
 
-    ``room``: where to; weights that are read one behind the other should lie so.
+    ``room`` is the memory for the result; weights that are read one after the other should lie one after the other.
     """
     columns, depth = weight.shape
     width = _LINEAR_GROUPS * LANES
@@ -125,7 +133,7 @@ def copy(target, source, size):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def fetch(typing_context: Any, address: Any, size: Any) -> Any:
-    """Ask for ``size`` bytes of memory that will be read soon."""
+    """Prefetch ``size`` bytes of memory that will be read soon."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         index = ir.IntType(64)
@@ -138,33 +146,34 @@ def fetch(typing_context: Any, address: Any, size: Any) -> Any:
 
 @intrinsic
 def touch(typing_context: Any, address: Any, size: Any) -> Any:
-    """Read ``size`` bytes of memory, from an even address on, for nothing but that they are in the caches then."""
+    """Read ``size`` bytes of memory, from an even address on, only to bring them into the caches."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         index = ir.IntType(64)
         with cgutils.for_range_slice(builder, index(0), arguments[1], index(LINE_BYTES), index) as (shift, _):
             place = builder.inttoptr(builder.add(arguments[0], shift), ir.IntType(16).as_pointer())
-            builder.load_atomic(place, "monotonic", 2)  # others that nobody uses a compiler leaves out
+            builder.load_atomic(place, "monotonic", 2)  # a compiler leaves out a plain load without use
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
 
 
 def _depth_of(num_bytes: int, groups: int) -> int:
-    """How many of the ``depth`` rows of a panel are so many bytes."""
+    """Return how many of the ``depth`` rows of a panel are so many bytes."""
     return num_bytes // (groups * LANES * FLOAT_BYTES)
 
 
 @nogil
 def _equal_part(depth, most):  # type: ignore[no-untyped-def]
-    """The size of equal parts of the depth, of at most so many rows each, and at least one."""
+    """Return the size of equal parts of the depth, of at least one and at most ``most`` rows each."""
     return max(1, -(-depth // max(1, -(-depth // most))))
 
 
 def _product(groups: int) -> Any:
-    """What adds ``x @ panel`` to ``tile`` ``[rows, groups, LANES]``, for so many groups; ``stride`` is that of ``x``.
+    """Return a function that adds ``x @ panel`` to ``tile`` ``[rows, groups, LANES]``; ``stride`` is that of ``x``.
 
-    While the rows go over a block, its tiles fetch the next one, which may be in no cache: each a share of it.
+    While the rows go over a block, its tiles fetch the next one, which may be in no cache: each tile fetches a share of
+    it.
     """
     width, most, row_lines = groups * LANES, rows_of_tile(groups), lines_of_row(groups)
     half_lines = -(-row_lines // 2)
@@ -173,10 +182,12 @@ def _product(groups: int) -> Any:
     @nogil
     def multiply(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
         tiles = -(-rows // most)
+        # One tile reads each line once, and fetches a little ahead.
         if tiles == 1:
             ahead = panel + _AHEAD_BYTES
             multiply_rows(groups, 0, rows, x, stride, panel, width, depth, tile, width, row_lines, ahead)
             return
+        # Several tiles read each block from the nearest cache, while they fetch the next block.
         few = tiles <= 3
         lines, block = half_lines if few else 1, _equal_part(depth, most_depth if few else long_depth)
         for start in range(0, depth, block):
@@ -201,7 +212,7 @@ _HALVES_DEPTH = _depth_of(_BLOCK_BYTES, 4)
 
 @nogil
 def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
-    """As ``_product(4)``; where all rows fit a tile with half of the columns, one half after the other."""
+    """Multiply as ``_product(4)``; if all rows fit a tile with half of the columns, do one half after the other."""
     if rows <= _MOST or rows > _MOST_IN_HALVES:
         _multiply_four(x, stride, rows, panel, depth, tile)
         return
@@ -221,14 +232,14 @@ def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyp
 def project_strided(x, stride, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
     """Write ``x @ weight.T + bias`` ``[rows, columns]`` to ``out``, with a weight from ``pack_linear``.
 
-    Rows of ``x`` begin ``stride`` numbers apart. ``bias``: an address, or 0 for none.
+    Rows of ``x`` begin ``stride`` numbers apart. ``bias`` is an address, or 0 for none.
     """
     width = 4 * LANES
     scratch = np.empty(min(rows, CHUNK_ROWS) * width, np.float32)
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
         for column in range(0, columns, width):
-            tile = start_of(scratch)  # Taken anew each time: Numba frees an array behind its last use.
+            tile = start_of(scratch)  # Taken anew each time: Numba frees an array after its last use.
             used = min(width, columns - column)
             for row in range(count):
                 begin = tile + row * width * FLOAT_BYTES
@@ -246,13 +257,13 @@ def project_strided(x, stride, rows, depth, weight, bias, columns, out):  # type
 
 @nogil
 def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
-    """As ``project_strided``, of rows that lie one behind the other."""
+    """Call ``project_strided`` on rows that lie one after the other."""
     project_strided(x, depth, rows, depth, weight, bias, columns, out)
 
 
 @functools.cache
 def product_kernel() -> Any:
-    """``project_strided`` as a C function ``void (int64 x 8)``; its ``address`` is good as long as the process."""
+    """Return ``project_strided`` as a C function ``void (int64 x 8)``; its ``address`` stays valid in this process."""
     return c_function(_kernel, types.void(*(types.int64,) * 8))
 
 

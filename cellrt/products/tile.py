@@ -1,8 +1,8 @@
 """The inner loop of every product on a CPU: a tile of sums that stays in vector registers.
 
-How many rows a tile has follows from the registers of this machine (``vectors.py``). It is written as LLVM
-instructions, because a compiler does not find that form by itself. A row's own sums are added up in the same order in
-every tile, so its bits do not depend on how many rows are computed with it.
+The number of rows of a tile follows from the registers of this machine (``vectors.py``). The loop is written as LLVM
+instructions, because a compiler does not find that form by itself. A row's sums are added up in the same order in every
+tile, so its bits do not depend on how many rows are computed with it.
 """
 
 from __future__ import annotations
@@ -17,18 +17,22 @@ from numba.extending import intrinsic
 from cellrt.products.vectors import LANES, LINE_BYTES, REGISTERS, VectorBuilder, fetch_line
 
 HALF_GROUPS = 2
-"""Vectors of a row in a tile that has half of four groups, and more rows than there is room for with all of them."""
+"""Vectors of a row in a tile of half of four groups, which has room for more rows than a tile of all four."""
 
 _AGAIN_BYTES = 1 << 12
-"""So much closer to what is read, halves of the columns ask for each line again: they ask faster than memory gives, and
-what is more than a processor can have under way it drops."""
+"""The distance, in bytes, at which tiles of half of the columns fetch each line a second time.
+
+They fetch faster than memory delivers, and a processor drops fetches beyond those that it can have in flight.
+"""
 
 _INDEX = ir.IntType(64)
 
 
 def rows_of_tile(groups: int) -> int:
-    """How many rows, of so many vectors each, fit the registers: their sums, all of the operand of which there is less,
-    and one of the other."""
+    """Return how many rows, of so many vectors each, fit the registers.
+
+    The registers hold the rows' sums, the whole operand that has fewer vectors, and one vector of the other operand.
+    """
     rows = 1
     while (rows + 1) * groups + min(rows + 1, groups) + 1 <= REGISTERS:
         rows += 1
@@ -36,17 +40,16 @@ def rows_of_tile(groups: int) -> int:
 
 
 def lines_of_row(groups: int) -> int:
-    """How many cache lines one of the ``depth`` rows of a panel takes, begun ones included."""
+    """Return how many cache lines one of the ``depth`` rows of a panel takes, rounded up."""
     return -(-groups * LANES * 4 // LINE_BYTES)
 
 
 def shapes_of(groups: int) -> list[tuple[int, int]]:
-    """The shapes of tiles of so many vectors a row: how many rows, and how many cache lines each of the ``depth``
-    fetches.
+    """Return the shapes of tiles of so many vectors a row: rows, and cache lines fetched for each of the ``depth``.
 
-    One tile by itself fetches as much as it reads, a little ahead. Of two or three each fetches half of what comes
-    next, of more one line; rows are shared out evenly, so that a tile has at least half of the most. Two tiles may also
-    be the halves of the columns, with all rows: each fetches as many lines as it reads.
+    A single tile fetches as much as it reads, a little ahead. Each of two or three tiles fetches half of the next
+    block's lines, each of more tiles one line. Rows are shared out evenly, so that a tile has at least half of the
+    most. Two tiles may also be the halves of the columns, with all rows: each fetches as many lines as it reads.
     """
     most, lines = rows_of_tile(groups), lines_of_row(groups)
     shapes = {(rows, lines) for rows in range(1, most + 1)}
@@ -59,6 +62,7 @@ def shapes_of(groups: int) -> list[tuple[int, int]]:
 def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, lines: int, arguments: Any, ahead: Any) -> None:
     x, x_stride, panel, stride, depth, out, out_stride = arguments
     lanes = VectorBuilder(builder)
+    # Begin with the sums that are there, or with zeros.
     starts = [_row(builder, x, x_stride, row) for row in range(rows)]
     ends = [_row(builder, out, out_stride, row) for row in range(rows)]
     cells = [(row, group) for row in range(rows) for group in range(groups)]
@@ -68,6 +72,7 @@ def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, lines: int,
         builder.store(begin, sums[row, group])
     with cgutils.for_range(builder, depth) as loop:
         at = _row(builder, panel, stride, loop.index)
+        # Fetch lines that will be read later.
         for line in range(lines):
             number = builder.add(builder.mul(loop.index, _INDEX(lines)), _INDEX(line))
             place = builder.add(ahead, builder.mul(number, _INDEX(LINE_BYTES)))
@@ -83,7 +88,7 @@ def _emit_tile(builder: Any, rows: int, groups: int, is_fresh: bool, lines: int,
             total = builder.load(sums[row, group])
             builder.store(lanes.multiply_add(value, column, total), sums[row, group])
 
-        if rows <= groups:  # The operand of which there is less stays in registers.
+        if rows <= groups:  # The operand with fewer vectors stays in registers.
             values = [value_of(row) for row in range(rows)]
             for group in range(groups):
                 column = lanes.load(at, group)
@@ -112,9 +117,9 @@ def multiply_rows(
     """Add ``x @ panel`` to ``groups`` vectors of each row of ``out``, or write it there if ``fresh``.
 
     ``groups`` and ``fresh`` are constants. ``panel`` has ``depth`` rows of ``groups`` vectors. All places are addresses
-    of float32, and strides are in numbers. Unless ``ahead`` is None, ``rows`` and ``lines`` are one of
-    ``shapes_of(groups)``, and of the memory there so many cache lines are fetched for each of the ``depth``, one behind
-    the other, for whom will read them soon; else there are 1 to ``rows_of_tile(groups)`` rows.
+    of float32, and strides are in numbers. If ``ahead`` is an address, ``rows`` and ``lines`` are one of
+    ``shapes_of(groups)``, and ``lines`` cache lines are fetched from there for each of the ``depth``, one after the
+    other. If it is None there are 1 to ``rows_of_tile(groups)`` rows.
     """
     num_groups, is_fresh = groups.literal_value, bool(fresh.literal_value)
     shapes, factor = shapes_of(num_groups), lines_of_row(num_groups) + 1

@@ -1,6 +1,6 @@
 """Float32 vector arithmetic, written into a function that Numba compiles, in the width of this machine's registers.
 
-It is written as LLVM vector instructions, because the vectoriser of the compiler gives up on limits and reductions.
+It is written as LLVM vector instructions, because the compiler's vectoriser gives up on limits and reductions.
 """
 
 from __future__ import annotations
@@ -13,12 +13,12 @@ from numba.core import cgutils
 from numba.core.registry import cpu_target
 
 FLOAT32, BFLOAT16, FLOAT16 = 0, 1, 2
-"""Kinds of numbers in memory; in registers all are float32."""
+"""The kinds of numbers in memory; in registers all are float32."""
 SIZES = (4, 2, 2)
-"""Bytes of a number of each kind."""
+"""The bytes of a number of each kind."""
 
 LINE_BYTES = 64
-"""Of a cache line."""
+"""The bytes of a cache line."""
 
 _SINGLE, _INT = ir.FloatType(), ir.IntType(32)
 
@@ -35,14 +35,14 @@ _TO_INTEGER = 12582912.0  # 1.5 * 2^23: adding it leaves the nearest integer in 
 
 
 def _processor() -> tuple[bool, set[str]]:
-    """Whether the processor that Numba compiles for is an ARM one, and what it can do, in LLVM's words."""
+    """Return whether Numba compiles for an ARM processor, and that processor's features, by LLVM's names."""
     triple, _, features = cpu_target.target_context.codegen().magic_tuple()
     names = {name.removeprefix("+") for name in features.split(",") if name.startswith("+")}
     return triple.startswith(("aarch64", "arm64")), names
 
 
 def registers_of(is_arm: bool, features: set[str]) -> tuple[int, int]:
-    """How many float32 lanes a vector register of such a processor has, and how many registers there are."""
+    """Return the float32 lanes of a vector register of such a processor, and the number of its registers."""
     if "avx512f" in features:
         return 16, 32
     if "avx" in features:
@@ -52,18 +52,20 @@ def registers_of(is_arm: bool, features: set[str]) -> tuple[int, int]:
 
 _IS_ARM, _FEATURES = _processor()
 LANES, REGISTERS = registers_of(_IS_ARM, _FEATURES)
-"""Of this machine: all compiled cells work in this width, and their weights are packed for it.
+"""The vector width of this machine: all compiled cells work in it, and their weights are packed for it.
 
-The processor is the one that Numba compiles for (``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` name another one), asked
-as Numba's disk cache asks: what was compiled for another width is never found there.
+The processor is the one that Numba compiles for (``NUMBA_CPU_NAME`` and ``NUMBA_CPU_FEATURES`` name another one), as
+Numba's disk cache knows it: code that was compiled for another width is never found there.
 """
 _CONVERTS_FLOAT16 = _IS_ARM or bool({"f16c", "avx512f"} & _FEATURES)
-"""Elsewhere LLVM would call a function that compiled code does not find."""
+"""True if the processor converts float16; else LLVM would call a function that compiled code does not find."""
 
 
 def fetch_line(builder: Any, address: Any, nearness: int) -> None:
-    """Asks for the cache line at an address, which need not be one that can be read: 3 brings it to the first level of
-    the caches, 2 to the second."""
+    """Prefetch the cache line at an address, which need not be readable.
+
+    ``nearness`` 3 brings it to the first level of the caches, 2 to the second.
+    """
     byte, flag = ir.IntType(8).as_pointer(), ir.IntType(32)
     kind = ir.FunctionType(ir.VoidType(), [byte, flag, flag, flag])
     prefetch = cgutils.get_or_insert_function(builder.module, kind, "llvm.prefetch.p0")
@@ -71,7 +73,7 @@ def fetch_line(builder: Any, address: Any, nearness: int) -> None:
 
 
 class VectorBuilder:
-    """Writes float32 vector arithmetic, ``lanes`` numbers at a time, into the function that ``builder`` is building."""
+    """A writer of float32 vector arithmetic, ``lanes`` numbers at a time, into the function that ``builder`` builds."""
 
     def __init__(self, builder: Any, lanes: int = LANES) -> None:
         self.builder, self.lanes = builder, lanes
@@ -81,29 +83,29 @@ class VectorBuilder:
         self._fma = cgutils.get_or_insert_function(builder.module, signature, f"llvm.fmuladd.v{lanes}f32")
 
     def constant(self, value: float) -> Any:
-        """``value`` in every lane."""
+        """Return ``value`` in every lane."""
         return ir.Constant(self.type, [ir.Constant(_SINGLE, value)] * self.lanes)
 
     def integer(self, value: int) -> Any:
-        """``value`` in every lane, as integers."""
+        """Return ``value`` in every lane, as int32."""
         return ir.Constant(self.integers, [ir.Constant(_INT, value)] * self.lanes)
 
     def spread(self, value: Any) -> Any:
-        """A single number, or integer, in every lane."""
+        """Return a single number, or integer, in every lane."""
         vector = ir.VectorType(value.type, self.lanes)
         undefined = ir.Constant(vector, ir.Undefined)
         first = self.builder.insert_element(undefined, value, _INT(0))
         return self.builder.shuffle_vector(first, undefined, ir.Constant(self.integers, None))
 
     def place(self, address: Any, index: Any, kind: int = FLOAT32) -> Any:
-        """A pointer to number ``index`` behind ``address``, and the numbers after it, as a vector in memory."""
+        """Return a pointer to a vector in memory: number ``index`` after ``address``, and the numbers after it."""
         element = (_SINGLE, ir.IntType(16), ir.HalfType())[kind]
         base = self.builder.inttoptr(address, element.as_pointer())
         at = self.builder.gep(base, [index])
         return self.builder.bitcast(at, ir.VectorType(element, self.lanes).as_pointer())
 
     def read(self, address: Any, index: Any, kind: int = FLOAT32) -> Any:
-        """The numbers from number ``index`` on behind ``address``."""
+        """Read the numbers from number ``index`` after ``address`` on."""
         found = self.builder.load(self.place(address, index, kind), align=SIZES[kind])
         if kind == BFLOAT16:
             shifted = self.builder.shl(self.builder.zext(found, self.integers), self.integer(16))
@@ -111,7 +113,7 @@ class VectorBuilder:
         return self._from_float16(found) if kind == FLOAT16 else found
 
     def write(self, value: Any, address: Any, index: Any, kind: int = FLOAT32) -> None:
-        """The other way, rounded to the nearest."""
+        """Write the numbers from number ``index`` after ``address`` on, rounded to the nearest."""
         place = self.place(address, index, kind)
         if kind == BFLOAT16:
             value = self._to_bfloat16(value)
@@ -166,31 +168,31 @@ class VectorBuilder:
         return builder.bitcast(builder.trunc(result, ir.VectorType(ir.IntType(16), self.lanes)), half)
 
     def load(self, address: Any, group: int = 0) -> Any:
-        """Vector number ``group`` behind ``address``."""
+        """Load vector number ``group`` after ``address``."""
         return self.read(address, ir.IntType(64)(group * self.lanes))
 
     def store(self, value: Any, address: Any, group: int = 0) -> None:
-        """Sets vector number ``group`` behind ``address``."""
+        """Store vector number ``group`` after ``address``."""
         self.write(value, address, ir.IntType(64)(group * self.lanes))
 
     def multiply(self, left: Any, right: Any) -> Any:
-        """The products of each two."""
+        """Return the product in each lane."""
         return self.builder.fmul(left, right)
 
     def subtract(self, left: Any, right: Any) -> Any:
-        """``left - right``."""
+        """Return ``left - right``."""
         return self.builder.fsub(left, right)
 
     def multiply_add(self, left: Any, right: Any, plus: Any) -> Any:
-        """``left * right + plus``, rounded once."""
+        """Return ``left * right + plus``, rounded once."""
         return self.builder.call(self._fma, [left, right, plus])
 
     def larger(self, left: Any, right: Any) -> Any:
-        """The larger of each two; ``right`` where one is not a number."""
+        """Return the larger of the two in each lane; ``right`` where one is not a number."""
         return self.builder.select(self.builder.fcmp_ordered(">", left, right), left, right)
 
     def largest(self, x: Any) -> Any:
-        """The largest lane, in every lane."""
+        """Return the largest lane, in every lane."""
         step = self.lanes // 2
         while step:
             order = [ir.Constant(_INT, lane ^ step) for lane in range(self.lanes)]
@@ -199,18 +201,18 @@ class VectorBuilder:
         return x
 
     def first(self, x: Any) -> Any:
-        """The number in lane 0."""
+        """Return the number in lane 0."""
         return self.builder.extract_element(x, _INT(0))
 
     def polynomial(self, coefficients: Sequence[float], x: Any) -> Any:
-        """The polynomial with these coefficients, lowest power first (Horner)."""
+        """Return the value of the polynomial with these coefficients, lowest power first (Horner)."""
         total = self.constant(coefficients[-1])
         for coefficient in reversed(coefficients[:-1]):
             total = self.multiply_add(total, x, self.constant(coefficient))
         return total
 
     def power_of_two(self, x: Any) -> Any:
-        """2^x for x <= 0, off by at most 2e-7 of it; 0 below 2^-126. NaN stays NaN."""
+        """Return 2^x for x <= 0, with a relative error of at most 2e-7; 0 below 2^-126. NaN stays NaN."""
         moved = self.builder.fadd(x, self.constant(_TO_INTEGER))
         whole = self.subtract(moved, self.constant(_TO_INTEGER))
         part = self.polynomial(_POWERS, self.subtract(x, whole))
@@ -220,7 +222,7 @@ class VectorBuilder:
         return self.builder.select(is_small, self.constant(0.0), self.multiply(part, factor))
 
     def tanh(self, x: Any) -> Any:
-        """Hyperbolic tangent, off by at most 4e-7; NaN stays NaN."""
+        """Return the hyperbolic tangent, with an error of at most 4e-7; NaN stays NaN."""
         high, low = self.constant(_LIMIT), self.constant(-_LIMIT)
         x = self.builder.select(self.builder.fcmp_ordered(">", x, high), high, x)
         x = self.builder.select(self.builder.fcmp_ordered("<", x, low), low, x)
@@ -228,6 +230,6 @@ class VectorBuilder:
         return self.builder.fdiv(self.multiply(x, self.polynomial(_P, square)), self.polynomial(_Q, square))
 
     def sigmoid(self, x: Any) -> Any:
-        """Logistic function, off by at most 3e-7; NaN stays NaN."""
+        """Return the logistic function, with an error of at most 3e-7; NaN stays NaN."""
         half = self.constant(0.5)
         return self.multiply_add(self.tanh(self.multiply(x, half)), half, half)

@@ -22,8 +22,8 @@ from cellrt.process.address import new_address
 from cellrt.ray.directory import LOOK_EVERY_S, Grant, Left, Order
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.messages import NOT_BEGUN, UNAVAILABLE, Answer, Call, parts_of
+from cellrt.ray.moving_sessions import ASKING, Asking, MovingBackend
 from cellrt.ray.scaling import Load
-from cellrt.ray.sessions import ASKING, Asking, MovingBackend
 from cellrt.serve import oip
 from cellrt.serve.app import kept_connected, make_app
 from cellrt.serve.http_native import Frame, as_raw, read_frame

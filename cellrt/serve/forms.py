@@ -17,7 +17,7 @@ import numpy as np
 import torch
 
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.graph.sources import TORCH_DTYPES
+from cellrt.graph.row_bits import TORCH_DTYPES
 from cellrt.serve.arrays import NAMES, TOO_LARGE, array_of
 from cellrt.serve.server_settings import Limits
 

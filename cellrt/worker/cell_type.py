@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
-from cellrt.worker.blame import describe_error
+from cellrt.worker.failed_rows import describe_error
 
 
 class Retries:

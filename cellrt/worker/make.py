@@ -22,7 +22,7 @@ from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Worker
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cores import num_cores
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.run_tasks import LAUNCHED_TASK
 from cellrt.worker.cpu.worker import CpuWorker
 from cellrt.worker.device.cuda_worker import CudaWorker

@@ -155,7 +155,7 @@ def test_a_file_that_cannot_be_parsed_counts_by_its_bytes(package: Path):
 
 COMPILED = (
     *("core.scheduling.schedule", "core.entries", "core.state.copying", "core.running.records"),
-    *("core.scheduling.spans", "core.pages.pages"),
+    *("core.scheduling.span_choice", "core.pages.pages"),
     *(
         "products.packed",
         "worker.cpu.run_task",
@@ -205,5 +205,5 @@ def test_an_edit_of_what_only_python_runs_compiles_nothing(name: str):
     stamped = Sources(None).modules(module.__name__, str(module.__file__))
     leaves = ("scheduling.policies", "simulate", "processor", "checks.validate")
     assert stamped.isdisjoint(
-        {"cellrt.engine.engine", "cellrt.worker.cpu.executor", *(f"cellrt.core.{leaf}" for leaf in leaves)}
+        {"cellrt.engine.engine", "cellrt.worker.cpu.cpu_executor", *(f"cellrt.core.{leaf}" for leaf in leaves)}
     )

@@ -11,8 +11,8 @@ import torch
 
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.demo import g2p as demo
+from cellrt.demo.dictionary import all_words, choose_words
 from cellrt.demo.servers import pronounce_padded
-from cellrt.demo.words import all_words, choose_words
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
 from tests.effort import examples

@@ -14,7 +14,7 @@ from cellrt.definition.define import cell
 from cellrt.definition.spec import rows
 from cellrt.graph.graph import Graph
 from cellrt.graph.unfolder import Unfolder
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.worker import CpuWorker
 
 WIDTH = 2

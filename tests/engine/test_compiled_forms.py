@@ -19,7 +19,7 @@ from cellrt.definition.spec import RaggedRows, ragged, rows
 from cellrt.errors import CellError, DefinitionError, RequestError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder, unfold
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from tests.engine.helpers import assert_same, close_and_check, small_engine
 
 SIZE, HIDDEN, TOKENS, END = 5, 11, 7, 2

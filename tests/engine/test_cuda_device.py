@@ -24,7 +24,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.device.cuda import CudaDevice
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.device.placement import Forms, PlacedCell, Placements
-from cellrt.worker.step_times import measure_steps
+from cellrt.worker.step_measurement import measure_steps
 from tests.effort import quickly
 from tests.engine.author import OPERATIONS, make_unfolder
 from tests.engine.helpers import WAIT_S, close_and_check

@@ -29,7 +29,7 @@ from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.aot.store import CACHE_VARIABLE, LibraryStore
 from cellrt.definition.compiled_form import DONE, CompiledForm
 from cellrt.graph.reference import run_one_by_one
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.waiting import until
 

@@ -19,7 +19,7 @@ from cellrt.graph.reference import run_one_by_one
 from cellrt.worker.apart.pool import SharedPool
 from cellrt.worker.apart.process_worker import ProcessWorker
 from cellrt.worker.apart.task_ring import FAILURE_BYTES, Slot
-from cellrt.worker.blame import Failure
+from cellrt.worker.failed_rows import Failure
 from cellrt.worker.python_process import PythonProcess
 from tests.engine import apart_models
 from tests.engine.apart_models import DEADLY, EXAMPLE, WIDTH, WRONG, chain, model

@@ -13,7 +13,7 @@ from cellrt.engine import registration
 from cellrt.engine.registration import cost_of
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.step_times import measure_steps, rows_that_pay
+from cellrt.worker.step_measurement import measure_steps, rows_that_pay
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.engine.models import WIDTH, Gate, add
 

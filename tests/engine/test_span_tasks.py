@@ -16,8 +16,8 @@ import cellrt
 from cellrt.cells.language_models import language_model, layered_language_model
 from cellrt.core.state.task_layout import TaskView
 from cellrt.unfolders import complete
-from cellrt.worker.cpu import executor
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu import cpu_executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.run_span_task import run_span_task
 from tests.engine.helpers import WAIT_S
 from tests.unfolders.language_models import draw_prompt, small_llama
@@ -63,7 +63,7 @@ class BothWays:
             return True
 
         monkeypatch.setattr(Executor, "_run_compiled", run)
-        monkeypatch.setattr(executor, "run_span_task", in_just_enough_memory)
+        monkeypatch.setattr(cpu_executor, "run_span_task", in_just_enough_memory)
 
     def _arenas(self, own: Executor) -> list[np.ndarray]:
         return [each for arenas in own._arenas for each in arenas._bytes]

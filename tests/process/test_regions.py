@@ -18,7 +18,7 @@ from cellrt.process.host import EngineServer
 from cellrt.process.numbering import Numbering
 from cellrt.process.region import Region
 from cellrt.process.source import ModelSource
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.worker import CpuWorker
 from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models

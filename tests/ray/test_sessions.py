@@ -15,7 +15,7 @@ pytest.importorskip("msgspec")
 from cellrt.errors import EngineClosedError, SessionError
 from cellrt.process.address import new_address
 from cellrt.ray.directory import Directory, Grant, Left, Order
-from cellrt.ray.sessions import ASKING, Asking, MovingBackend
+from cellrt.ray.moving_sessions import ASKING, Asking, MovingBackend
 from cellrt.serve.app import kept_connected
 from cellrt.serve.server_settings import Settings
 from cellrt.serve.start_engine import start_engine

@@ -164,7 +164,7 @@ DIE = 103.0
 
 def deadly() -> Unfolder:
     """A model in whose process a worker may die, for good: no cell can kill one."""
-    from cellrt.worker.cpu.executor import Executor
+    from cellrt.worker.cpu.cpu_executor import Executor
     from cellrt.worker.cpu.worker import CpuWorker
 
     def poison(x: Tensor) -> dict[str, Tensor]:

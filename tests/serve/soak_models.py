@@ -24,7 +24,7 @@ KILL = 104.0
 
 def mortal() -> Unfolder:
     """A chain of which a row may kill its worker: by the executor, as no cell can."""
-    from cellrt.worker.cpu.executor import Executor
+    from cellrt.worker.cpu.cpu_executor import Executor
 
     def step(x: Tensor, h: Tensor) -> dict[str, Tensor]:
         if x.device.type != "meta" and (x[:, 0] == KILL).any():

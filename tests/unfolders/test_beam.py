@@ -7,7 +7,7 @@ from cellrt.cells import AttentionLSTMDecoder, EmbeddingGRUCell, EmbeddingGRUDec
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, rows
 from cellrt.demo import g2p
-from cellrt.demo.words import choose_words
+from cellrt.demo.dictionary import choose_words
 from cellrt.errors import DefinitionError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.unfolders import beam_search, encoder_decoder

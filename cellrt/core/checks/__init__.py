@@ -1,1 +1,1 @@
-"""The rules that the tables keep, looked through after every event of a test."""
+"""The rules that the tables keep, checked after every event of a test."""

@@ -1,7 +1,7 @@
 """The whole-state validator: every invariant of the tables, checked slowly and in plain Python.
 
-Tests call it after each step, the engine in debug mode when it is idle. It answers with the broken rules, so that a
-test can corrupt a table and see it fail.
+Tests call it after each step, the engine in debug mode when it is idle. It returns the broken rules, so that a test can
+corrupt a table and see it fail.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ REGIONS = {
 
 
 def broken_rules(t: Tables) -> list[str]:
-    """Returns one line for each broken invariant; empty if the state is sound. Cost: the size of the tables."""
+    """Return one line for each broken invariant; none if the state is sound. The cost is the size of the tables."""
     tables = *_blocks(t), *_queues(t), *_flights(t), *_rows(t), *_pages(t), *_written(t), *_reservations(t)
     return [*tables, *_door(t)]
 
@@ -95,7 +95,7 @@ def _blocks(t: Tables) -> list[str]:
 
 
 def _page_lists(t: Tables, request: int) -> list[PageList]:
-    """Each page list of a live request."""
+    """Return each page list of a live request."""
     row = t.requests[request]
     first = int(row["page_lists"])
     ends = range(first, first + page_list.WORDS * int(row["num_page_lists"]), page_list.WORDS)
@@ -103,7 +103,7 @@ def _page_lists(t: Tables, request: int) -> list[PageList]:
 
 
 def _page_blocks(t: Tables) -> list[tuple[int, int]]:
-    """(first place, places) of each block of pages, and of what is read again, of requests and of sessions."""
+    """Return (first place, places) of each block of pages, and of rows to be read again, of requests and sessions."""
     lists = [listed for request in _live(t) for listed in _page_lists(t, request)]
     blocks = [(int(listed.place), int(listed.capacity)) for listed in lists]
     blocks += [(int(listed.again), int(listed.num_again)) for listed in lists]
@@ -188,7 +188,7 @@ def _flights(t: Tables) -> list[str]:
 
 
 def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
-    """Handles that live requests and sessions hold, by (location, kind)."""
+    """Return the handles that live requests and sessions hold, by (location, kind)."""
     held: dict[tuple[int, int], list[int]] = {}
     for request in _live(t):
         row = t.requests[request]
@@ -219,7 +219,7 @@ def _held_rows(t: Tables) -> dict[tuple[int, int], list[int]]:
 
 
 def _rows(t: Tables) -> list[str]:
-    """Free and held rows make up each arena exactly when nothing is in flight, and never overlap."""
+    """Return the arenas whose free and held rows overlap, or are not all of its rows while nothing is in flight."""
     rules = []
     held = _held_rows(t)
     idle = not t.tasks["in_use"].any()
@@ -245,7 +245,10 @@ def _rows(t: Tables) -> list[str]:
 
 
 def _holders(t: Tables, at: int, held: list[int]) -> list[str]:
-    """Each page is held by as many page tables as name it. ``held``: what tables name, at an arena."""
+    """Return the pages whose count of holders is not the number of page tables that name them.
+
+    ``held`` are the handles that page tables name at an arena.
+    """
     first, capacity = int(t.arenas["first"][at]), int(t.arenas["capacity"][at])
     named = np.bincount([(handle & ROW_MASK) - NUM_PERMANENT for handle in held], minlength=capacity)
     return [
@@ -256,8 +259,10 @@ def _holders(t: Tables, at: int, held: list[int]) -> list[str]:
 
 
 def _written(t: Tables) -> list[str]:
-    """A page that is to be written to is named by one page table: those of a request from the first row on that is its
-    own, and that of a session's next row."""
+    """Return the pages that will be written to and are named by several page tables.
+
+    A request writes to its pages from its own first row on, a session to the page of its next row.
+    """
     rules = []
     for request in _live(t):
         for listed in _page_lists(t, request):
@@ -273,14 +278,17 @@ def _written(t: Tables) -> list[str]:
 
 
 def _num_shared(t: Tables, kind: int, handles: list[int]) -> int:
-    """How many of these pages several tables name."""
+    """Return how many of these pages several tables name."""
     firsts = [int(t.arenas["first"][(handle >> LOCATION_SHIFT) * MAX_KINDS + kind]) for handle in handles]
     return sum(int(t.holders[at + (handle & ROW_MASK) - NUM_PERMANENT]) > 1 for at, handle in zip(firsts, handles))
 
 
 def _pages(t: Tables) -> list[str]:
-    """Pages of a request are at its home or at the host, where they are counted, and hold what was sent; a session's
-    rows are in pages, or come with its next request."""
+    """Return what is wrong with the pages of requests, and with states of sessions whose rows are nowhere.
+
+    The pages of a request are at its home or at the host, where they are counted, and hold the rows of the steps that
+    were sent. A session's rows are in pages, or come with its next request.
+    """
     rules = []
     for request in _live(t):
         locations: list[int] = []

@@ -1,5 +1,4 @@
-"""What the whole-state validator (``validate.py``) checks of chains and loops: who may take a step, and which rows they
-have."""
+"""The part of the whole-state validator (``validate.py``) for chains and loops: their readiness and their rows."""
 
 from __future__ import annotations
 
@@ -12,7 +11,7 @@ from cellrt.core.state.tables import CHAIN, Request, Subgraph, Tables
 
 
 def record_rules(t: Tables, subgraph_id: int) -> list[str]:
-    """A chain or loop that says it is ready may take a step, and its progress is in order."""
+    """Return what is wrong with the progress of a chain or loop, or with the steps that it is ready for."""
     subgraph = t.subgraphs[subgraph_id]
     record, is_queued = record_at(t.links, int(subgraph["record"])), int(subgraph["state"]) == QUEUED
     length, position, done = int(record.end), int(record.position), int(record.done)
@@ -43,15 +42,17 @@ def record_rules(t: Tables, subgraph_id: int) -> list[str]:
 
 
 def _loop_tasks(t: Tables, subgraph: Subgraph) -> int:
-    """Tasks in flight with steps of a loop's cell."""
+    """Return the number of tasks in flight with steps of a loop's cell."""
     record = record_at(t.links, int(subgraph["record"]))
     unseen = int(record.unseen)
     return int(subgraph["in_flight"]) - max(0, unseen - int(record.done)) if record.position > unseen else 0
 
 
 def _turns(t: Tables, subgraph: Subgraph) -> str:
-    """What is wrong with the rows that tasks in flight write a loop's state to, or nothing: each has its own, and none
-    has that of the last step that is done."""
+    """Return what is wrong with the rows that tasks in flight write a loop's state to; empty if nothing is.
+
+    Each task has its own row, and none has that of the last step that is done.
+    """
     cell_type, record = t.types[int(subgraph["cell_type"])], record_at(t.links, int(subgraph["record"]))
     tasks, sent = _loop_tasks(t, subgraph), int(record.num_sent)
     is_live = int(t.requests["state"][int(subgraph["request"])]) == LIVE and int(subgraph["state"]) == QUEUED
@@ -68,7 +69,7 @@ def _turns(t: Tables, subgraph: Subgraph) -> str:
 
 
 def _body(t: Tables, subgraph: Subgraph, length: int) -> str:
-    """What is wrong with the body of a member that has begun ``length`` steps, or nothing."""
+    """Return what is wrong with the body of a member that has begun ``length`` steps; empty if nothing is."""
     own = record_at(t.links, int(subgraph["record"]))
     body, request = body_at(t.links, own.body), t.requests[int(subgraph["request"])]
     members = int(request["first_subgraph"]) + t.links[own.body + BODY_WORDS :][: body.num_members]
@@ -93,7 +94,7 @@ def _body(t: Tables, subgraph: Subgraph, length: int) -> str:
 
 
 def _is_fed(t: Tables, subgraph: Subgraph, step: int) -> bool:
-    """Whether what a step reads, of chains that its own follows, is done or sent to the worker this is pinned to."""
+    """Return whether a step's inputs from other chains are done, or sent to the worker of its own subgraph."""
     for read in inputs_of(t, subgraph):
         if read.mode not in (STEP, SAME) or read.source < 0:
             continue
@@ -106,7 +107,7 @@ def _is_fed(t: Tables, subgraph: Subgraph, step: int) -> bool:
 
 
 def state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
-    """(handle, kind) of the rows of its own that a chain or loop has its state in."""
+    """Return (handle, kind) of the rows of its own that a chain or loop keeps its state in."""
     subgraph = t.subgraphs[subgraph_id]
     if int(subgraph["record"]) < 0:
         return []
@@ -119,8 +120,11 @@ def state_rows(t: Tables, subgraph_id: int) -> list[tuple[int, int]]:
 
 
 def page_rules(t: Tables, request: Request) -> list[str]:
-    """What is wrong with a request's growing states: each has pages for the steps that were sent, and the rows of those
-    that are done and were before any stop or failure."""
+    """Return what is wrong with a request's growing states.
+
+    Each has pages for the steps that were sent. Its rows are those of the steps that were done before any stop or
+    failure.
+    """
     done, rules = dict[int, int](), list[str]()
     for k in range(int(request["first_subgraph"]), int(request["first_subgraph"]) + int(request["num_subgraphs"])):
         subgraph = t.subgraphs[k]

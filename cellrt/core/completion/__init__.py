@@ -1,1 +1,1 @@
-"""What happens when a task is done, or its worker is lost."""
+"""The completion of tasks, and the loss of workers."""

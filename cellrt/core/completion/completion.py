@@ -1,7 +1,7 @@
-"""What happens when a task is done, or a request ends early.
+"""The completion of tasks, and the early end of requests.
 
-Every end goes through ``release`` in ``admission.py``, once nothing of the request is in flight. What the caller must
-know comes back as notices ``(request, what)``.
+Every request ends through ``release`` in ``admission.py``, once nothing of it is in flight. The caller is told by
+notices ``(request, what)``.
 """
 
 from __future__ import annotations
@@ -43,11 +43,12 @@ from cellrt.native.row_types import Matrix, Rows
 
 @compiled
 def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: int) -> int:
-    """Takes a finished task out: releases what waited for it. Adds notices behind the ``count`` there are.
+    """Take a finished task out and release what waited for it. Add notices after the first ``count``.
 
-    Returns how many there are then. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the
-    measured time of the task, 0 if unknown. The task's steps and positions are from now on those that ran.
+    Return the new number of notices. ``notices`` [count + 4 * rows, 2] must have room. ``elapsed_ns`` is the measured
+    time of the task, 0 if unknown. From now on the task's steps and positions are those that ran.
     """
+    # Count the task itself: as running no more, as served, and with the steps that its rows took.
     settings, task = t.settings[0], t.tasks[task_id]
     base = task_id * settings.buffer_ints
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
@@ -62,6 +63,7 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
     if task.reads_late:
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
+    # Take in its rows. Equal neighbours that are steps of one chain count together; the plain cases need no notice.
     row, may_be_several = 0, t.types[task.cell_type].carries == 0
     while row < task.rows:
         id, length, first, rows = t.ints[nodes_at + row], t.ints[lengths_at + row], row, 1
@@ -89,7 +91,7 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
 
 @compiled
 def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notices: Matrix, count: int) -> int:
-    """Takes in how any other row went, or steps of a chain that are ``rows`` of them; returns the number of notices."""
+    """Take in the result of a row, or of ``rows`` rows that are steps of one chain; return the number of notices."""
     settings, ints = t.settings[0], t.ints
     id, length = ints[base + ints[base + layout.H_NODES] + row], ints[base + ints[base + layout.H_LENGTHS] + row]
     has_failed = ints[base + ints[base + layout.H_FAILED] + row] != 0
@@ -98,6 +100,7 @@ def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notice
     subgraph = t.subgraphs[subgraph_id]
     request_id, request = subgraph.request, t.requests[subgraph.request]
     shown, counts = settings.num_shown, True
+    # Note what a chain or loop has done, which holds for requests that have ended early, too.
     if id < 0:
         if subgraph.what == LOOP:
             counts = _note_loop(t, task, subgraph, done, has_failed)
@@ -107,6 +110,7 @@ def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notice
         has_failed = has_failed and counts
         if counts and not has_failed and t.types[task.cell_type].has_spans:
             note_appended(t, subgraph, abs(done))
+    # A failed row ends its request.
     if has_failed:
         settings.num_failed += 1
         break_pages(t, request)
@@ -115,6 +119,7 @@ def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notice
             log_event(t, FAILED, request_id, task.number, row)
             kill(t, request_id)
             count = tell(notices, count, request_id, NOTICE_FAILED)
+    # Of a live request, wake what waited for the row; the last row of an ended one gives its memory back.
     if request.state == LIVE and counts:
         if id >= 0:
             _complete_nodes(t, request, id, length)
@@ -136,9 +141,9 @@ def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notice
 
 @inlined
 def _complete_plainly(t: Tables, task: Task, subgraph: Subgraph, steps: int) -> bool:
-    """Takes in steps of a chain that only handed on its state; returns whether they were such.
+    """Take in steps of a chain that only pass on its state; return whether they are such steps.
 
-    A subgraph that is queued is of a live request.
+    A subgraph that is queued belongs to a live request.
     """
     record = record_of(t, subgraph)
     if record.done + steps > record.plain or subgraph.state != QUEUED:
@@ -153,7 +158,7 @@ def _complete_plainly(t: Tables, task: Task, subgraph: Subgraph, steps: int) -> 
 
 @inlined
 def _complete_plain_node(t: Tables, request: Request, subgraph: Subgraph, node_id: int) -> None:
-    """Takes in a node of a live request that nobody streams and that has other nodes left."""
+    """Take in a node of a live request that is not streamed and has other nodes left."""
     _count_off(t, node_id)
     request.nodes_left -= 1
     if subgraph.in_flight == 0 and subgraph.sent == 0:
@@ -162,7 +167,7 @@ def _complete_plain_node(t: Tables, request: Request, subgraph: Subgraph, node_i
 
 @inlined
 def _count_off(t: Tables, node_id: int) -> None:
-    """Counts off the edges of a node to other subgraphs."""
+    """Count off the edges from a node to other subgraphs."""
     node = t.nodes[node_id]
     if not node.bits & CROSSING:
         return
@@ -175,14 +180,14 @@ def _count_off(t: Tables, node_id: int) -> None:
 
 @compiled
 def tell(notices: Matrix, count: int, request_id: int, what: int) -> int:
-    """Adds a notice; returns how many there are then."""
+    """Add a notice; return the new number of notices."""
     notices[count, 0], notices[count, 1] = request_id, what
     return count + 1
 
 
 @compiled
 def _note_loop(t: Tables, task: Task, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
-    """Takes in how a row of a loop went. Returns whether it counts, which behind a stop it does not."""
+    """Take in the result of a loop's row; return whether it counts: a row after the stop does not."""
     counts = note_loop(t, subgraph, done, has_failed)
     if not counts:
         task.positions -= abs(done) if task.is_loop else 1
@@ -193,9 +198,9 @@ def _note_loop(t: Tables, task: Task, subgraph: Subgraph, done: int, has_failed:
 
 @compiled
 def _note_steps_taken(t: Tables, task: Task, done_at: int, goes_ahead: bool) -> None:
-    """Has a loop's task have the steps that its rows took, which may have stopped before the end of their run.
+    """Set a loop's task to the steps that its rows took: they may have stopped before the end of their run.
 
-    Where loops go ahead the device runs all steps, whoever has stopped.
+    Where loops go ahead the device runs all steps, even if rows have stopped.
     """
     task.steps, task.positions = task.steps if goes_ahead else 1, 0
     for row in range(task.rows):
@@ -205,7 +210,7 @@ def _note_steps_taken(t: Tables, task: Task, done_at: int, goes_ahead: bool) -> 
 
 @compiled
 def _complete_nodes(t: Tables, request: Request, first_id: int, length: int) -> None:
-    """Counts off the edges of a row's nodes to other subgraphs, and shows their results."""
+    """Count off the edges from a row's nodes to other subgraphs, and show their results."""
     for node_id in range(first_id, first_id + length):
         _count_off(t, node_id)
     if request.streamed:
@@ -223,7 +228,7 @@ def _num_outputs(t: Tables, node_id: int) -> int:
 
 @compiled
 def _show(t: Tables, place: int) -> None:
-    """Says that a result is there to be streamed."""
+    """Mark a result as ready to be streamed."""
     if t.places[place] < PENDING:
         t.places[place] = PENDING - t.places[place]
         t.settings[0].num_shown += 1
@@ -231,7 +236,7 @@ def _show(t: Tables, place: int) -> None:
 
 @compiled
 def _complete_steps(t: Tables, request: Request, subgraph_id: int, length: int) -> None:
-    """Wakes who waited for steps of a chain; ends it after its last."""
+    """Wake the subgraphs that waited for steps of a chain; end the chain after its last step."""
     subgraph = t.subgraphs[subgraph_id]
     record = record_of(t, subgraph)
     if request.streamed:
@@ -258,10 +263,10 @@ def _complete_steps(t: Tables, request: Request, subgraph_id: int, length: int) 
 
 @compiled
 def _complete_loop(t: Tables, request: Request, subgraph_id: int, done: int) -> None:
-    """Takes in steps of one of a loop's cells, negative if the last said stop: shows what they made, and makes the next
-    ready or ends the loop.
+    """Take in steps of one of a loop's cells: show their results, and make the next step ready or end the loop.
 
-    Results of steps that were sent and will not be done give back their rows: no worker writes to them.
+    ``done`` is negative if the last step said stop. Result rows of steps that were sent and will not be done are given
+    back: no worker writes to them.
     """
     subgraph = t.subgraphs[subgraph_id]
     record, body = record_of(t, subgraph), body_of(t, subgraph)
@@ -279,7 +284,7 @@ def _complete_loop(t: Tables, request: Request, subgraph_id: int, done: int) -> 
 
 @compiled
 def _hide_steps(t: Tables, request: Request, subgraph: Subgraph) -> None:
-    """Gives back the rows of results of a loop's steps that were sent and are not done."""
+    """Give back the rows of results of a loop's steps that were sent and are not done."""
     record = record_of(t, subgraph)
     for output in range(t.types[subgraph.cell_type].num_outputs):
         value = t.values[record.first_value + output]
@@ -293,7 +298,7 @@ def _hide_steps(t: Tables, request: Request, subgraph: Subgraph) -> None:
 
 @compiled
 def _show_loop(t: Tables, request: Request, subgraph: Subgraph, bits: int, begin: int, end: int) -> None:
-    """Shows results of some steps of a loop's cell (``bits`` is STEPS), or those that are of its last step alone."""
+    """Show the results of some steps of a loop's cell (``bits`` is STEPS), or those of its last step alone."""
     record = record_of(t, subgraph)
     for output in range(t.types[subgraph.cell_type].num_outputs):
         value = t.values[record.first_value + output]
@@ -304,7 +309,7 @@ def _show_loop(t: Tables, request: Request, subgraph: Subgraph, bits: int, begin
 
 @compiled
 def _count_late_reads(t: Tables, task_id: int) -> None:
-    """Counts the reads of rows elsewhere, which were put off until the task has read."""
+    """Count off the reads of rows elsewhere, which was put off until the task has read them."""
     task = t.tasks[task_id]
     base = task_id * t.settings[0].buffer_ints
     ints, cell_type = t.ints, t.types[task.cell_type]
@@ -330,7 +335,7 @@ def _count_late_reads(t: Tables, task_id: int) -> None:
 
 @compiled
 def kill(t: Tables, request_id: int) -> None:
-    """Ends a live request early: nothing of it is scheduled any more. Its rows come back through ``release``."""
+    """End a live request early, so that nothing of it is scheduled any more. Its rows are given back by ``release``."""
     request = t.requests[request_id]
     move_request(t, request, DEAD)
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
@@ -340,7 +345,7 @@ def kill(t: Tables, request_id: int) -> None:
 
 @compiled
 def cancel(t: Tables, request_id: int) -> bool:
-    """Kills a live request; returns True if its rows are back already, False if tasks in flight still hold some."""
+    """Kill a live request; return True if its rows are free already, False if tasks in flight still hold some."""
     kill(t, request_id)
     if rows_in_flight(t, t.requests[request_id]) == 0:
         release(t, request_id)
@@ -350,8 +355,7 @@ def cancel(t: Tables, request_id: int) -> bool:
 
 @compiled
 def result_rows(t: Tables, request_ids: Rows[int], positions: Rows[int], rows: Rows[int]) -> None:
-    """Writes to ``rows`` the host rows of the results at these positions, request by request; -1 where a loop stopped
-    before."""
+    """Write to ``rows`` the host rows of the results at these positions, request by request; -1 after a loop's stop."""
     at = 0
     for k in range(request_ids.size):
         first = t.requests[request_ids[k]].first_place

@@ -1,4 +1,4 @@
-"""What happens when a worker is lost: whose work or rows were there is dead, and its tasks are over."""
+"""The loss of a worker: requests with work or rows there are killed, and its tasks end as failed."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cellrt.native.row_types import Matrix
 
 @compiled
 def lose_worker(t: Tables, worker: int, notices: Matrix) -> int:
-    """Kills every request that has a task or a row at a lost worker; returns the number of notices.
+    """Kill every request that has a task or a row at a lost worker; return the number of notices.
 
     ``notices`` [3 * live requests, 2] must have room.
     """
@@ -38,7 +38,7 @@ def lose_worker(t: Tables, worker: int, notices: Matrix) -> int:
 
 @compiled
 def _fail_all(t: Tables, task_id: int) -> None:
-    """Marks every row of a lost task as failed: no state may follow it."""
+    """Mark every row of a lost task as failed: no state may follow it."""
     base = task_id * t.settings[0].buffer_ints
     failed_at = base + t.ints[base + layout.H_FAILED]
     for row in range(t.tasks[task_id].rows):

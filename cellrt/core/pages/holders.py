@@ -1,8 +1,8 @@
-"""How many page tables name a page, those of requests and of sessions: it is free when none does.
+"""The counts of page tables, of requests and of sessions, that name a page: it is free when none does.
 
 A page that is full is never written to, so any number of tables may name it (Kwon et al. 2023, section 4.4, share
-blocks so). What a table's next row goes to is a page that it names alone: who gets a share of another's rows gets a
-copy of the last page, if that is not full (``sharing.py``).
+blocks so). The page of a table's next row is named by that table alone: a table that shares another's rows gets a copy
+of the last page, if that is not full (``sharing.py``).
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from cellrt.native.jit import compiled
 
 @compiled
 def holders_at(t: Tables, handle: int, kind: int) -> int:
-    """Where ``holders`` has the count of a page."""
+    """Return the index in ``holders`` of the count of a page."""
     return t.arenas[(handle >> LOCATION_SHIFT) * MAX_KINDS + kind].first + (handle & ROW_MASK) - NUM_PERMANENT
 
 
 @compiled
 def take_page(t: Tables, location: int, kind: int) -> int:
-    """Returns the handle of a free page, which one table names from now on; -1 if there is none."""
+    """Take a free page, which one table names from now on; return its handle, or -1 if there is none."""
     handle = take_row(t, location, kind)
     if handle >= 0:
         t.holders[holders_at(t, handle, kind)] = 1
@@ -29,19 +29,19 @@ def take_page(t: Tables, location: int, kind: int) -> int:
 
 @compiled
 def hold_page(t: Tables, handle: int, kind: int) -> None:
-    """Takes in that one more table names a page."""
+    """Count one more table that names a page."""
     t.holders[holders_at(t, handle, kind)] += 1
 
 
 @compiled
 def is_shared(t: Tables, handle: int, kind: int) -> bool:
-    """Whether several tables name a page."""
+    """Return whether several tables name a page."""
     return t.holders[holders_at(t, handle, kind)] > 1
 
 
 @compiled
 def give_page(t: Tables, handle: int, kind: int) -> None:
-    """Takes in that a table does not name a page any more."""
+    """Count one table less that names a page, and free the page with the last."""
     at = holders_at(t, handle, kind)
     t.holders[at] -= 1
     if t.holders[at] == 0:
@@ -50,7 +50,7 @@ def give_page(t: Tables, handle: int, kind: int) -> None:
 
 @compiled
 def copy_page(t: Tables, handle: int, location: int, kind: int) -> int:
-    """Returns the handle of a copy of a page, where a page is free; the driver makes it before it launches anything."""
+    """Return the handle of a copy of a page, where a page is free; the driver copies before it launches anything."""
     settings, target = t.settings[0], take_page(t, location, kind)
     at = 3 * settings.num_copies
     t.copies[at], t.copies[at + 1], t.copies[at + 2] = kind, handle, target

@@ -1,21 +1,21 @@
 """Pages of growing states: taken as a state grows, brought to the worker that goes on with it, moved out for others.
 
-All else that a request holds is reserved at admission; of pages only that those of all live requests and sessions,
-grown to their ends, fit in one worker's arena and the host's together. So a request is admitted long before there is
-room at a worker for all that it may come to, and when pages run out (Pensieve section 3.4.3.5):
+Everything else that a request holds is reserved at admission. Of pages, admission only makes sure that those of all
+live requests and sessions, grown to their ends, fit in one worker's arena and the host's together. So a request is
+admitted long before a worker has room for all pages that it may need. When pages run out (Pensieve section 3.4.3.5):
 
 - A request that has none at a worker gets its first there only while a tenth of the arena stays free for those that
-  run, and while no earlier one waits for its pages to come back.
-- If nobody who has pages can go on, the latest arrival is *suspended* (``suspension.py``): its pages move to the host,
-  or are dropped where that is cheaper (``recomputation.py``). They come back, all before its next step, as soon as they
-  fit beside that tenth; or, where the host took only some of them, beside one for each earlier request that has pages
-  there. What is suspended is always later than what goes on, and a request that an empty arena has no room for is
-  refused at once: so the oldest always finishes.
+  run, and while no earlier request waits for its pages to come back.
+- If no request that has pages can go on, the latest arrival is *suspended* (``suspension.py``): its pages move to the
+  host, or are dropped where that is cheaper (``recomputation.py``). They come back, all before its next step, as soon
+  as they fit beside that tenth. If the host took only some of them, they come back as soon as they fit beside one page
+  for each earlier request that has pages there. A suspended request is always later than the ones that go on, and a
+  request that does not fit in an empty arena is refused at once: so the oldest always finishes.
 
-All pages of a request that are at a worker are at one, its *home*. Pages go back when nothing of their request is in
-flight, so whoever takes one may write to it at once: what moves is written down in ``copies`` for the driver, who
-copies in that order before it launches anything else. Several may have a page (``holders.py``): it goes back with the
-last of them.
+All pages of a request that are at a worker are at one, its *home*. Pages are freed when nothing of their request is in
+flight, so a request that takes one may write to it at once. Moves are written to ``copies`` for the driver, which
+copies in that order before it launches anything else. Several page tables may name a page (``holders.py``): it is freed
+with the last of them.
 """
 
 from __future__ import annotations
@@ -47,24 +47,25 @@ from cellrt.core.state.tables import (
 from cellrt.native.jit import compiled
 
 KEPT_FREE = 10
-"""One in so many pages of an arena is kept for requests that run."""
+"""The divisor of an arena's pages that gives those kept for requests that run."""
 NEVER_FITS = -1
 
 
 @compiled
 def pages_of(rows: int, page_size: int) -> int:
-    """Pages that hold so many rows."""
+    """Return the number of pages that hold so many rows."""
     return (rows + page_size - 1) // page_size
 
 
 @compiled
 def begin_pages(t: Tables, request: Request, session: int, template: OpenTemplate) -> int:
-    """Makes a request's page lists, with what its session kept.
+    """Make a request's page lists, with the pages that its session kept.
 
-    Returns 1; 0 if there is no room for them now, NEVER_FITS if there never is, with nothing changed.
+    Return 1; 0 if there is no room for them now, or NEVER_FITS if there never is. Without room nothing changes.
     """
     count = template.pages.shape[0]
     request.home = request.pages_away = 0
+    # Describe the lists first: whether there is room depends on all of them together.
     for k in range(count):
         listed, slot = page_list_of(t, request, k), template.pages[k, 3]
         length = t.slots[session * MAX_STATES + slot].length if session >= 0 and slot >= 0 else 0
@@ -74,6 +75,7 @@ def begin_pages(t: Tables, request: Request, session: int, template: OpenTemplat
         listed.capacity = pages_of(length + template.pages[k, 2], page_size)
         listed.slot = slot if session >= 0 else -1
         listed.held = listed.is_broken = listed.num_again = 0
+    # Nothing is taken yet, so that a request without room leaves no trace.
     if not fits_in_a_task(t, request, template):
         return NEVER_FITS
     for k in range(count):
@@ -94,7 +96,7 @@ def begin_pages(t: Tables, request: Request, session: int, template: OpenTemplat
 
 @compiled
 def _room_for(t: Tables, request: Request, count: int, kind: int, session: int) -> int:
-    """Whether all lists of one kind fit: as ``begin_pages`` says."""
+    """Return whether all lists of one kind fit, as ``begin_pages`` does."""
     wanted = here = saved = 0
     for k in range(count):
         listed = page_list_of(t, request, k)
@@ -114,8 +116,10 @@ def _room_for(t: Tables, request: Request, count: int, kind: int, session: int) 
 
 @compiled
 def _fill(t: Tables, request: Request, session: int, listed: PageList) -> None:
-    """Reserves for a list, and gives it the pages of its session; or, where their contents come with the request, as
-    many at the host."""
+    """Reserve pages for a list, and give it those of its session.
+
+    If their contents come with the request, it gets as many pages at the host.
+    """
     place = listed.place
     kind = listed.kind
     t.kinds[kind].reserved_worker += listed.capacity
@@ -142,7 +146,7 @@ def _fill(t: Tables, request: Request, session: int, listed: PageList) -> None:
 
 @compiled
 def _leave_slot(t: Tables, slot: Slot) -> None:
-    """Has a slot list no pages."""
+    """Free the list of pages of a slot."""
     if slot.capacity > 0:
         free_block(t.blocks, PLACES, int(slot.place), int(slot.capacity))
         slot.capacity = 0
@@ -155,8 +159,12 @@ def _free_block_of(t: Tables, listed: PageList) -> None:
 
 @compiled
 def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
-    """Gives back an ended request's pages, or leaves them to its session: all rows of one that is done; else as many of
-    each as the step has that all of them have reached, those from before the request alone unless ``is_whole``."""
+    """Free an ended request's pages, or leave them to its session.
+
+    A request that is done leaves all its rows. Another leaves the rows of each state up to the last step that all
+    states have reached, or only the rows from before the request unless ``is_whole``.
+    """
+    # States of one request may be at different steps if it ended early: find the last step that all have reached.
     common = 1 << 30
     for k in range(request.num_page_lists):
         listed = page_list_of(t, request, k)
@@ -169,6 +177,7 @@ def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
             rows = listed.before + (common if is_whole else 0)
             if request.state != DEAD:
                 rows = listed.rows
+        # Free the pages after these rows, and their reservation.
         pages = pages_of(rows, listed.page_size)
         for page in range(pages, listed.held):
             give_page(t, t.places[listed.place + page], listed.kind)
@@ -180,6 +189,7 @@ def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
             slot.kind = listed.kind
         else:
             _free_block_of(t, listed)
+    # Cell types that found no page may find one now.
     if request.num_page_lists > 0:
         free_again(t, request)
         if t.settings[0].next_home == request.sequence:
@@ -189,7 +199,7 @@ def end_pages(t: Tables, request: Request, is_whole: bool) -> None:
 
 @compiled
 def drop_pages(t: Tables, slot: Slot) -> None:
-    """Frees the pages of a session's slot; or what came with the next request does so no more."""
+    """Free the pages of a session's slot, or forget that they come with its next request."""
     slot.length = 0
     if slot.capacity == 0:
         return
@@ -203,17 +213,16 @@ def drop_pages(t: Tables, slot: Slot) -> None:
 
 @compiled
 def feed_all(t: Tables) -> None:
-    """Has every cell type that found no page look again."""
+    """Let every cell type that found no page look again."""
     for type_id in range(t.settings[0].num_types):
         t.types[type_id].starved_at = 0
 
 
 @compiled
 def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
-    """Brings the pages of a request to a worker, all or none, and takes those that the next ``count`` steps of a chain
-    or loop of it need.
+    """Bring a request's pages to a worker, all or none, and take pages for the next ``count`` steps of a chain or loop.
 
-    Returns for how many of these there are pages.
+    Return for how many of these steps there are pages.
     """
     cell_type, request = t.types[subgraph.cell_type], t.requests[subgraph.request]
     settings, has_pages = t.settings[0], request.pages_away > 0
@@ -223,6 +232,7 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
         return 0
     if settings.reserve_pages and not _can_take_all(t, request, worker):
         return 0
+    # Bring back the pages that are at the host or were dropped, if all of them fit.
     again = rows_again(t, subgraph) if request.home == 0 else 0
     is_here = request.home > 0 or request.pages_away + again > 0
     if request.pages_away + again > 0:
@@ -230,6 +240,7 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
             settings.next_home = request.sequence
             return 0
         _bring(t, request, worker)  # all, before any page is taken: there is room for these
+    # Take pages for the next steps, or all that the request may need.
     if settings.reserve_pages:
         _take_all(t, request, worker)
         has_pages = True
@@ -243,6 +254,7 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
             _extend(t, listed, worker, first + count, is_here or has_pages)
             count = max(0, min(count, listed.held * info.page_size - first))
         has_pages = has_pages or listed.held > 0
+    # Its first pages make this worker its home.
     if has_pages and settings.next_home == request.sequence:
         settings.next_home = NEVER
     if has_pages and request.home == 0:
@@ -253,7 +265,7 @@ def claim_pages(t: Tables, subgraph: Subgraph, worker: int, count: int) -> int:
 
 @compiled
 def _can_take_all(t: Tables, request: Request, worker: int) -> bool:
-    """Whether all pages that a request may come to are at a worker, or could be."""
+    """Return whether all pages that a request may need are at a worker, or could be."""
     for k in range(request.num_page_lists):
         kind, wanted = page_list_of(t, request, k).kind, 0
         for other in range(request.num_page_lists):
@@ -267,7 +279,7 @@ def _can_take_all(t: Tables, request: Request, worker: int) -> bool:
 
 @compiled
 def _take_all(t: Tables, request: Request, worker: int) -> None:
-    """Takes all pages that a request may come to."""
+    """Take all pages that a request may need."""
     for k in range(request.num_page_lists):
         listed = page_list_of(t, request, k)
         while listed.held < listed.capacity:
@@ -278,7 +290,7 @@ def _take_all(t: Tables, request: Request, worker: int) -> None:
 
 @compiled
 def follow_home(t: Tables, request: Request) -> None:
-    """Has the chains and loops of a request know where its pages are from now on."""
+    """Let the chains and loops of a request follow the new home of its pages."""
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         if t.types[t.subgraphs[k].cell_type].has_spans:
             refresh(t, k)
@@ -286,8 +298,10 @@ def follow_home(t: Tables, request: Request) -> None:
 
 @compiled
 def _can_bring(t: Tables, request: Request, worker: int, rows: int) -> bool:
-    """Whether there is room at a worker for all pages of a request that are at the host, or that so many rows will fill
-    which were dropped."""
+    """Return whether a worker has room for the pages of a request that are at the host or were dropped.
+
+    ``rows`` is the number of rows whose pages were dropped.
+    """
     if t.settings[0].num_copies + request.pages_away > MAX_COPIES:
         return False
     kept = _num_before(t, request) if request.home > 0 else 0
@@ -308,8 +322,11 @@ def _can_bring(t: Tables, request: Request, worker: int, rows: int) -> bool:
 
 @compiled
 def _num_before(t: Tables, request: Request) -> int:
-    """Earlier requests that have pages where a request has some. What it lent them in part does not come back before
-    each could take a page, or it would lend it again at once."""
+    """Return the number of earlier requests that have pages at the home of a request.
+
+    The pages of a partly suspended request come back only when each of these could take a page too: else it would be
+    suspended again at once.
+    """
     count = 0
     for request_id in range(t.settings[0].num_requests):
         other = t.requests[request_id]
@@ -320,7 +337,7 @@ def _num_before(t: Tables, request: Request) -> int:
 
 @compiled
 def _bring(t: Tables, request: Request, worker: int) -> None:
-    """Moves all pages of a request that are at the host to a worker."""
+    """Move all pages of a request that are at the host to a worker."""
     for k in range(request.num_page_lists):
         listed = page_list_of(t, request, k)
         for page in range(listed.held):
@@ -331,7 +348,7 @@ def _bring(t: Tables, request: Request, worker: int) -> None:
 
 @compiled
 def num_away(t: Tables, listed: PageList) -> int:
-    """Pages of a list that are at the host."""
+    """Return the number of pages of a list that are at the host."""
     away = 0
     for k in range(listed.place, listed.place + listed.held):
         away += 1 if t.places[k] >> LOCATION_SHIFT == HOST else 0
@@ -340,13 +357,13 @@ def num_away(t: Tables, listed: PageList) -> int:
 
 @compiled
 def _has_spare(arena: Arena, wanted: int) -> bool:
-    """Whether so many pages are free beside those that are kept for requests that run; or all are."""
+    """Return whether so many pages are free beside those kept for requests that run, or the whole arena is free."""
     return arena.num_free == arena.capacity or (arena.num_free - wanted) * KEPT_FREE >= arena.capacity
 
 
 @compiled
 def move_page(t: Tables, place: int, location: int, kind: int) -> None:
-    """Moves the page at a place to another location, where one is free; if others name it too, they keep it."""
+    """Move the page at a place to another location, where one is free; other tables that name it keep it."""
     handle = t.places[place]
     t.places[place] = copy_page(t, handle, location, kind)
     give_page(t, handle, kind)
@@ -354,7 +371,10 @@ def move_page(t: Tables, place: int, location: int, kind: int) -> None:
 
 @compiled
 def _extend(t: Tables, listed: PageList, worker: int, rows: int, is_here: bool) -> None:
-    """Takes pages for so many rows, as far as there are any; of a request's first while a tenth of the arena stays."""
+    """Take pages for so many rows, as far as there are any.
+
+    A request's first pages are only taken while a tenth of the arena is free.
+    """
     kind = listed.kind
     wanted = min(pages_of(rows, listed.page_size), listed.capacity)
     arena = t.arenas[worker * MAX_KINDS + kind]
@@ -367,7 +387,7 @@ def _extend(t: Tables, listed: PageList, worker: int, rows: int, is_here: bool) 
 
 @compiled
 def note_appended(t: Tables, subgraph: Subgraph, steps: int) -> None:
-    """Takes in that steps of a chain or loop are done, of which each appended a row."""
+    """Count the rows that steps of a chain or loop appended, one for each step."""
     cell_type = t.types[subgraph.cell_type]
     for port in range(cell_type.num_inputs):
         if t.ports[cell_type.first_port + port].appends:
@@ -378,7 +398,6 @@ def note_appended(t: Tables, subgraph: Subgraph, steps: int) -> None:
 
 @compiled
 def break_pages(t: Tables, request: Request) -> None:
-    """Has nothing count any more that is appended for a request of which a row has failed: who reads that row may be on
-    the way already."""
+    """Count nothing that a request appends after one of its rows failed: later rows may have read the failed one."""
     for k in range(request.num_page_lists):
         page_list_of(t, request, k).is_broken = 1

@@ -1,13 +1,14 @@
 """Pages that are dropped and computed again, where that takes less time than to copy them to the host and back.
 
-What a loop of one cell has appended follows from what its steps read, and that is there: what its first step read came
-with the request, what it carries from step to step is a result of every step. So a request that is suspended (Pensieve
-section 3.4.3.5) may give its pages back, and its loop begins anew as if all that it has made were part of its prompt
-(section 3.4.3.4, where dropped tokens are prepended to a request's prompt): as many rows a task as fit, which nobody
-sees. The step that was to come is then the first again that anybody sees.
+The rows that a loop of one cell has appended follow from its steps' inputs, and these are at hand: the first step's
+inputs came with the request, and inputs that are carried from step to step are results of every step. So a request that
+is suspended (Pensieve section 3.4.3.5) may free its pages, and its loop begins anew as if all that it has made were
+part of its prompt (section 3.4.3.4, where dropped tokens are prepended to a request's prompt). It takes as many of
+these rows in a task as fit, and shows no results of them. The step that was to come is then the first whose results are
+shown again.
 
-It can be done where that loop is the only one to touch pages, where a session keeps nothing of the request's, and where
-each input that is carried is a result of every step. Of all other requests pages are copied.
+This is possible where that loop is the only one to touch pages, where no state of the request belongs to a session, and
+where each input that is carried is a result of every step. The pages of all other requests are copied.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ COPY, RECOMPUTE = SUSPENSIONS.index("copy"), SUSPENSIONS.index("recompute")
 
 @compiled
 def loop_of_pages(t: Tables, request: Request) -> int:
-    """The loop that can fill a request's pages again, with nothing of the request in flight; -1 if there is none."""
+    """Return the loop that can fill a request's pages again, if nothing of the request is in flight; -1 if none can."""
     found = -1
     if request.session >= 0:
         return found
@@ -41,7 +42,7 @@ def loop_of_pages(t: Tables, request: Request) -> int:
 
 @compiled
 def _has_pages(t: Tables, subgraph: Subgraph) -> bool:
-    """Whether a subgraph reads or appends to a growing state."""
+    """Return whether a subgraph reads or appends to a growing state."""
     cell_type = t.types[subgraph.cell_type]
     for port in range(cell_type.first_port, cell_type.first_port + cell_type.num_inputs):
         if t.ports[port].page_size > 0:
@@ -51,7 +52,7 @@ def _has_pages(t: Tables, subgraph: Subgraph) -> bool:
 
 @compiled
 def _can_begin_anew(t: Tables, subgraph: Subgraph) -> bool:
-    """Whether a subgraph is a loop of one cell of which all is there that its steps have read."""
+    """Return whether a subgraph is a loop of one cell whose steps' inputs so far are all at hand."""
     if subgraph.what != LOOP or subgraph.state != QUEUED or not body_of(t, subgraph).runs:
         return False
     for port in range(t.types[subgraph.cell_type].num_inputs):
@@ -63,15 +64,15 @@ def _can_begin_anew(t: Tables, subgraph: Subgraph) -> bool:
 
 @compiled
 def _is_carried(read: Input) -> bool:
-    """Whether an input is what the step before made."""
+    """Return whether an input is an output of the step before."""
     return read.mode == LEADS or read.mode == CARRY
 
 
 @compiled
 def is_cheaper(t: Tables, request: Request, loop: Subgraph) -> bool:
-    """Whether to compute a request's pages again, by setting or because it takes less time than to copy them twice.
+    """Return whether to compute a request's pages again: by setting, or because it is faster than to copy them twice.
 
-    Where no copy was ever measured, it is one.
+    If no copy was ever measured, the answer is no.
     """
     settings = t.settings[0]
     if settings.suspension == COPY or settings.suspension == RECOMPUTE:
@@ -85,14 +86,16 @@ def is_cheaper(t: Tables, request: Request, loop: Subgraph) -> bool:
 
 @compiled
 def _rows_so_far(t: Tables, loop: Subgraph) -> int:
-    """Rows that a loop has taken, seen or not: if it is only taking them again, those before."""
+    """Return the rows that a loop has taken, shown or not; if it is taking them again, those before that."""
     return max(record_of(t, loop).done, record_of(t, loop).unseen)
 
 
 @compiled
 def begin_anew(t: Tables, request: Request, loop: Subgraph) -> bool:
-    """Has a loop begin anew and read again what it has read; False, with nothing changed, if there is no room for the
-    places of that."""
+    """Let a loop begin anew and read again what it has read.
+
+    Return False, with nothing changed, if the table of places has no room for that.
+    """
     record, first = record_of(t, loop), page_list_of(t, request, 0)
     length = record.end
     carried = 0
@@ -117,7 +120,7 @@ def begin_anew(t: Tables, request: Request, loop: Subgraph) -> bool:
 
 @compiled
 def _write_again(t: Tables, request: Request, record: Record, read: Input, place: int) -> None:
-    """Writes from a place on what a carried input has read behind the loop's begin, and reads at the next step."""
+    """Write to a place the rows that a carried input has read since the loop's begin, and reads at the next step."""
     value, lead = t.values[record.first_value + read.source], record.lead
     for step in range(lead + 1, record.done + 1):
         t.places[place + step] = t.places[request.first_place + value.result + step - 1 - lead]
@@ -125,14 +128,14 @@ def _write_again(t: Tables, request: Request, record: Record, read: Input, place
 
 @compiled
 def rows_again(t: Tables, subgraph: Subgraph) -> int:
-    """Rows that a loop takes again before its pages hold what they held; 0 for chains, and where none was dropped."""
+    """Return the rows that a loop takes again until its pages hold what they held; 0 if none were dropped."""
     record = record_of(t, subgraph)
     return record.unseen if record.unseen > record.lead else 0
 
 
 @compiled
 def drop_list(t: Tables, listed: PageList) -> None:
-    """Gives back the pages of a list."""
+    """Free the pages of a list."""
     for place in range(listed.place, listed.place + listed.held):
         give_page(t, t.places[place], listed.kind)
     listed.held = listed.rows = 0
@@ -140,7 +143,7 @@ def drop_list(t: Tables, listed: PageList) -> None:
 
 @compiled
 def free_again(t: Tables, request: Request) -> None:
-    """Gives back the places of what a request's loop has read again."""
+    """Free the places of the rows that a request's loop has read again."""
     listed = page_list_of(t, request, 0)
     if listed.num_again > 0:
         free_block(t.blocks, PLACES, int(listed.again), int(listed.num_again))

@@ -1,8 +1,8 @@
-"""Sessions that share the pages of what they have in common, and sessions that are cut back.
+"""Sessions that share the pages of their common rows, and sessions that are cut back.
 
-What is reserved counts each of several who share a page, as each may come to need a copy: one that is suspended copies
-what it shares with others to the host. So what is shared is room for more requests at a worker, and none for more
-admissions, and whoever is admitted finishes whatever is shared.
+A shared page is reserved once for each table that names it, as each may come to need a copy: a suspended request copies
+its shared pages to the host. So sharing makes room for more running requests at a worker, but not for more admissions,
+and every admitted request finishes whether pages are shared or not.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from cellrt.native.jit import compiled
 
 @compiled
 def share_pages(t: Tables, slot: Slot, other: Slot) -> bool:
-    """Gives an empty slot the rows of another session's: their whole pages are shared, the rest of them is copied.
+    """Give an empty slot the rows of another session's slot: whole pages are shared, the rest is copied.
 
-    False if there is no room for that, or the rows are not in pages; then the slot may have some of them.
+    Return False if there is no room for that, or the rows are not in pages; then the empty slot may have some of them.
     """
     kind, whole, table = slot.kind, slot.length // max(1, slot.page_size), t.kinds[slot.kind]
     if slot.row != 0 or pages_of(slot.length, max(1, slot.page_size)) != slot.pages:
@@ -48,8 +48,11 @@ def share_pages(t: Tables, slot: Slot, other: Slot) -> bool:
 
 @compiled
 def cut_pages(t: Tables, slot: Slot, rows: int) -> bool:
-    """Leaves a session's slot its first rows, of which it has as many; False, with nothing changed, if it shares the
-    page of the last of them and there is no room for a copy, or they are not in pages."""
+    """Cut a session's slot back to its first ``rows`` rows.
+
+    Return False, with nothing changed, if the last of these is in a shared page and there is no room for a copy of it,
+    or if the rows are not in pages.
+    """
     if slot.length == 0 or pages_of(slot.length, slot.page_size) != slot.pages:
         return False
     kind, pages = slot.kind, pages_of(rows, slot.page_size)
@@ -70,6 +73,6 @@ def cut_pages(t: Tables, slot: Slot, rows: int) -> bool:
 
 @compiled
 def _can_copy(t: Tables, handle: int, kind: int) -> bool:
-    """Whether there is room for a copy of a page beside it."""
+    """Return whether there is room for a copy of a page at its location."""
     arena = t.arenas[(handle >> LOCATION_SHIFT) * MAX_KINDS + kind]
     return arena.num_free > 0 and t.settings[0].num_copies < MAX_COPIES

@@ -1,7 +1,7 @@
-"""What a task says of its *spans*: the rows of one node, which lie together, and the pages of what they have grown.
+"""The description of a task's *spans*, which are the rows of one node, and of the pages of their growing states.
 
-Of a cell type with spans a task takes one step of loops, and any number of steps of each of its chains, as far as rows
-and pages reach: so one task holds pieces of long inputs and single steps of many requests (ORCA section 3.2).
+A task of a cell type with spans takes one step of each loop, and any number of steps of each chain, as far as rows and
+pages reach: so one task holds pieces of long inputs and single steps of many requests (ORCA section 3.2).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from cellrt.core.state.tables import ROW_MASK, CellType, Request, Subgraph, Tabl
 from cellrt.native.jit import compiled
 
 PER_SPAN, PER_LIST = 4, 3
-"""Ints that a span takes in a task's buffer, and each list of pages beside those."""
+"""The ints that a span takes in a task's buffer, and those that each of its page lists takes besides its pages."""
 
 
 @compiled
 def write_spans(t: Tables, task: Task, base: int, end: int) -> int:
-    """Writes where each span begins and which step of its chain or loop that is; returns the new end."""
+    """Write the first row of each span, and the step of its chain or loop; return the new end."""
     ints, nodes_at, count = t.ints, base + t.ints[base + layout.H_NODES], 0
     for row in range(task.rows):
         count += _is_first(t, nodes_at, row)
@@ -36,13 +36,13 @@ def write_spans(t: Tables, task: Task, base: int, end: int) -> int:
 
 @compiled
 def _is_first(t: Tables, nodes_at: int, row: int) -> int:
-    """1 if a row of a task is the first of its span."""
+    """Return 1 if a row of a task is the first of its span, else 0."""
     return 1 if row == 0 or t.ints[nodes_at + row - 1] != t.ints[nodes_at + row] else 0
 
 
 @compiled
 def write_span_input(t: Tables, base: int, port: int, end: int) -> None:
-    """Describes an input that says which rows are of one node: all of it is with the task."""
+    """Describe an input that says which rows are of one node: all of it is in the task's buffer."""
     to = base + layout.HEADER + port * layout.INPUT
     t.ints[to + layout.IN_SOURCE], t.ints[to + layout.IN_COUNT] = -2, 0
     t.ints[to + layout.IN_ROWS], t.ints[to + layout.IN_OFFSETS] = end - base, -1
@@ -50,13 +50,14 @@ def write_span_input(t: Tables, base: int, port: int, end: int) -> None:
 
 @compiled
 def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
-    """Writes the pages of a growing state of each span, and how many rows it has; returns the new end."""
+    """Write the pages of a growing state of each span, and its number of rows; return the new end."""
     ints = t.ints
     nodes_at, count, spans_at = base + ints[base + layout.H_NODES], ints[base + layout.H_NUM_SPANS], 0
     spans_at = base + ints[base + layout.H_SPANS]
     appends = t.ports[t.types[task.cell_type].first_port + port].appends
     lengths_at, starts_at = end + count + 1, end + 2 * count + 1
     rows_at = at = starts_at + count
+    # Offsets, lengths and starts have one number a span, so that their places are known before the pages'.
     ints[end] = 0
     for span in range(count):
         subgraph = t.subgraphs[~ints[nodes_at + ints[spans_at + span]]]
@@ -73,6 +74,7 @@ def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
             ints[at] = t.places[state.place + page] & ROW_MASK
             at += 1
         ints[end + span + 1] = at - rows_at
+    # Point the input's record to them.
     to = base + layout.HEADER + port * layout.INPUT
     ints[to + layout.IN_SOURCE], ints[to + layout.IN_COUNT] = task.worker, at - rows_at
     ints[to + layout.IN_ROWS], ints[to + layout.IN_OFFSETS] = rows_at - base, end - base
@@ -81,14 +83,14 @@ def write_pages(t: Tables, task: Task, base: int, port: int, end: int) -> int:
 
 @compiled
 def task_room(t: Tables, cell_type: CellType) -> int:
-    """Ints of a task's buffer that are left for pages and ragged inputs beside its most rows."""
+    """Return the ints of a task's buffer that are left for pages and ragged inputs beside its most rows."""
     header = layout.HEADER + cell_type.num_inputs * layout.INPUT + cell_type.num_outputs * layout.OUTPUT
     return t.settings[0].buffer_ints - header - cell_type.max_rows * (cell_type.per_row + 1)
 
 
 @compiled
 def fits_in_a_task(t: Tables, request: Request, template: OpenTemplate) -> bool:
-    """Whether a task's buffer can list all pages that one chain or loop may come to."""
+    """Return whether a task's buffer can list all pages that one chain or loop may need."""
     for k in range(template.subgraphs.size):
         subgraph = template.subgraphs[k]
         cell_type = t.types[subgraph.cell_type]
@@ -105,7 +107,7 @@ def fits_in_a_task(t: Tables, request: Request, template: OpenTemplate) -> bool:
 
 @compiled
 def page_ints(t: Tables, cell_type: CellType, subgraph: Subgraph) -> int:
-    """Ints that the spans and pages of one more chain or loop need, at most."""
+    """Return the most ints that the spans and pages of one more chain or loop need."""
     count = PER_SPAN
     for port in range(cell_type.num_inputs):
         if t.ports[cell_type.first_port + port].page_size > 0:
@@ -115,5 +117,5 @@ def page_ints(t: Tables, cell_type: CellType, subgraph: Subgraph) -> int:
 
 @compiled
 def _capacity(t: Tables, subgraph: Subgraph, port: int) -> int:
-    """Most pages of a growing state."""
+    """Return the most pages of a growing state."""
     return page_list_at(t.links, input_of(t, subgraph, port).at).capacity

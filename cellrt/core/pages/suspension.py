@@ -1,4 +1,4 @@
-"""Who lends his pages when they run out at a worker: the latest arrival there (Pensieve section 3.4.3.5).
+"""The suspension of requests when pages run out at a worker: the latest arrival goes first (Pensieve section 3.4.3.5).
 
 Its pages are copied to the host, or dropped and computed again (``recomputation.py``).
 """
@@ -18,8 +18,10 @@ ALL_KINDS = -1
 
 @compiled
 def starvation(t: Tables, worker: int) -> int:
-    """STARVED if some work found no page at a worker when it was last looked at; STUCK if besides nothing that has
-    pages of such a kind is in flight there or can go on; else 0."""
+    """Return STARVED if some work found no page at a worker, STUCK if that worker cannot go on either, else 0.
+
+    It can go on if a task is in flight there, or can be formed, of a cell type that has pages of such a kind.
+    """
     starved = _starved_kinds(t, worker)
     if not starved:
         return 0
@@ -35,7 +37,7 @@ def starvation(t: Tables, worker: int) -> int:
 
 @compiled
 def _starved_kinds(t: Tables, worker: int) -> int:
-    """As bits, the kinds of pages of cell types that found none at a worker."""
+    """Return the kinds of pages, as bits, of cell types that found none at a worker."""
     kinds = 0
     for type_id in range(t.settings[0].num_types):
         if t.types[type_id].starved_at >> worker & 1:
@@ -45,8 +47,10 @@ def _starved_kinds(t: Tables, worker: int) -> int:
 
 @compiled
 def _page_kinds(t: Tables, type_id: int) -> int:
-    """As bits, the kinds of pages that a cell type reads or appends to; all for one of spans alone, which waits for all
-    pages of its requests."""
+    """Return the kinds of pages, as bits, that a cell type reads or appends to.
+
+    They are all kinds for a cell type with spans and no pages, which waits for all pages of its requests.
+    """
     cell_type, kinds = t.types[type_id], 0
     for port in range(cell_type.first_port, cell_type.first_port + cell_type.num_inputs):
         if t.ports[port].page_size > 0:
@@ -56,9 +60,13 @@ def _page_kinds(t: Tables, type_id: int) -> int:
 
 @compiled
 def suspend(t: Tables, worker: int) -> bool:
-    """Moves the pages of the latest arrival at a worker that has any for which there is room at the host, if another
-    has some there too and nothing of it is in flight (else none: its end is looked at); or drops them. One with pages
-    of a kind that was asked for goes before others. Returns whether any page moved."""
+    """Move or drop the pages of the latest arrival at a worker that has some; return whether any page moved.
+
+    A request with pages of a kind that was asked for goes before others. There must be room at the host, another
+    request that has pages there or waits for some, and nothing in flight of the latest arrival: else none is suspended,
+    and its end is waited for.
+    """
+    # Prefer a request whose pages are of a kind that is needed.
     latest = _latest(t, worker, _starved_kinds(t, worker))
     if latest < 0:
         latest = _latest(t, worker, ALL_KINDS)
@@ -67,10 +75,12 @@ def suspend(t: Tables, worker: int) -> bool:
     if _num_holders(t, worker) < 2 and not _others_starve(t, t.requests[latest].sequence):
         return False
     request, settings, moved = t.requests[latest], t.settings[0], 0
+    # Drop the pages if computing them again is cheaper.
     loop = loop_of_pages(t, request)
     if loop >= 0 and is_cheaper(t, request, t.subgraphs[loop]) and begin_anew(t, request, t.subgraphs[loop]):
         _drop(t, request)
         return True
+    # Else move them to the host, as far as there is room.
     for k in range(request.num_page_lists):
         listed = page_list_of(t, request, k)
         kind = listed.kind
@@ -88,7 +98,7 @@ def suspend(t: Tables, worker: int) -> bool:
 
 @compiled
 def _latest(t: Tables, worker: int, kinds: int) -> int:
-    """The latest arrival that has pages of some kinds at a worker for which there is room at the host, or -1."""
+    """Return the latest arrival with pages of some kinds at a worker that have room at the host, or -1."""
     latest = -1
     for request_id in range(t.settings[0].num_requests):
         request = t.requests[request_id]
@@ -100,7 +110,7 @@ def _latest(t: Tables, worker: int, kinds: int) -> int:
 
 @compiled
 def _num_holders(t: Tables, worker: int) -> int:
-    """Requests that have pages at a worker."""
+    """Return the number of requests that have pages at a worker."""
     count = 0
     for request_id in range(t.settings[0].num_requests):
         count += t.requests[request_id].state == LIVE and t.requests[request_id].home == worker
@@ -109,7 +119,7 @@ def _num_holders(t: Tables, worker: int) -> int:
 
 @compiled
 def _drop(t: Tables, request: Request) -> None:
-    """Gives back all pages of a request, whose loop begins anew."""
+    """Drop all pages of a request, whose loop begins anew."""
     for k in range(request.num_page_lists):
         drop_list(t, page_list_of(t, request, k))
     request.home = request.pages_away = 0
@@ -119,7 +129,7 @@ def _drop(t: Tables, request: Request) -> None:
 
 @compiled
 def _can_lend(t: Tables, request: Request, kinds: int) -> bool:
-    """Whether a page of a request that is at a worker, of one of these kinds, has room at the host."""
+    """Return whether a page of a request that is at a worker, of one of these kinds, has room at the host."""
     for k in range(request.num_page_lists):
         listed = page_list_of(t, request, k)
         kind = listed.kind
@@ -131,7 +141,7 @@ def _can_lend(t: Tables, request: Request, kinds: int) -> bool:
 
 @compiled
 def _others_starve(t: Tables, sequence: int) -> bool:
-    """Whether an earlier request waits for pages that it holds at the host, or for its first ones."""
+    """Return whether an earlier request waits for pages that it holds at the host, or for its first ones."""
     for request_id in range(t.settings[0].num_requests):
         request = t.requests[request_id]
         if request.state == LIVE and request.num_page_lists > 0 and request.home == 0 and request.sequence < sequence:
@@ -141,7 +151,7 @@ def _others_starve(t: Tables, sequence: int) -> bool:
 
 @compiled
 def _home_of(t: Tables, request: Request) -> int:
-    """The worker where pages of a request are, or 0."""
+    """Return the worker where pages of a request are, or 0."""
     for k in range(request.num_page_lists):
         listed = page_list_of(t, request, k)
         for place in range(listed.place, listed.place + listed.held):

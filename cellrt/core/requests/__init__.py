@@ -1,1 +1,1 @@
-"""The begin and the end of a request, and what a session keeps between two."""
+"""The begin and the end of a request, and the state that a session keeps between two requests."""

@@ -35,7 +35,7 @@ from cellrt.native.row_types import Matrix, Rows
 def _allocate(
     t: Tables, request: Request, num_nodes: int, num_values: int, num_links: int, num_subgraphs: int, num_places: int
 ) -> bool:
-    """Allocates the five blocks of a request, or none of them."""
+    """Allocate the five blocks of a request, or none of them."""
     nodes = allocate_block(t.blocks, NODES, num_nodes)
     values = allocate_block(t.blocks, VALUES, num_values)
     links = allocate_block(t.blocks, LINKS, num_links)
@@ -62,7 +62,7 @@ def _allocate(
 
 @compiled
 def _free_blocks(t: Tables, request: Request) -> None:
-    """Gives back the five blocks of a request."""
+    """Free the five blocks of a request."""
     free_block(t.blocks, NODES, int(request.first_node), int(request.num_nodes))
     free_block(t.blocks, VALUES, int(request.first_value), int(request.num_values))
     free_block(t.blocks, LINKS, int(request.first_link), int(request.num_links))
@@ -72,7 +72,7 @@ def _free_blocks(t: Tables, request: Request) -> None:
 
 @compiled
 def _copy_graph(t: Tables, request_id: int, template: OpenTemplate) -> None:
-    """Copies a template's rows to the request's blocks, turning ids of rows into absolute ones."""
+    """Copy a template's rows to the request's blocks, turning ids of rows into absolute ones."""
     request = t.requests[request_id]
     for k in range(template.nodes.size):
         node = t.nodes[request.first_node + k]
@@ -101,8 +101,10 @@ def _copy_graph(t: Tables, request_id: int, template: OpenTemplate) -> None:
 
 @compiled
 def _take_externals(t: Tables, request: Request, template: OpenTemplate, rows: Rows[int], at: int) -> None:
-    """Gives the request's own tensors host rows, if anybody reads them; writes them to ``rows`` from ``at`` on, -1 for
-    the others."""
+    """Take host rows for those of the request's own tensors that are read.
+
+    Write them to ``rows`` from ``at`` on, -1 for the others.
+    """
     for k in range(template.externals.shape[0]):
         count, place, first = template.externals[k, 0], template.externals[k, 1], template.externals[k, 2]
         if place >= 0:
@@ -126,7 +128,7 @@ def _take_externals(t: Tables, request: Request, template: OpenTemplate, rows: R
 
 @compiled
 def _kind_at(t: Tables, request: Request, place: int) -> int:
-    """The kind of the rows of the list that begins at a place."""
+    """Return the kind of the rows of the list that begins at a place."""
     first = 0
     for k in range(request.num_lists):
         if first == place:
@@ -137,7 +139,7 @@ def _kind_at(t: Tables, request: Request, place: int) -> int:
 
 @compiled
 def _reserve(t: Tables, request: Request, template: OpenTemplate) -> None:
-    """Writes down what lies in a request's places, and the rows that are reserved for it."""
+    """Write down the lists in a request's places, and the rows that are reserved for it."""
     for k in range(template.lists.shape[0]):
         t.links[request.lists + 2 * k] = template.lists[k, 0]
         t.links[request.lists + 2 * k + 1] = template.lists[k, 1]
@@ -150,7 +152,7 @@ def _reserve(t: Tables, request: Request, template: OpenTemplate) -> None:
 
 @compiled
 def _hand_over(t: Tables, request: Request) -> None:
-    """Hands the subgraphs that need nothing from others to the scheduler."""
+    """Hand the subgraphs that need nothing from others to the scheduler."""
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         if t.subgraphs[k].waiting == 0:
             enqueue(t, k)
@@ -170,16 +172,18 @@ def admit(
     rows: Rows[int],
     at: int,
 ) -> int:
-    """Appends a request; returns its id, -1 if tables or arenas have no room for it now, or -2 if they never have, as
-    what its session kept and what the request adds come to more pages than a worker has.
+    """Append a request; return its id, -1 if tables or arenas have no room for it now, or -2 if they never have.
+
+    The latter is so if the pages that its session kept and those that the request adds are more than a worker has.
 
     ``deadline_ns``, ``schedule_by_ns``: when it must be done and have begun, or NEVER.
 
-    Writes to ``rows`` from ``at`` on the host row of each external value (-1 if nothing reads it), then of each state
-    of its ``session`` (-1 if it is here already, or there is no session): the caller copies the request's tensors there
+    Write to ``rows`` from ``at`` on the host row of each external value (-1 if nothing reads it), then of each state of
+    its ``session`` (-1 if it is here already, or there is no session): the caller copies the request's tensors there
     before it schedules. The last of ``rows`` gets the place of the first result. Subgraphs that need nothing from
     others are handed to the scheduler.
     """
+    # Allocate: if anything does not fit, nothing has changed.
     settings = t.settings[0]
     request_id = settings.free_request
     num_lists, num_states, num_kinds = template.lists.shape[0], template.states.shape[0], template.needs.shape[0]
@@ -202,6 +206,7 @@ def admit(
         if room != 1:
             _free_blocks(t, request)
             return room - 1
+    # Fill the request's row.
     settings.free_request = request.next_free
     settings.num_live += 1
     move_request(t, request, LIVE)
@@ -213,6 +218,7 @@ def admit(
     request.lists = request.first_link + template.links.size
     request.states = request.lists + 2 * num_lists
     request.needs = request.page_lists + page_list.WORDS * request.num_page_lists
+    # Copy the graph, then reserve and take rows.
     _copy_graph(t, request_id, template)
     for k in range(template.subgraphs.size):
         request.nodes_left += template.subgraphs[k].nodes_left
@@ -233,7 +239,7 @@ def admit(
 
 @compiled
 def num_rows(template: OpenTemplate) -> int:
-    """How many rows ``admit`` writes for a request."""
+    """Return how many rows ``admit`` writes for a request."""
     count = template.states.shape[0] + 1
     for each in range(template.externals.shape[0]):
         count += template.externals[each, 0]
@@ -242,7 +248,7 @@ def num_rows(template: OpenTemplate) -> int:
 
 @compiled
 def set_lengths(template: OpenTemplate, lengths: Matrix, k: int) -> None:
-    """Makes a template that of a request with these lengths."""
+    """Set the lengths of a template to those of request ``k``."""
     for j in range(template.patches.shape[0]):
         word = template.patches[j, 1]
         for number in range(lengths.shape[1]):
@@ -252,7 +258,7 @@ def set_lengths(template: OpenTemplate, lengths: Matrix, k: int) -> None:
 
 @compiled
 def deadline_of(deadlines_ns: Matrix, k: int, which: int) -> int:
-    """When a request must be done (0) or have begun (1); NEVER if there are fewer."""
+    """Return when a request must be done (0) or have begun (1); NEVER if there are fewer deadlines."""
     return int(deadlines_ns[k, which]) if k < deadlines_ns.shape[0] else NEVER
 
 
@@ -270,9 +276,9 @@ def admit_many(
     rows: Rows[int],
     ids: Rows[int],
 ) -> int:
-    """Admits requests of one template in order, as far as there is room; returns how many, with their ids in ``ids``.
+    """Admit requests of one template in order, as far as there is room; return how many, with their ids in ``ids``.
 
-    ``lengths`` are those of each, or one row for all. ``rows`` gets what ``admit`` writes for each, one behind the
+    ``lengths`` are those of each, or one row for all. ``rows`` gets what ``admit`` writes for each, one after the
     other. ``sessions``, none twice, and ``deadlines_ns`` (done by, begun by) are those of each, or empty for none.
     """
     at = 0
@@ -291,7 +297,7 @@ def admit_many(
 
 @compiled
 def release(t: Tables, request_id: int) -> None:
-    """Gives back everything an ended request holds. Nothing of it may be in flight."""
+    """Free everything that an ended request holds. Nothing of it may be in flight."""
     request = t.requests[request_id]
     is_whole = request.num_states == 0 or request.state != DEAD
     end_states(t, request)
@@ -329,7 +335,7 @@ def finish(t: Tables, request_id: int) -> bool:
 
 @compiled
 def finish_many(t: Tables, request_ids: Rows[int], started_ns: Rows[int]) -> int:
-    """Release requests that are done; ``started_ns`` gets when the first task of each was submitted.
+    """Release requests that are done; write when the first task of each was submitted to ``started_ns``.
 
     Return how many are not released yet: see ``finish``.
     """
@@ -342,8 +348,10 @@ def finish_many(t: Tables, request_ids: Rows[int], started_ns: Rows[int]) -> int
 
 @compiled
 def copy_results(t: Tables, request_ids: Rows[int], positions: Rows[int], arena: Matrix, values: Matrix) -> None:
-    """Copies the results of complete requests at these positions, of which none was stopped before, from byte rows of
-    the host's arena to ``values``, request by request."""
+    """Copy the results of complete requests at these positions from byte rows of the host's arena to ``values``.
+
+    They are copied request by request. No loop of a request may have stopped before these positions.
+    """
     at = 0
     for k in range(request_ids.size):
         first = t.requests[request_ids[k]].first_place

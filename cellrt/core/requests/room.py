@@ -1,4 +1,4 @@
-"""Whether a request has room: in an empty engine, and now."""
+"""Checks whether a request has room: in an empty engine, and now."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ def why_too_large(
     most_refs: int,
     kinds: Sequence[object],
 ) -> str | None:
-    """Says what of a template would not fit even in an empty engine; None if it fits.
+    """Return the reason why a template would not fit even in an empty engine; None if it fits.
 
     Args:
         template: of the request.
         limits: of the tables.
         kind_rows: rows of each kind at a worker and at the host.
         most_refs: most inputs of a node.
-        kinds: their names.
+        kinds: the names of the kinds.
     """
     if template.fits:
         return None
+    # Compare with the tables, then with the arenas, then with a task's buffer.
     arrays = template.arrays
     links = arrays.links.size + arrays.lists.size + arrays.states.size + arrays.needs.size
     links += page_list.WORDS * len(arrays.pages)
@@ -64,7 +65,7 @@ def why_too_large(
 
 
 def has_rows(t: Tables, template: SizedTemplate, session: int) -> bool:
-    """Whether the arenas, and the tables' lists of rows, have room for a request of a session (-1: none) now."""
+    """Return whether the arenas, and the tables' lists of rows, have room for a request of a session (-1: none) now."""
     arrays = template.arrays
     kinds = t.kinds[: arrays.needs.shape[0]]
     reserved = np.stack([kinds["reserved_worker"], kinds["reserved_host"]], 1)
@@ -82,7 +83,11 @@ def has_rows(t: Tables, template: SizedTemplate, session: int) -> bool:
 
 
 def _pages_of(t: Tables, pages: Sequence[int], session: int) -> tuple[int, int, int]:
-    """What a list may come to with what its session keeps, what that has of it in the arenas, and what it brings."""
+    """Return three counts of pages of a list.
+
+    They are the most that it may need with those that its session keeps, those that the session has in the arenas, and
+    those that come with the request.
+    """
     page_size, rows, slot_number = pages
     if session < 0 or slot_number < 0:
         return -(-rows // page_size), 0, 0

@@ -1,7 +1,7 @@
-"""Session state: rows that outlive a request and are where the session's next request begins.
+"""Session state: rows that outlive a request, and with which the session's next request begins.
 
-A new session has row 0. Its state begins with zeros, or with what another value of its first request is; so does that
-of a request without a session. Whoever reads such a state reads that value's row, and if no task that does so is ever
+A new session has row 0. Its state begins with zeros, or with another value of its first request; so does the state of a
+request without a session. Nodes that read such a state read that value's row. If no task that reads it is ever
 complete, the session is new again after the request.
 
 If all states are carried by one chain or loop, its record keeps the state after its last complete step (``keeps`` of
@@ -42,17 +42,20 @@ from cellrt.native.row_types import Rows
 
 BEFORE, AFTER, SUBGRAPH, OUTPUT = 0, 1, 2, 3
 WORDS = 4
-"""Words of a state in ``links``: its value before the request and after it; or instead of the latter, if every step
-leaves a state, the subgraph of the chain or loop and the output, else -1."""
+"""The words of a state in ``links``: its value before the request and after it, then a subgraph and an output.
+
+If every step leaves a state, the subgraph is that of the chain or loop and replaces the value after the request; else
+it is -1.
+"""
 
 
 @compiled
 def begin_states(
     t: Tables, request: Request, session: int, template: OpenTemplate, rows: Rows[int], first: int
 ) -> None:
-    """Gives a request the state of its session, or where it begins if that is new or there is none.
+    """Give a request the state of its session, or the value with which it begins if that is new or there is none.
 
-    Comes before the request's own tensors get rows, because those that nobody is to read now get none. Writes to
+    This comes before the request's own tensors get rows, because those that will not be read now get none. Write to
     ``rows`` from ``first`` on, for each state, the host row that the caller must copy it to, or -1.
     """
     for k in range(request.num_states):
@@ -83,7 +86,7 @@ def begin_states(
 
 @compiled
 def end_states(t: Tables, request: Request) -> None:
-    """Leaves an ended request's state to its session; without one it is freed with the other rows."""
+    """Leave an ended request's state to its session; without one it is freed with the other rows."""
     if request.num_states == 0 or request.session < 0:
         return
     for k in range(request.num_states):
@@ -105,8 +108,10 @@ def end_states(t: Tables, request: Request) -> None:
 
 @compiled
 def _take_out_state(t: Tables, request: Request, subgraph: Subgraph, output: int) -> int:
-    """The row of the state that a chain or loop leaves to its session, which nobody else holds then; -1 if none of its
-    steps is done."""
+    """Take out the row of the state that a chain or loop leaves to its session; return -1 if none of its steps is done.
+
+    Nothing else holds the row then.
+    """
     record, state = record_of(t, subgraph), output_of(t, subgraph, output)
     row = state.row
     if record.done == 0:
@@ -129,7 +134,7 @@ def _take_out_state(t: Tables, request: Request, subgraph: Subgraph, output: int
 
 @compiled
 def _take_out_of_places(t: Tables, request: Request, row: int, kind: int) -> None:
-    """Takes a row of a kind out of the sequence that it is of: rows of other kinds may have the same handle."""
+    """Take a row of a kind out of the sequence that contains it: rows of other kinds may have the same handle."""
     first = request.first_place
     for k in range(request.num_lists):
         end = first + t.links[request.lists + 2 * k + 1]
@@ -143,7 +148,7 @@ def _take_out_of_places(t: Tables, request: Request, row: int, kind: int) -> Non
 
 @compiled
 def drop_states(t: Tables, session: int, row: int) -> None:
-    """Frees the rows of a session without a live request; its state is ``row`` from now on: 0 (new) or BRING."""
+    """Free the rows of a session without a live request; its state is ``row`` from now on: 0 (new) or BRING."""
     for k in range(session * MAX_STATES, (session + 1) * MAX_STATES):
         slot = t.slots[k]
         drop_pages(t, slot)
@@ -154,10 +159,10 @@ def drop_states(t: Tables, session: int, row: int) -> None:
 
 @compiled
 def share_states(t: Tables, session: int, other: int, count: int) -> bool:
-    """Gives a new session, ``other``, the ``count`` growing states of one without a live request.
+    """Give a new session, ``other``, the ``count`` growing states of one without a live request.
 
-    False, with nothing changed, if there is no room for that, or the session has states that do not grow, or some that
-    come with its next request.
+    Return False, with nothing changed, if there is no room for that, or the session has states that do not grow, or
+    some that come with its next request.
     """
     num_copies = t.settings[0].num_copies
     for k in range(count):
@@ -170,9 +175,10 @@ def share_states(t: Tables, session: int, other: int, count: int) -> bool:
 
 @compiled
 def cut_back(t: Tables, session: int, count: int, rows: int) -> bool:
-    """Leaves a session without a live request its first rows of ``count`` growing states, which have as many.
+    """Cut a session without a live request back to the first rows of its ``count`` growing states, which have as many.
 
-    False if there is no room for the copy of a page that it shares, or a state is elsewhere: some are cut back then.
+    Return False if there is no room for the copy of a page that it shares, or a state is elsewhere: some are cut back
+    then.
     """
     for k in range(count):
         if not cut_pages(t, t.slots[session * MAX_STATES + k], rows):
@@ -182,7 +188,7 @@ def cut_back(t: Tables, session: int, count: int, rows: int) -> bool:
 
 @compiled
 def _reserve(t: Tables, slot: Slot, sign: int) -> None:
-    """Counts a slot's row among the reserved ones of its kind, or no longer."""
+    """Add a slot's row to the reserved ones of its kind, or take it off them."""
     if slot.row >= NUM_PERMANENT:
         if slot.row >> LOCATION_SHIFT == HOST:
             t.kinds[slot.kind].reserved_host += sign

@@ -1,1 +1,1 @@
-"""Chains and loops while they run: what their next step reads, and what is given back at the end."""
+"""Running chains and loops: what their next step reads, and which rows are given back at the end."""

@@ -1,12 +1,12 @@
-"""Loops while they run: each is a body with members, the records of its cells, which go in step.
+"""The bodies of running loops: each has members, the records of its cells, which take each step together.
 
-A member may take its step as soon as what it reads of the others is sent (on the same worker) or done; the next step
-begins when all of them have done this one, and none has said stop. So what the step before left is there for all, and
-two rows for each state are enough. See ``record_layout.py`` for what is written where. A loop of one cell waits for
-nobody: all its steps are begun from the start, and a task may take several of them, a *run*.
+A member may take its step as soon as what it reads of the others is sent (on the same worker) or done. The next step
+begins when all of them have done this one, and none has said stop. So the step before left its outputs for all, and two
+rows for each state are enough. ``record_layout.py`` says what is written where. A loop of one cell waits for no other:
+all its steps are begun from the start, and a task may take several of them, a *run*.
 
 Where loops go ahead of their stop (``loops_ahead.py``) the next step begins when all members have sent this one to the
-same worker, and its tasks go there too: so it is behind all that it reads, and steps are taken in in order.
+same worker, and its tasks go there too. So it runs after everything that it reads, and steps are taken in in order.
 """
 
 from __future__ import annotations
@@ -23,8 +23,11 @@ from cellrt.native.jit import compiled
 
 @compiled
 def send_loop(t: Tables, subgraph_id: int, steps: int) -> None:
-    """Notes that a task with so many steps of a loop's cell was submitted; wakes who may read them on the same worker
-    (early release), and makes the next step ready if it may go ahead."""
+    """Count a submitted task with so many steps of a loop's cell.
+
+    Wake the members that may read them on the same worker (early release), and make the next step ready if it may go
+    ahead.
+    """
     subgraph = t.subgraphs[subgraph_id]
     record, body = record_of(t, subgraph), body_of(t, subgraph)
     record.position += steps
@@ -48,11 +51,13 @@ def send_loop(t: Tables, subgraph_id: int, steps: int) -> None:
 
 @compiled
 def note_loop(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
-    """Takes in how a task's steps of a loop's cell went, negative if the last said stop: what state stays, and whether
-    it is the last. Returns whether they count, which behind a stop they do not. Comes for dead requests too."""
+    """Take in a task's steps of a loop's cell: which state stays, and whether the loop ends; dead requests call it too.
+
+    ``done`` is negative if the last step said stop. Return whether the steps count: after a stop they do not.
+    """
     record, body = record_of(t, subgraph), body_of(t, subgraph)
     is_behind = body.stopped == BROKEN or 0 < body.stopped <= record.done
-    is_behind = is_behind or (done == 0 and not has_failed)  # behind a failure of the one that says stop
+    is_behind = is_behind or (done == 0 and not has_failed)  # after a failure of the one that says stop
     if not (is_behind or has_failed):
         record.done += abs(done)
         if done < 0 and record.stop != NO_STOP and record.done > record.unseen:
@@ -68,8 +73,10 @@ def note_loop(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> boo
 
 @compiled
 def complete_step(t: Tables, subgraph_id: int) -> bool:
-    """Takes in that a loop's cell has done its steps, and begins the next if all cells have. Returns whether that was
-    the last: then ``end_loop`` follows."""
+    """Take in that a loop's cell has done its steps, and begin the next if all cells have.
+
+    Return whether that was the last step: then ``end_loop`` follows.
+    """
     subgraph = t.subgraphs[subgraph_id]
     record, body = record_of(t, subgraph), body_of(t, subgraph)
     body.left -= 1
@@ -94,7 +101,7 @@ def complete_step(t: Tables, subgraph_id: int) -> bool:
 
 @compiled
 def _begin_step(t: Tables, subgraph_id: int) -> None:
-    """Begins the next step of a body if all members have done the last that is begun, or may go ahead of it."""
+    """Begin the next step of a body if all members have done the last that is begun, or may go ahead of it."""
     subgraph = t.subgraphs[subgraph_id]
     body, begun = body_of(t, subgraph), record_of(t, subgraph).end
     unknown = begun - body.all_done
@@ -116,7 +123,7 @@ def _begin_step(t: Tables, subgraph_id: int) -> None:
 
 @compiled
 def _change_type(t: Tables, subgraph_id: int, cell_type: int) -> None:
-    """Has a loop's next step be of another cell type: it waits in that type's queue."""
+    """Change the cell type of a loop's next step: it waits in that type's queue."""
     subgraph = t.subgraphs[subgraph_id]
     dequeue(t, subgraph_id)
     subgraph.cell_type = cell_type
@@ -125,13 +132,16 @@ def _change_type(t: Tables, subgraph_id: int, cell_type: int) -> None:
 
 @compiled
 def member_of(t: Tables, subgraph: Subgraph, k: int) -> int:
-    """The subgraph of member ``k`` of the body that one is a member of."""
+    """Return the subgraph of member ``k`` of the body that a subgraph is a member of."""
     return t.requests[subgraph.request].first_subgraph + t.links[record_of(t, subgraph).body + BODY_WORDS + k]
 
 
 @compiled
 def end_loop(t: Tables, request: Request, subgraph_id: int) -> None:
-    """Ends all members of a loop that has taken its last step. What they read, those read too that went ahead."""
+    """End all members of a loop that has taken its last step.
+
+    Tasks that went ahead read the same inputs as they did.
+    """
     first = t.subgraphs[subgraph_id]
     for k in range(body_of(t, first).num_members):
         its_id = member_of(t, first, k)

@@ -1,13 +1,13 @@
-"""Loops that go ahead: the next task is sent before it is known whether one before it said stop.
+"""Loops that go ahead: the next task is sent before it is known whether an earlier one said stop.
 
-Tasks of a loop run on one worker in order and are taken in in order. One behind a task that stopped or failed counts
+Tasks of a loop run on one worker in order and are taken in in order. A task after one that stopped or failed counts
 nothing: its rows were masked where it ran (``task_layout.py``), so that no state has moved and no result is shown.
-Pages that it appended to hold no more rows than before, and go back when nothing of the request is in flight.
+Pages that it appended to hold no more rows than before, and are freed when nothing of the request is in flight.
 
-A task writes the state of an output to a row that no task in flight reads or writes: of n tasks in flight each has its
-own, and the state before them has one. These rows take turns, by the number of the task, and are the loop's until it is
-over or moves to another worker. Then those that tasks in flight may write to go back too, but whoever takes them comes
-behind on the same stream. A loop that goes ahead of nothing has two.
+A task writes the state of an output to a row that no task in flight reads or writes: each of n tasks in flight has its
+own row, and the state before them has one. These rows are used in turns, by the number of the task, and belong to the
+loop until it ends or moves to another worker. Then those that tasks in flight may write to are freed too, but a task
+that takes them comes later on the same stream. A loop that goes ahead of nothing has two such rows.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from cellrt.native.jit import compiled
 
 @compiled
 def state_after(t: Tables, task: Task, subgraph: Subgraph, number: int, kind: int) -> int:
-    """Takes the row that the next task of a loop's cell writes the state of output ``number`` to."""
+    """Take the row that the next task of a loop's cell writes the state of output ``number`` to."""
     output, at = output_of(t, subgraph, number), _turn_of(t, subgraph, number, record_of(t, subgraph).num_sent)
     _bring(t, task, subgraph, number, kind)
     if t.links[at] == 0:
@@ -34,15 +34,17 @@ def state_after(t: Tables, task: Task, subgraph: Subgraph, number: int, kind: in
 
 @compiled
 def _turn_of(t: Tables, subgraph: Subgraph, output: int, task: int) -> int:
-    """The link of the row that task number ``task`` writes the state of an output to."""
+    """Return the link of the row that task number ``task`` writes the state of an output to."""
     cell_type = t.types[subgraph.cell_type]
     return output_position(subgraph.record, cell_type, output) + ROWS_AT + task % (cell_type.ahead + 2)
 
 
 @compiled
 def write_flags(t: Tables, task: Task, base: int, end: int) -> int:
-    """Writes from ``end`` on which flags the rows of a task read and write, if any are of a loop that may stop; returns
-    the new end."""
+    """Write from ``end`` on the flags that the rows of a task read and write, if any are of a loop that may stop.
+
+    Return the new end.
+    """
     ints, rows, nodes_at = t.ints, task.rows, base + t.ints[base + layout.H_NODES]
     may_stop, before = task.is_loop == 1, 0
     for row in range(rows):
@@ -63,8 +65,10 @@ def write_flags(t: Tables, task: Task, base: int, end: int) -> int:
 
 @compiled
 def _write_flags_of(t: Tables, task: Task, subgraph: Subgraph, read_at: int, written_at: int) -> bool:
-    """Writes which flags the next steps of a loop's cell read and write: all read that of the one that may say stop, as
-    it was at the task before. Returns whether they read or write one."""
+    """Write the flags that the next steps of a loop's cell read and write; return whether there are any.
+
+    All steps read the flag of the cell that may say stop, as it was at the task before.
+    """
     record, body = record_of(t, subgraph), body_of(t, subgraph)
     if body.stopper < 0 or (body.runs and record.stop == NO_STOP and not task.is_loop):
         return False
@@ -80,8 +84,10 @@ def _write_flags_of(t: Tables, task: Task, subgraph: Subgraph, read_at: int, wri
 
 @compiled
 def settle(t: Tables, subgraph: Subgraph, task: int) -> None:
-    """Has the state of a loop's cell be what task number ``task`` wrote, or -1: what it began with. Those behind do not
-    count."""
+    """Set the state of a loop's cell to what task number ``task`` wrote, or with -1 to what it began with.
+
+    Later tasks do not count.
+    """
     for number in range(t.types[subgraph.cell_type].num_outputs):
         output = output_of(t, subgraph, number)
         if output.is_state:
@@ -91,8 +97,10 @@ def settle(t: Tables, subgraph: Subgraph, task: int) -> None:
 
 @compiled
 def keep_last(t: Tables, subgraph: Subgraph) -> None:
-    """Gives back all rows of the state of a loop's cell that is over but those of its last step, which become the
-    first."""
+    """Give back all rows of the state of a loop's cell that has ended, but those of its last step.
+
+    Those become the first rows.
+    """
     record, turns = record_of(t, subgraph), t.types[subgraph.cell_type].ahead + 2
     if not body_of(t, subgraph).runs:
         settle(t, subgraph, record.done - 1)
@@ -113,8 +121,10 @@ def keep_last(t: Tables, subgraph: Subgraph) -> None:
 
 @compiled
 def _bring(t: Tables, task: Task, subgraph: Subgraph, number: int, kind: int) -> None:
-    """Has the rows of an output's state be at a task's worker, where the loop goes on with nothing in flight. One that
-    is read elsewhere goes back when all have done the step."""
+    """Move the state of an output to a task's worker, where the loop goes on with nothing in flight.
+
+    A row that is read elsewhere is given back when all members have done the step.
+    """
     output = output_of(t, subgraph, number)
     row = output.row
     if row == 0 or row >> LOCATION_SHIFT == task.worker:

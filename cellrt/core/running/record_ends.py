@@ -1,4 +1,4 @@
-"""The end of chains and loops: what they held goes back, when they are over and when their request is."""
+"""The end of chains and loops: the rows that they held are given back, when they end and when their request does."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from cellrt.native.jit import compiled
 
 @compiled
 def release_edges(t: Tables, subgraph: Subgraph) -> None:
-    """Counts off all who wait for a loop that is over."""
+    """Count off every edge that waits for a loop that has ended."""
     record = record_of(t, subgraph)
     for k in range(record.num_edges):
         count_done(t, nth_edge(t, record, k).subgraph, False)
@@ -32,14 +32,14 @@ def release_edges(t: Tables, subgraph: Subgraph) -> None:
 
 @compiled
 def end_record(t: Tables, subgraph: Subgraph) -> None:
-    """Gives back what a chain or loop that is over, with nothing in flight, held."""
+    """Give back the rows that an ended chain or loop held, with nothing of it in flight."""
     end_inputs(t, subgraph)
     end_outputs(t, subgraph)
 
 
 @compiled
 def end_inputs(t: Tables, subgraph: Subgraph) -> None:
-    """Gives back the values that a chain or loop read, once nothing of it is in flight."""
+    """Give back the values that a chain or loop read, once nothing of it is in flight."""
     for port in range(t.types[subgraph.cell_type].num_inputs):
         read = input_of(t, subgraph, port)
         if read.mode == WHOLE or read.mode == CARRY or read.mode == LAST:
@@ -51,7 +51,7 @@ def end_inputs(t: Tables, subgraph: Subgraph) -> None:
 
 @compiled
 def end_outputs(t: Tables, subgraph: Subgraph) -> None:
-    """Gives back the state of a chain or loop that is over, as far as nobody is to read it."""
+    """Give back the state of an ended chain or loop, except for rows that are still to be read."""
     record = record_of(t, subgraph)
     for k in range(t.types[subgraph.cell_type].num_outputs):
         output = output_of(t, subgraph, k)
@@ -77,7 +77,7 @@ def end_outputs(t: Tables, subgraph: Subgraph) -> None:
 
 @compiled
 def take_out_row(t: Tables, subgraph: Subgraph, number: int) -> bool:
-    """Has the row of a state be no longer the record's; returns whether it was."""
+    """Take the row of a state away from the record; return whether it was the record's."""
     cell_type, output, was = t.types[subgraph.cell_type], output_of(t, subgraph, number), False
     if output.late_row == output.row:
         output.late_row, was = 0, True
@@ -90,7 +90,7 @@ def take_out_row(t: Tables, subgraph: Subgraph, number: int) -> bool:
 
 @compiled
 def read_late(t: Tables, value: Value) -> None:
-    """Counts a read that was put off; gives the row back if it was the last."""
+    """Count off a read that was put off; give the row back if it was the last."""
     if value.row >= NUM_PERMANENT and not value.bits & BORROWED:
         value.readers -= 1
         if value.readers == 0:
@@ -100,7 +100,7 @@ def read_late(t: Tables, value: Value) -> None:
 
 @compiled
 def give_records(t: Tables, request: Request) -> None:
-    """Gives back the state that the chains and loops of an ended request still hold."""
+    """Give back the state that the chains and loops of an ended request still hold."""
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         subgraph = t.subgraphs[k]
         if subgraph.record < 0:
@@ -118,7 +118,7 @@ def give_records(t: Tables, request: Request) -> None:
 
 @compiled
 def give_places(t: Tables, request: Request) -> None:
-    """Gives back the rows of an ended request's results and sequences."""
+    """Give back the rows of an ended request's results and sequences."""
     place = request.first_place
     for k in range(request.num_lists):
         kind, count = t.links[request.lists + 2 * k], t.links[request.lists + 2 * k + 1]

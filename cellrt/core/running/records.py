@@ -1,6 +1,6 @@
-"""Chains and loops while they run: from a record's place in a template to its last row.
+"""Running chains and loops: from a record's place in a template to its last row.
 
-``record_layout.py`` says what a record is. What a chain or loop reads as a whole it holds until it is over.
+``record_layout.py`` says what a record is. A chain or loop holds the values that it reads as a whole until it ends.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from cellrt.native.jit import compiled, inlined
 
 @compiled
 def begin_record(t: Tables, request: Request, subgraph: Subgraph) -> None:
-    """Turns ids that count from the request's first ones into those of the tables."""
+    """Turn ids that count from the request's first ones into those of the tables."""
     links, record, cell_type = t.links, record_of(t, subgraph), t.types[subgraph.cell_type]
     record.taps += request.first_link
     record.first_value += request.first_value
@@ -76,7 +76,7 @@ def begin_record(t: Tables, request: Request, subgraph: Subgraph) -> None:
 
 @compiled
 def _begin_input(t: Tables, request: Request, read: Input) -> None:
-    """Turns the ids of an input into those of the tables."""
+    """Turn the ids of an input into those of the tables."""
     links, mode = t.links, read.mode
     if mode in (WHOLE, CARRY):
         read.at += request.first_value
@@ -99,8 +99,10 @@ def _begin_input(t: Tables, request: Request, read: Input) -> None:
 
 @compiled
 def _plain_steps(t: Tables, subgraph: Subgraph) -> int:
-    """How many steps at the begin of a chain only hand on its state: nobody looks at them, waits for them or follows
-    them, and each is ready when the one before is sent."""
+    """Return the number of steps at the begin of a chain that only pass on its state.
+
+    Nothing reads, waits for or follows these steps, and each is ready when the one before is sent.
+    """
     record, cell_type = record_of(t, subgraph), t.types[subgraph.cell_type]
     is_led = record.num_sources + record.num_followers + record.keeps > 0
     if subgraph.what != CHAIN or is_led or cell_type.has_spans or not cell_type.carries:
@@ -117,13 +119,13 @@ def _plain_steps(t: Tables, subgraph: Subgraph) -> int:
 
 @compiled
 def row_of(t: Tables, value: Value) -> int:
-    """The handle of a value's row; of a new session's state that of what it begins with."""
+    """Return the handle of a value's row; for a new session's state, that of the value that it begins with."""
     return value.row if value.row > STARTS else t.values[STARTS - value.row].row
 
 
 @compiled
 def input_row(t: Tables, subgraph: Subgraph, port: int, step: int) -> int:
-    """The handle that an input reads ``step`` steps after the next one; of the state only at the next."""
+    """Return the handle that an input reads ``step`` steps after the next one; for state, only at the next."""
     links, record, read = t.links, record_of(t, subgraph), input_of(t, subgraph, port)
     mode, position = read.mode, record.position + step
     if mode == STEP or (mode == LEADS and position <= record.lead):
@@ -141,7 +143,7 @@ def input_row(t: Tables, subgraph: Subgraph, port: int, step: int) -> int:
 
 @compiled
 def _member_row(t: Tables, read: Input, position: int) -> int:
-    """The handle of what an input reads of another member of its body, at step ``position`` or the one before."""
+    """Return the handle that an input reads of another member of its body, at step ``position`` or the one before."""
     source = t.subgraphs[read.source]
     output = output_of(t, source, read.stride)
     is_ahead = read.mode == LAST and record_of(t, source).position > position
@@ -150,7 +152,7 @@ def _member_row(t: Tables, read: Input, position: int) -> int:
 
 @compiled
 def num_rows_of(t: Tables, subgraph: Subgraph, port: int) -> int:
-    """Rows of a ragged input."""
+    """Return the number of rows of a ragged input."""
     read = input_of(t, subgraph, port)
     if read.mode == EMITTED:
         loop = record_of(t, t.subgraphs[read.source])
@@ -160,7 +162,7 @@ def num_rows_of(t: Tables, subgraph: Subgraph, port: int) -> int:
 
 @compiled
 def ragged_ints(t: Tables, cell_type: CellType, subgraph: Subgraph) -> int:
-    """Ints that the ragged inputs of a chain's or loop's step need beyond one row each."""
+    """Return the ints that the ragged inputs of a chain's or loop's step need beyond one row each."""
     count = 0
     for port in range(cell_type.num_inputs):
         if t.ports[cell_type.first_port + port].ragged:
@@ -170,7 +172,7 @@ def ragged_ints(t: Tables, cell_type: CellType, subgraph: Subgraph) -> int:
 
 @compiled
 def ragged_row(t: Tables, subgraph: Subgraph, port: int, k: int) -> int:
-    """The handle of row ``k`` of a ragged input."""
+    """Return the handle of row ``k`` of a ragged input."""
     read = input_of(t, subgraph, port)
     if read.mode == ALL:
         return t.places[read.at + read.stride * k]
@@ -182,8 +184,10 @@ def ragged_row(t: Tables, subgraph: Subgraph, port: int, k: int) -> int:
 
 @inlined
 def bring_state(t: Tables, task: Task, output: Output, kind: int) -> None:
-    """Has the rows of an output's state be at a task's worker, where the chain or loop goes on with nothing in flight.
-    One that the task reads elsewhere goes back when it is complete."""
+    """Move the state of an output to a task's worker, where the chain or loop goes on with nothing in flight.
+
+    A row that the task reads elsewhere is given back when it is complete.
+    """
     if output.first_row == 0 or output.first_row >> LOCATION_SHIFT == task.worker:
         return
     task.reads_late = 1
@@ -201,7 +205,7 @@ def bring_state(t: Tables, task: Task, output: Output, kind: int) -> None:
 
 @inlined
 def state_row(t: Tables, output: Output, worker: int, kind: int) -> int:
-    """The row that a task writes the state of an output to: not the one that it reads."""
+    """Return the row that a task writes the state of an output to, which is not the one that it reads."""
     if output.first_row > 0 and output.first_row == output.row:
         if output.second_row == 0:
             output.second_row = take_row(t, worker, kind)
@@ -213,7 +217,7 @@ def state_row(t: Tables, output: Output, worker: int, kind: int) -> int:
 
 @compiled
 def first_tap(t: Tables, record: Record, low: int, step: int) -> int:
-    """The first tap of a step or a later one, from number ``low`` on."""
+    """Return the first tap of a step or a later one, from number ``low`` on."""
     high = record.num_taps
     while low < high:
         middle = (low + high) // 2
@@ -226,7 +230,7 @@ def first_tap(t: Tables, record: Record, low: int, step: int) -> int:
 
 @inlined
 def tap_of(t: Tables, record: Record, step: int, output: int) -> int:
-    """The value that an output of a step is, or -1; ``step`` is not sent yet."""
+    """Return the value that is an output of a step, or -1; ``step`` is not sent yet."""
     if record.tap_step > step:
         return -1
     for k in range(first_tap(t, record, record.next_tap, step), record.num_taps):
@@ -240,7 +244,7 @@ def tap_of(t: Tables, record: Record, step: int, output: int) -> int:
 
 @compiled
 def count_sent(t: Tables, subgraph_id: int, worker: int) -> None:
-    """Counts an edge whose producer was submitted to ``worker``; releases the subgraph early if it was the last."""
+    """Count an edge whose producer was submitted to ``worker``; release the subgraph early if it was the last."""
     subgraph = t.subgraphs[subgraph_id]
     subgraph.sent_to = worker if subgraph.sent == 0 or subgraph.sent_to == worker else MIXED
     subgraph.sent += 1
@@ -252,7 +256,7 @@ def count_sent(t: Tables, subgraph_id: int, worker: int) -> None:
 
 @compiled
 def count_done(t: Tables, subgraph_id: int, was_sent: int) -> None:
-    """Counts an edge whose producer is complete; ``was_sent``: ``count_sent`` counted it."""
+    """Count an edge whose producer is complete; ``was_sent``: ``count_sent`` counted it."""
     subgraph = t.subgraphs[subgraph_id]
     subgraph.waiting -= 1
     if was_sent and subgraph.sent > 0:
@@ -265,7 +269,7 @@ def count_done(t: Tables, subgraph_id: int, was_sent: int) -> None:
 
 @compiled
 def send_steps(t: Tables, subgraph_id: int, steps: int, worker: int) -> None:
-    """Notes that steps of a chain were submitted; wakes who may read them on the same worker (early release)."""
+    """Count submitted steps of a chain; wake the subgraphs that may read them on the same worker (early release)."""
     subgraph = t.subgraphs[subgraph_id]
     record = record_of(t, subgraph)
     record.position += steps
@@ -288,7 +292,7 @@ def send_steps(t: Tables, subgraph_id: int, steps: int, worker: int) -> None:
 
 @compiled
 def _pass_taps(t: Tables, record: Record, position: int) -> None:
-    """Goes on to the first tap that is not sent."""
+    """Go on to the first tap that is not sent."""
     k = first_tap(t, record, record.next_tap, position)
     record.next_tap = k
     record.tap_step = nth_tap(t, record, k).step if k < record.num_taps else record.end
@@ -311,7 +315,10 @@ def _wake_sent(t: Tables, record: Record, position: int, worker: int) -> None:
 
 @inlined
 def note_steps(t: Tables, subgraph: Subgraph, steps: int, has_failed: bool) -> None:
-    """Takes in how a chain's task went: what state stays. Comes for dead requests too, whose session may keep it."""
+    """Take in the steps of a chain's task: which state stays.
+
+    Dead requests call it too, as a session may keep their state.
+    """
     if not has_failed:
         record_of(t, subgraph).done += steps
     if has_failed:
@@ -324,7 +331,7 @@ def note_steps(t: Tables, subgraph: Subgraph, steps: int, has_failed: bool) -> N
 
 @compiled
 def give_late_rows(t: Tables, subgraph: Subgraph) -> None:
-    """Gives back the rows at another worker whose readers are done."""
+    """Give back the rows at another worker whose readers are done."""
     for k in range(t.types[subgraph.cell_type].num_outputs):
         output = output_of(t, subgraph, k)
         if output.late_row > 0:
@@ -334,14 +341,14 @@ def give_late_rows(t: Tables, subgraph: Subgraph) -> None:
 
 @compiled
 def kind_of(t: Tables, subgraph: Subgraph, output: int) -> int:
-    """The kind of an output's rows."""
+    """Return the kind of an output's rows."""
     cell_type = t.types[subgraph.cell_type]
     return t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
 
 
 @compiled
 def wake_done(t: Tables, record: Record) -> None:
-    """Wakes who waited for the steps of a chain that are done."""
+    """Wake the subgraphs that waited for the steps of a chain that are done."""
     while record.next_done < record.num_edges:
         edge = nth_edge(t, record, record.next_done)
         if edge.steps > record.done:

@@ -1,1 +1,1 @@
-"""Which cell type, which of its ready rows, how many, whether to wait: Algorithm 1, and policies."""
+"""The choice of a cell type and of the ready rows of a task, or to wait: Algorithm 1, and policies."""

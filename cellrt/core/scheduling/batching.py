@@ -1,9 +1,9 @@
 """FormBatchedTask (Algorithm 1, lines 24-32): which nodes go into a task, how many steps it runs, in what order.
 
 A task is formed in five passes over its rows: collect them in queue order (``collecting.py``), choose the number of
-steps and sort the rows by length, write input rows, take output rows, then free the rows whose last reader this was.
-Freeing comes last, so that no row is read and written in one task. Of a task that takes a step of each of its chains
-the last three are one (``step_arrays.py``): chains hold what they read, so it frees nothing.
+steps and sort the rows by length, write input rows, take output rows, then free the rows whose last reader is this
+task. Freeing comes last, so that no row is read and written in one task. If a task takes one step of each of its
+chains, the last three passes are one (``step_arrays.py``): chains hold what they read, so it frees nothing.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from cellrt.native.jit import compiled
 
 @compiled
 def _choose_steps(t: Tables, type_id: int, priority: int, rows: int, nodes_at: int) -> int:
-    """How many steps a task of ``rows`` rows may run (DESIGN, "Runs").
+    """Return how many steps a task of ``rows`` rows may run (DESIGN, "Runs").
 
-    As many as fit the join budget, so that nobody who arrives waits long to join, and no step of a streamed request
-    waits long to be seen. Where no row is streamed and nobody else waits or is likely to, also as many as end before
-    half a request more is expected, or as fit the longest run while another worker is idle for whoever arrives.
+    They must fit the join budget, so that no arrival waits long to join, and no step of a streamed request waits long
+    to be shown. If no row is streamed, and no other work waits or is likely to come, a run may be longer. It may go on
+    until half the time to the next expected arrival has passed, or, while another worker is idle and free for arrivals,
+    as long as the longest run.
     """
     settings, most = t.settings[0], float(t.types[type_id].max_steps)
     step = step_time(t, type_id, rows)
@@ -44,10 +45,10 @@ def _choose_steps(t: Tables, type_id: int, priority: int, rows: int, nodes_at: i
 
 @compiled
 def _least_steps(t: Tables, type_id: int, rows: int, steps: int) -> int:
-    """After how many steps a run of ``steps`` ends with the first row that ends, instead of keeping it waiting.
+    """Return after how many steps a run of ``steps`` ends with the first row that ends, instead of keeping it waiting.
 
-    A run of loops that go ahead is no longer: the next is there when it ends, and all of both that is behind a stop is
-    in vain.
+    A run of loops that go ahead is no longer than that: the next run is at the worker when it ends, and all steps after
+    a stop in both are wasted.
     """
     step = step_time(t, type_id, rows)
     return max(1, int(min(t.settings[0].min_run_ns / step, float(steps)))) if step > 0 else steps
@@ -55,8 +56,11 @@ def _least_steps(t: Tables, type_id: int, rows: int, steps: int) -> int:
 
 @compiled
 def _others_wait(t: Tables, priority: int, longest: float) -> bool:
-    """Whether more types have work than there are idle workers to take it, or a client priority above this one has
-    work or had some lately."""
+    """Return whether other work needs the worker soon.
+
+    It does if more types have work than there are idle workers to take it, or if a higher client priority has work or
+    had some lately.
+    """
     settings = t.settings[0]
     if settings.types_ready > max(1, settings.idle_workers) or priority < settings.top_priority:
         return True
@@ -68,7 +72,7 @@ def _others_wait(t: Tables, priority: int, longest: float) -> bool:
 
 @compiled
 def _is_streamed(t: Tables, rows: int, nodes_at: int) -> bool:
-    """Whether somebody looks at the steps of one of the rows as they complete."""
+    """Return whether a client is shown the steps of one of the rows as they complete."""
     for row in range(rows):
         if t.requests[t.subgraphs[subgraph_of(t, t.ints[nodes_at + row])].request].streamed:
             return True
@@ -77,7 +81,7 @@ def _is_streamed(t: Tables, rows: int, nodes_at: int) -> bool:
 
 @compiled
 def _run_length(t: Tables, node_id: int, limit: int) -> int:
-    """How many nodes from ``node_id`` on can run one after the other with nothing else outstanding."""
+    """Return how many nodes from ``node_id`` on can run one after the other with nothing else outstanding."""
     length = 1
     while length < limit and t.nodes[node_id + length - 1].bits & CHAIN_NEXT:
         if t.nodes[node_id + length].pending != 1:
@@ -90,7 +94,7 @@ def _run_length(t: Tables, node_id: int, limit: int) -> int:
 def _sort_rows(
     t: Tables, worker: int, nodes_at: int, lengths_at: int, scratch_at: int, rows: int, limit: int, least: int
 ) -> int:
-    """Writes each row's length and sorts rows by falling length (counting sort, stable); returns the longest.
+    """Write each row's length and sort rows by falling length (counting sort, stable); return the longest.
 
     No row is longer than the first that ends after ``least`` steps or more.
     """
@@ -99,6 +103,7 @@ def _sort_rows(
         for row in range(rows):
             ints[lengths_at + row] = 1
         return 1
+    # Find the lengths, and the first one of at least ``least`` steps: all are cut to it.
     cut = longest = limit
     early = t.settings[0].early_release
     for row in range(rows):
@@ -113,6 +118,7 @@ def _sort_rows(
     for row in range(rows):
         length = ints[lengths_at + row] = min(cut, ints[lengths_at + row])
         longest, shortest = max(longest, length), min(shortest, length)
+    # Sort: count the rows of each length, then put each row after the longer ones.
     if longest == shortest:
         return longest
     starts_at = scratch_at + 2 * rows
@@ -136,7 +142,7 @@ def _sort_rows(
 
 @compiled
 def _count_sizes(t: Tables, lengths_at: int, sizes_at: int, rows: int, steps: int) -> int:
-    """Writes how many rows each step has, rows being sorted by falling length; returns their sum."""
+    """Write how many rows each step has, where rows are sorted by falling length; return their sum."""
     if steps == 1:
         t.ints[sizes_at] = rows
         return rows
@@ -153,7 +159,7 @@ def _count_sizes(t: Tables, lengths_at: int, sizes_at: int, rows: int, steps: in
 
 @compiled
 def _steps_that_fit(t: Tables, type_id: int, steps: int, header: int) -> int:
-    """So many steps, or as many as a task's buffer has room for."""
+    """Return so many steps, or as many as a task's buffer has room for."""
     forming, cell_type = t.forming[0], t.types[type_id]
     if steps == 1 or (forming.ragged > 0 and forming.is_loop == 0):
         return 1
@@ -163,8 +169,10 @@ def _steps_that_fit(t: Tables, type_id: int, steps: int, header: int) -> int:
 
 @compiled
 def _write_header(t: Tables, task: Task, base: int, header: int, steps: int, goes_ahead: bool) -> int:
-    """Writes what the buffer says of a task of at most so many steps before its index arrays; returns where these
-    begin. The rows are sorted."""
+    """Write the part of a task's buffer before its index arrays, for at most so many steps; return where these begin.
+
+    The rows are sorted by it.
+    """
     ints, forming, rows = t.ints, t.forming[0], task.rows
     nodes_at = base + header
     lengths_at = nodes_at + rows
@@ -187,10 +195,10 @@ def _write_header(t: Tables, task: Task, base: int, header: int, steps: int, goe
 
 @compiled
 def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_id: int) -> int:
-    """Forms at most one task of a cell type for a worker in task row ``task_id``; returns its number of rows.
+    """Form at most one task of a cell type for a worker in task row ``task_id``; return its number of rows.
 
-    ``priority`` is the client priority whose turn it is: a task has as much of it as fits, then of the others.
-    Dependencies are not touched: ``schedule.submit_task`` does that.
+    ``priority`` is the client priority whose turn it is: a task takes as many of its rows as fit, then rows of the
+    others. Dependencies are not touched: ``schedule.submit_task`` does that.
     """
     cell_type, task, forming, base = (
         t.types[type_id],
@@ -205,6 +213,7 @@ def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_
         cell_type.starved_at |= cell_type.has_spans << worker
         return 0
     goes_ahead = forming.is_loop == 1 and cell_type.ahead > 0
+    # Choose the number of steps, and fill the task's row.
     steps = _choose_steps(t, type_id, priority, rows, base + header)
     if goes_ahead:
         steps = _least_steps(t, type_id, rows, steps)
@@ -212,6 +221,7 @@ def form_batched_task(t: Tables, type_id: int, priority: int, worker: int, task_
     task.priority, task.priorities, task.number = priority, forming.priorities, t.settings[0].num_tasks
     task.is_sent = task.goes_ahead = 0
     end = _write_header(t, task, base, header, _steps_that_fit(t, type_id, steps, header), goes_ahead)
+    # Write the index arrays.
     is_plain = cell_type.num_ragged + cell_type.has_spans == 0
     if forming.nodes + forming.loops == 0 and task.steps == 1 and is_plain:
         write_steps(t, task, base, end)

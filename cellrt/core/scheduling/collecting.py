@@ -1,9 +1,9 @@
-"""Which ready rows go into a task: those of one cell type, in the order of its queues (Algorithm 1, lines 24-32).
+"""The choice of the ready rows that go into a task, in the order of the cell type's queues (Algorithm 1, lines 24-32).
 
 The client priority whose turn it is comes first, then the others. Subgraphs are scanned in queue order; those pinned to
-another worker are passed over (line 27). A task holds nodes, steps of chains and of loops; but loops that run have
-tasks of their own, and a task has one output that says stop. What was collected is in ``Forming``; what a chain or loop
-gives to a task of a cell with spans is in ``spans.py``.
+another worker are passed over (line 27). A task holds nodes and steps of chains and loops. But loops that run have
+tasks of their own, and only one output of a task says stop. The collected rows are counted in ``Forming``;
+``span_choice.py`` takes rows of chains and loops for a task of a cell with spans.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 from cellrt.core.pages.span_arrays import task_room
 from cellrt.core.running.records import ragged_ints
 from cellrt.core.scheduling.policy import put_in_order
-from cellrt.core.scheduling.spans import add_rows, begin_spans, take_span
+from cellrt.core.scheduling.span_choice import add_rows, begin_spans, take_span
 from cellrt.core.state.queue import backlog_of, nth_priority, pop_ready
 from cellrt.core.state.record_layout import body_of, record_of
 from cellrt.core.state.tables import GRAPH, LOOP, NUM_PRIORITIES, CellType, Tables
@@ -20,11 +20,14 @@ from cellrt.native.jit import compiled
 
 @compiled
 def collect(t: Tables, type_id: int, priority: int, worker: int, nodes_at: int) -> None:
-    """Writes the rows of a task to the buffer, from ``nodes_at`` on: each one's node, or the complement of its chain or
-    loop; and what they are to ``t.forming``. ``priority``: the client priority whose turn it is."""
+    """Write the rows of a task to the buffer, from ``nodes_at`` on, and count them in ``t.forming``.
+
+    A row is its node, or the complement of its chain or loop. ``priority`` is the client priority whose turn it is.
+    """
     forming, cell_type, settings = t.forming[0], t.types[type_id], t.settings[0]
     _begin(t, cell_type, type_id, worker)
     is_ordered = settings.steps_first + settings.prompts_apart > 0
+    # Single steps and chains with several steps are collected in two passes, if one kind goes before the other.
     passes = 2 if cell_type.has_spans and is_ordered and not cell_type.is_whole else 1
     for number in range(passes):
         forming.are_long = 1 - number if settings.prompts_apart and passes == 2 else number
@@ -35,6 +38,7 @@ def collect(t: Tables, type_id: int, priority: int, worker: int, nodes_at: int) 
             subgraph_id = t.lanes[backlog_of(type_id, its_priority)].head
             while subgraph_id >= 0 and forming.rows < forming.most_rows and forming.spans < forming.most_spans:
                 subgraph = t.subgraphs[subgraph_id]
+                # Taking a subgraph may take it out of its queue: remember the next one.
                 following = subgraph.next
                 if subgraph.num_ready > 0 and (subgraph.pinned == 0 or subgraph.pinned == worker):
                     if cell_type.has_spans:
@@ -52,7 +56,7 @@ def collect(t: Tables, type_id: int, priority: int, worker: int, nodes_at: int) 
 
 @compiled
 def _begin(t: Tables, cell_type: CellType, type_id: int, worker: int) -> None:
-    """Begins a task without rows. Ready nodes that no worker holds are shared out among the idle workers."""
+    """Begin a task without rows. Ready nodes that no worker holds are shared out among the idle workers."""
     forming, settings = t.forming[0], t.settings[0]
     forming.rows = forming.spans = forming.ragged = forming.nodes = forming.loops = forming.is_loop = 0
     forming.priorities = forming.new = forming.singles = 0
@@ -72,7 +76,7 @@ def _begin(t: Tables, cell_type: CellType, type_id: int, worker: int) -> None:
 
 @compiled
 def _take(t: Tables, cell_type: CellType, subgraph_id: int, nodes_at: int) -> bool:
-    """Moves ready rows of a subgraph to the task, if they may be in it; returns False if its buffer is full."""
+    """Move ready rows of a subgraph to the task, if they may be in it; return False if its buffer is full."""
     forming, subgraph = t.forming[0], t.subgraphs[subgraph_id]
     if subgraph.what == GRAPH:
         return _take_nodes(t, cell_type, subgraph_id, nodes_at)
@@ -95,7 +99,7 @@ def _take(t: Tables, cell_type: CellType, subgraph_id: int, nodes_at: int) -> bo
 
 @compiled
 def _take_nodes(t: Tables, cell_type: CellType, subgraph_id: int, nodes_at: int) -> bool:
-    """As ``_take``, for nodes."""
+    """Move ready nodes of a subgraph to the task, as ``_take`` does."""
     forming, subgraph = t.forming[0], t.subgraphs[subgraph_id]
     if not _fits_with(t, 0, -1):
         return True
@@ -114,7 +118,7 @@ def _take_nodes(t: Tables, cell_type: CellType, subgraph_id: int, nodes_at: int)
 
 @compiled
 def _fits_with(t: Tables, runs: int, stop: int) -> bool:
-    """Whether rows may be in one task with those that are in it."""
+    """Return whether rows may be in one task with those that are in it."""
     forming = t.forming[0]
     if forming.rows == 0 or (runs == forming.is_loop and stop == forming.stop):
         return True

@@ -1,8 +1,8 @@
-"""When more rows are worth waiting for, or worth letting in first, because a task of few rows wastes a worker.
+"""Small tasks: when to wait for more rows, or to let other rows in first, because a task of few rows wastes a worker.
 
 A row of a small task takes longer than one of a large task (``step_times.py``), and each task costs a turn. So a cell
-type whose rows make a large task goes before those whose rows do not (``schedule.py``), and a worker with nothing to do
-leaves a small task to one that will be free soon: what is ready then runs together.
+type whose rows make a large task goes before those whose rows do not (``schedule.py``). A worker with nothing to do
+leaves a small task to a worker that will be free soon: the rows that are ready then run together.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from cellrt.native.jit import compiled
 
 @compiled
 def fills_a_task(t: Tables, type_id: int, worker: int) -> bool:
-    """Whether a worker may take so many rows of a type that more would hardly make the task better."""
+    """Return whether a worker may take so many rows of a type that more would hardly make the task better."""
     cell_type = t.types[type_id]
     enough = cell_type.max_batch
     if cell_type.large_batch > 0 and cell_type.has_spans == 0 and t.settings[0].large_batches:
@@ -29,8 +29,11 @@ def fills_a_task(t: Tables, type_id: int, worker: int) -> bool:
 
 @compiled
 def should_let_in(t: Tables, type_id: int, priority: int, worker: int) -> bool:
-    """Whether tasks of a type should not go on in a row: what is left is shared out to other workers, or the tasks are
-    small, and what another type has ready fills one and may join them."""
+    """Return whether to form no further task of a type now.
+
+    That is so if other idle workers should share what is left. It is so, too, if the task would be small, and the rows
+    of another type fill a task and may join this one's rows afterwards.
+    """
     if t.settings[0].split and t.settings[0].idle_workers > 1 and not has_pinned(t, type_id, worker):
         return True
     if fills_a_task(t, type_id, worker) or not t.settings[0].large_batches:
@@ -43,17 +46,17 @@ def should_let_in(t: Tables, type_id: int, priority: int, worker: int) -> bool:
 
 @compiled
 def wait_for_company(t: Tables, type_id: int, worker: int) -> int:
-    """ns after which another worker should be free for a type's few ready rows, if they are better left to it; else 0.
+    """Return after how many ns another worker should be free for a type's few ready rows, or 0 if they should not wait.
 
-    They wait no longer than ``MOST_STEPS`` of them take (``MOST_OF_A_CHAIN`` where they are carried), nor than the join
-    budget: as long as they might if there were no other worker. One that is late counts as free soon, but not for ever:
-    where threads outnumber processors, tasks take longer than they should.
+    They wait no longer than ``MOST_STEPS`` of their steps take (``MOST_OF_A_CHAIN`` where state is carried), nor than
+    the join budget: no longer than they might if there were no other worker. A worker that is late counts as free soon,
+    but not for ever: where threads outnumber processors, tasks take longer than they should.
     """
     settings, rows = t.settings[0], num_ready(t, type_id, worker)
     if settings.gather == 0 or t.types[type_id].large_batch == 0 or fills_a_task(t, type_id, worker):
         return 0
     if has_pinned(t, type_id, worker) or busy_until(t, worker) > 0:
-        return 0  # that can go nowhere else; and only a worker with nothing to do leaves anything
+        return 0  # pinned rows can go nowhere else, and only a worker with nothing to do leaves rows to another
     if t.types[type_id].has_spans and _gains_by_another_worker(t, type_id):
         return 0
     steps = MOST_OF_A_CHAIN if t.types[type_id].carries else MOST_STEPS
@@ -68,8 +71,10 @@ def wait_for_company(t: Tables, type_id: int, worker: int) -> int:
 
 @compiled
 def _gains_by_another_worker(t: Tables, type_id: int) -> bool:
-    """Whether chains and loops that no worker has yet, and those whose steps are at others now, are better shared out
-    with one worker more than all where they are: whoever begins at a worker stays there, as its pages do."""
+    """Return whether new chains and loops, and those that other workers run, gain by one more worker.
+
+    They stay at the worker where they begin, as their pages do.
+    """
     steps, workers, seen = steps_without_a_worker(t, type_id), 1, 0
     for k in range(t.tasks.size):
         task = t.tasks[k]
@@ -82,15 +87,17 @@ def _gains_by_another_worker(t: Tables, type_id: int) -> bool:
 
 @compiled
 def gains_by_sharing(t: Tables, type_id: int, steps: int, workers: int) -> bool:
-    """Whether a step of all takes much longer than one of each worker's share. It does not where memory brings all
-    weights for either."""
+    """Return whether a step of all rows takes much longer than one of each worker's share.
+
+    It does not where reading the weights takes most of the time of either.
+    """
     share = (steps + workers - 1) // workers
     return step_time(t, type_id, share) * GAINS <= step_time(t, type_id, steps)
 
 
 @compiled
 def steps_without_a_worker(t: Tables, type_id: int) -> int:
-    """Steps that are ready of a type's chains and loops that no worker has yet; or as many as fill all workers."""
+    """Return how many steps of a type's chains and loops without a worker are ready, or as many as fill all workers."""
     steps = rows = 0
     for priority in range(NUM_PRIORITIES):
         rows += t.ready[backlog_of(type_id, priority), 0]
@@ -107,14 +114,16 @@ def steps_without_a_worker(t: Tables, type_id: int) -> int:
 
 @compiled
 def steps_of_new(subgraph: Subgraph, count: int) -> int:
-    """What ``count`` rows of a chain or loop count: of a loop its next steps, which are one a task, and not the rows
-    that it reads first."""
+    """Return how many steps ``count`` rows of a new chain or loop count as.
+
+    A loop counts as one: it takes its steps one a task, and the rows that it reads first are not counted.
+    """
     return count if subgraph.what == CHAIN else 1
 
 
 @compiled
 def busy_until(t: Tables, worker: int) -> int:
-    """When a worker should have done what it was given, by the clock of the tables; 0 if it has nothing."""
+    """Return when a worker should have done its tasks, by the clock of the tables; 0 if it has none."""
     end_ns = 0
     for task in range(t.tasks.size):
         if t.tasks[task].in_use and t.tasks[task].worker == worker:
@@ -124,7 +133,7 @@ def busy_until(t: Tables, worker: int) -> int:
 
 @compiled
 def has_pinned(t: Tables, type_id: int, worker: int) -> bool:
-    """Whether ready nodes of a type are for this worker alone."""
+    """Return whether ready nodes of a type are for this worker alone."""
     for priority in range(NUM_PRIORITIES):
         if t.ready[backlog_of(type_id, priority), worker] > 0:
             return True
@@ -133,12 +142,12 @@ def has_pinned(t: Tables, type_id: int, worker: int) -> bool:
 
 @compiled
 def let_others_join(t: Tables, task: Task, num_ended: int) -> None:
-    """Notes whether what is ready of a task's type waits at its worker until one of those in flight has ended.
+    """Decide whether ready rows of a task's type wait at its worker until one of the tasks in flight has ended.
 
-    Where a worker's queue is deep, loops that begin while a task runs would make tasks of their own, and these groups
-    would take turns for good, each with all weights to read for a part of the rows (ORCA section 3.1 has one batch). So
-    of a type's loops there are no more tasks in flight than these go ahead, and one more. Of a cell that grows a state
-    that holds for all tasks: loops join pieces of chains.
+    Where a worker's queue is deep, loops that begin while a task runs would form tasks of their own. These groups would
+    alternate for good, each reading all weights for a part of the rows (ORCA section 3.1 has one batch). So no more
+    tasks of a type's loops are in flight than these go ahead, and one more. For a cell that grows a state this holds
+    for all tasks: loops join pieces of chains.
     """
     cell_type = t.types[task.cell_type]
     if cell_type.grows == 0 and task.goes_ahead == 0:

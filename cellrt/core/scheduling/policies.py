@@ -1,4 +1,4 @@
-"""The policies that are there. ``docs/policies.md`` says how to write another."""
+"""The built-in policies. ``docs/policies.md`` says how to write another."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from cellrt.native.jit import making
 from cellrt.native.row_types import Rows
 
 REST = 1e19
-"""Score by node of what is in neither set of DAS: behind every deadline, which is below 2**63 ns."""
+"""The score, times nodes, of requests in neither set of DAS: after every deadline, which is below 2**63 ns."""
 LATE = 1e30
-"""Score of what is late: behind all the rest."""
+"""The score of late requests: after all others."""
 
 
 def by_length(waiting: Rows[Waiting], asked: Asked) -> None:
-    """Score what waits by its request's nodes."""
+    """Score waiting rows by the nodes of their requests."""
     for k in range(waiting.size):
         waiting[k].score = waiting[k].length
 
 
 def by_deadline(waiting: Rows[Waiting], asked: Asked) -> None:
-    """Score what waits by when it must be done; what has no deadline comes last."""
+    """Score waiting rows by the time when they must be done; those without a deadline come last."""
     for k in range(waiting.size):
         waiting[k].score = waiting[k].deadline_ns
 
 
 def lowest_score(ready: Rows[Ready], asked: Asked) -> int:
-    """Choose the cell type that has the first in order of all that waits."""
+    """Choose the cell type with the lowest score of all waiting rows."""
     best = 0
     for k in range(1, ready.size):
         if ready[k].first_score < ready[best].first_score:
@@ -42,8 +42,10 @@ def lowest_score(ready: Rows[Ready], asked: Asked) -> int:
 
 @making
 def _sink(waiting: Rows[Waiting], order: NDArray[np.int64], k: int, count: int) -> None:
-    """Restore the heap of the first ``count`` of ``order``, below its place ``k``: the shortest request first, of equal
-    ones the earlier."""
+    """Restore the heap of the first ``count`` of ``order``, below its place ``k``.
+
+    The shortest request comes first, and of equal ones the earlier.
+    """
     while 2 * k + 1 < count:
         first = k
         for child in range(2 * k + 1, min(2 * k + 3, count)):
@@ -61,26 +63,27 @@ def _sink(waiting: Rows[Waiting], order: NDArray[np.int64], k: int, count: int) 
 def das(eta: float = 0.5, q: float = 0.75) -> Policy:
     """Return the deadline-aware scheduling of TCB (section 5.2, Algorithm 1: DAS), where a request is worth 1/length.
 
-    If all that waits fits in the task, it goes by arrival. Else the shortest that fit are counted; ``eta`` of them go
-    first (the utility-dominant set, rounded up); then what is worth ``q`` of their mean or more, by deadline (the
-    deadline-aware set); then the rest, the shortest first. What is late goes last, where the paper leaves it out: a
-    deadline here is when a request must be done, so what has begun and is late is in vain as well.
+    If everything that waits fits in the task, requests go by arrival. Else the shortest that fit are counted. A share
+    ``eta`` of them goes first (the utility-dominant set, rounded up). Then come the requests that are worth ``q`` of
+    their mean or more, by deadline (the deadline-aware set), then the rest, the shortest first. Late requests go last,
+    where the paper leaves them out. A deadline here is the time when a request must be done, so a late request that has
+    begun is useless as well.
 
-    A request counts with the rows that are ready: as many as it would take of this task. Of a chain that must be whole
-    these are all its rows, as in the paper; of a prompt what is left of it; of a loop or a recurrent chain one, so that
-    as many of these as the task has rows are alike in size and differ in worth and deadline. It is worth 1 by its
-    length as a whole, also once it has begun: what was chosen for its worth stays so.
+    A request counts with the rows that are ready: as many as it would take of this task. For a chain that must be whole
+    these are all its rows, as in the paper; for a prompt, what is left of it. For a loop or a recurrent chain it is one
+    row, so that as many of these as the task has rows are alike in size and differ in worth and deadline. A request is
+    worth 1 by its length as a whole, also once it has begun: one that was chosen for its worth keeps it.
 
     A task is one row of all rows that it may have, B*L in the paper's words, as nothing is padded in it. So it is
-    Theorem 5.1's case of B = 1: what is done in time is worth at least eta*q/(eta*q + 1) of what the best schedule of
-    such rows does that knows the future, and that is no less than the best of B rows of L. The theorem speaks of
-    requests that one task does, as of an encoder, in tasks that take the same time.
+    Theorem 5.1's case of B = 1. What is done in time is worth at least eta*q/(eta*q + 1) of what the best schedule of
+    such rows gives that knows the future, and that is no less than the best of B rows of L. The theorem is about
+    requests that one task completes, as of an encoder, in tasks that take the same time.
 
-    What is long and has no deadline waits for as long as shorter ones come: the bound on waiting does not hold.
+    A long request without a deadline waits for as long as shorter ones come: the bound on waiting does not hold.
 
-    The paper has eta and q come to 1, a half each; the theorem needs no such thing, and its share grows with both. Half
-    the mean worth lets in nearly all where lengths differ little, so that the deadline alone decides: under overload
-    that does less than the shortest first. With 0.75 it does as much (``docs/policies.md``).
+    In the paper eta and q add up to 1, a half each. The theorem does not need that, and its share grows with both. Half
+    the mean worth lets in nearly all requests where lengths differ little, so that the deadline alone decides: under
+    overload that achieves less than the shortest first. With 0.75 it achieves as much (``docs/policies.md``).
 
     Args:
         eta, q: between 0 and 1.
@@ -101,8 +104,10 @@ def das(eta: float = 0.5, q: float = 0.75) -> Policy:
                 order[count] = k
                 count += 1
                 rows += waiting[k].ready
+        # Everything fits: the order of arrival is written already.
         if rows <= asked.most:
             return
+        # Take the shortest requests that fit off the heap.
         for k in range(count // 2 - 1, -1, -1):
             _sink(waiting, order, k, count)
         left, room = count, asked.most
@@ -113,6 +118,7 @@ def das(eta: float = 0.5, q: float = 0.75) -> Policy:
             order[0] = order[left]
             order[left] = first  # so the shortest lie at the end, the shortest last
             _sink(waiting, order, 0, left)
+        # Score the two sets and the rest.
         num_first, worth = math.ceil(eta * (count - left)), 0.0
         for k in range(count - 1, count - 1 - num_first, -1):
             worth += 1 / waiting[order[k]].length
@@ -139,4 +145,4 @@ POLICIES = {
         das(),
     )
 }
-"""By name; the first, BatchMaker's Algorithm 1, is the default."""
+"""The policies by name; the first, BatchMaker's Algorithm 1, is the default."""

@@ -1,17 +1,18 @@
-"""What a policy decides, and the one place where the scheduler asks it: in which order, and which cell type.
+"""The interface of policies, and the one place where the scheduler asks them: for an order, and for a cell type.
 
-A policy is one or two small functions, which are compiled by themselves and called by their addresses: an edit of one
+A policy is one or two small functions, which are compiled by themselves and called by their addresses: editing one
 compiles nothing else. Either is optional.
 
-- ``rank(waiting, asked)`` is asked before a task takes of a queue. It writes a ``score`` to each row of ``waiting``,
-  one for each subgraph that has rows ready for this worker; lower goes first, and of equal ones the earlier request.
-- ``choose(ready, asked)`` is asked which cell type is next. It returns the index of a row of ``ready``; what is no
-  index leaves the choice to Algorithm 1.
+- ``rank(waiting, asked)`` is called before a task takes rows of a queue. It writes a ``score`` to each row of
+  ``waiting``, one for each subgraph that has rows ready for this worker; lower goes first, and of equal ones the
+  earlier request.
+- ``choose(ready, asked)`` is called for the next cell type. It returns the index of a row of ``ready``; any other
+  number leaves the choice to Algorithm 1.
 
 ``docs/policies.md`` says how to write one; ``tables.py`` has the fields of ``WAITING``, ``READY`` and ``ASKED``.
 
-What holds under any policy: a higher client priority goes first; every ``fair_every``-th task of a cell type begins
-with the request that arrived first, unless the policy says that this does not hold (``is_bounded``); and a cell type
+The following holds under any policy. A higher client priority goes first. Every ``fair_every``-th task of a cell type
+begins with the request that arrived first, unless the policy says that this does not hold (``is_bounded``). A cell type
 that has waited for ``max_wait`` goes next (``schedule.py``).
 """
 
@@ -58,19 +59,19 @@ ADMISSION_ORDERS = ("arrival", "length", "deadline")
 
 @dataclass(frozen=True)
 class Policy:
-    """In which order requests are admitted and run. Without any argument: BatchMaker's Algorithm 1, by arrival.
+    """An order in which requests are admitted and run. Without arguments it is BatchMaker's Algorithm 1, by arrival.
 
     Attributes:
         name: for people.
         rank: ``rank(waiting, asked) -> None``, which Numba can compile; None: by arrival.
         choose: ``choose(ready, asked) -> int``, the same; None: Algorithm 1.
-        by_first: of cell types that Algorithm 1 has equal, the one goes first whose first in order has the lowest
-            score; else that of the highest priority.
-        admit_by: in which order requests are admitted where the tables are full: "arrival", "length" or "deadline".
-        is_bounded: whether every ``fair_every``-th task begins with the request that arrived first; without, one that
-            never comes first waits for ever. How long a cell type waits is ``max_wait_s`` of the settings.
+        by_first: of cell types that are equal for Algorithm 1, the one goes first whose first row in order has the
+            lowest score; else the one of the highest priority.
+        admit_by: the order in which requests are admitted where the tables are full: "arrival", "length" or "deadline".
+        is_bounded: whether every ``fair_every``-th task begins with the request that arrived first; without, a request
+            that never comes first waits for ever. How long a cell type waits is ``max_wait_s`` of the settings.
 
-    Raises DefinitionError for an unknown ``admit_by``, and for what is no function.
+    Raises DefinitionError for an unknown ``admit_by``, and if ``rank`` or ``choose`` is not a function.
     """
 
     name: str = "batchmaker"
@@ -81,7 +82,7 @@ class Policy:
     is_bounded: bool = True
 
     def __post_init__(self) -> None:
-        """See the class."""
+        """Check the arguments, as the class says."""
         if self.admit_by not in ADMISSION_ORDERS:
             expected = ", ".join(ADMISSION_ORDERS)
             raise DefinitionError(f"policy {self.name!r}: admit_by: expected one of {expected}, got {self.admit_by!r}")
@@ -92,9 +93,9 @@ class Policy:
 
 
 def policy_of(given: Policy | str | None, known: dict[str, Policy]) -> Policy:
-    """Return the policy that an object, a name among ``known``, or "module:attribute" says; None: the first known.
+    """Return a policy by itself, by its name in ``known``, or by "module:attribute"; None: the first of ``known``.
 
-    Raises DefinitionError if there is none.
+    Raise DefinitionError if there is none.
     """
     if given is None:
         return next(iter(known.values()))
@@ -159,9 +160,9 @@ class CompiledPolicy:
 
 
 FAILED = -(1 << 40)
-"""What a policy's function that raised returns."""
+"""The value that stands for an error raised by a policy's function."""
 _UNCOMPILED: list[Function] = []
-"""Without compilation, in place of addresses: the functions, from 1 on."""
+"""The functions, by 1 plus their index, in place of addresses where nothing is compiled."""
 
 
 def _ask_python(t: Tables, address: int, rows: Rows[Any]) -> int:
@@ -193,14 +194,15 @@ else:
 
 @compiled
 def put_in_order(t: Tables, type_id: int, priority: int, worker: int) -> None:
-    """Puts what a task could take of a queue in the policy's order, at its front; the rest stays as it is.
+    """Put the rows that a task could take of a queue at its front, in the policy's order; the rest stays as it is.
 
-    Without a ``rank`` a queue is in the order in which its chains and loops came to it, which is that of arrival but
-    where a request has several of them; tasks strictly in order (``steps_first``) have that of arrival.
+    Without a ``rank`` a queue is in the order in which its chains and loops came to it. That is the order of arrival,
+    except where a request has several of them; tasks strictly in order (``steps_first``) have the order of arrival.
     """
     settings, cell_type = t.settings[0], t.types[type_id]
     if settings.rank_at == 0 and (settings.steps_first or not cell_type.has_spans):
         return
+    # Score what is ready.
     count = _show_waiting(t, type_id, priority, worker)
     if count < 2:
         return
@@ -210,6 +212,7 @@ def put_in_order(t: Tables, type_id: int, priority: int, worker: int) -> None:
             t.waiting[k].score = t.waiting[k].sequence
     else:
         _score(t, count)
+    # Sort with a heap, as far as a task can take rows, and move these to the front.
     for k in range(count):
         t.order[k] = k
     for k in range(count // 2 - 1, -1, -1):
@@ -226,7 +229,7 @@ def put_in_order(t: Tables, type_id: int, priority: int, worker: int) -> None:
 
 @compiled
 def _show_waiting(t: Tables, type_id: int, priority: int, worker: int) -> int:
-    """Fills ``waiting`` and ``asked`` with what of a queue is ready for a worker; returns how many rows there are."""
+    """Fill ``waiting`` and ``asked`` with the rows of a queue that are ready for a worker; return their number."""
     cell_type, count = t.types[type_id], 0
     backlog = backlog_of(type_id, priority)
     if t.ready[backlog, 0] + t.ready[backlog, worker] == 0:
@@ -256,9 +259,9 @@ def _show_waiting(t: Tables, type_id: int, priority: int, worker: int) -> int:
 def _deadline_of(t: Tables, request: Request, subgraph: Subgraph) -> int:
     """Return the deadline of a request that a policy goes by.
 
-    Before it has begun this is the earlier of when it must be done and have begun, from then on when it must be done.
-    What has begun and has no such time counts as due now: else those that have yet to begin would go before it for as
-    long as they come, and what was chosen in time would never be done.
+    Before the request has begun this is the earlier of when it must be done and have begun, from then on when it must
+    be done. A request that has begun and has no such time counts as due now. Else requests that have yet to begin would
+    go before it for as long as they come, and a request that was chosen in time would never be done.
     """
     if request.started_ns == 0 and not subgraph.has_begun:
         return min(request.deadline_ns, request.schedule_by_ns)
@@ -269,7 +272,7 @@ def _deadline_of(t: Tables, request: Request, subgraph: Subgraph) -> int:
 
 @compiled
 def _score(t: Tables, count: int) -> None:
-    """Has the policy score what is shown; if it raises, the order of arrival is taken."""
+    """Let the policy score what is shown; if it raises, take the order of arrival."""
     if _ask_rank(t) == FAILED:
         t.settings[0].policy_errors += 1
         for k in range(count):
@@ -280,13 +283,13 @@ def _score(t: Tables, count: int) -> None:
 def _is_before(t: Tables, one: int, other: int) -> bool:
     a, b = t.waiting[one], t.waiting[other]
     if a.score != b.score:
-        return a.score < b.score or (b.score != b.score and a.score == a.score)  # what is no number goes last
+        return a.score < b.score or (b.score != b.score and a.score == a.score)  # NaN goes last
     return a.sequence < b.sequence or (a.sequence == b.sequence and one < other)
 
 
 @compiled
 def _sink(t: Tables, k: int, count: int) -> None:
-    """Restores the heap ``order``, of ``count`` rows, below its place ``k``."""
+    """Restore the heap ``order``, of ``count`` rows, below its place ``k``."""
     while 2 * k + 1 < count:
         child = 2 * k + 1
         if child + 1 < count and _is_before(t, t.order[child + 1], t.order[child]):
@@ -301,7 +304,7 @@ def _sink(t: Tables, k: int, count: int) -> None:
 
 @compiled
 def _move_behind(t: Tables, backlog: int, subgraph_id: int, behind: int) -> None:
-    """Moves a subgraph of a queue behind another, or to its front (-1)."""
+    """Move a subgraph of a queue behind another, or to its front (-1)."""
     lane, subgraph = t.lanes[backlog], t.subgraphs[subgraph_id]
     if subgraph.previous == behind:
         return
@@ -321,8 +324,10 @@ def _move_behind(t: Tables, backlog: int, subgraph_id: int, behind: int) -> None
 
 @compiled
 def first_score(t: Tables, type_id: int, worker: int) -> float:
-    """The lowest score of what a worker may take of a type, at the highest client priority that has any; without a
-    ``rank`` the order of arrival of the first in the queue."""
+    """Return the lowest score of what a worker may take of a type, at the highest client priority that has any.
+
+    Without a ``rank`` it is the order of arrival of the first in the queue.
+    """
     for below in range(NUM_PRIORITIES):
         priority = NUM_PRIORITIES - 1 - below
         if t.settings[0].rank_at == 0:
@@ -345,8 +350,7 @@ def first_score(t: Tables, type_id: int, worker: int) -> float:
 
 @compiled
 def chosen_type(t: Tables, priority: int, worker: int) -> int:
-    """The cell type that the policy's ``choose`` takes of those with work at a client priority; -1 if it has none to
-    say."""
+    """Return the cell type that the policy's ``choose`` takes of those with work at a client priority, or -1."""
     settings, count = t.settings[0], 0
     if settings.choose_at == 0:
         return -1

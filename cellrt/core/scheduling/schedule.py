@@ -1,42 +1,43 @@
 """Scheduling and batching: Algorithm 1 of BatchMaker (section 2.4.3), on tables, with a bound on waiting.
 
-A *backlog* is what of one cell type is ready at one client priority. It waits from the moment it becomes ready, or
-from the end of the last task that took of it, until a task takes of it. Who goes next:
+A *backlog* is the ready work of one cell type at one client priority. It waits from the moment it becomes ready, or
+from the end of the last task that took of it, until a task takes of it. The next backlog is found as follows:
 
-1. The highest client priority that has a backlog; among its cell types the one that the policy or Algorithm 1 chooses.
-2. But if a backlog of that priority has waited longer than ``max_wait``, then the one that has waited longest, for
-   one task.
-3. But if no lower priority was served for ``max_wait``, then the backlog of a lower priority that has waited longest
-   (beyond ``max_wait``; a level of priority counts as one more ``max_wait``), provided that the highest priority was
-   served while it waited, and every backlog of the highest priority since a lower one was: two lower ones never go
-   before the same higher one.
+1. It is one of the highest client priority that has a backlog; of its cell types, the one that the policy or Algorithm
+1 chooses.
+2. But if a backlog of that priority has waited longer than ``max_wait``, the one that has waited longest is next, for
+one task.
+3. But if no lower priority was served for ``max_wait``, the backlog of a lower priority that has waited longest is next
+(beyond ``max_wait``; a level of priority counts as one more ``max_wait``). For this the highest priority must have been
+served while it waited, and every backlog of the highest priority since a lower one was: two lower ones never go before
+the same higher one.
 
 With W = ``max_wait``, B = ``join_budget`` and L = the longest task of a cell type, on a worker that is asked for work
 when it is idle, it follows:
 
-- While no higher priority is ready, a backlog waits no longer than: what was queued at the worker when it became
-  ready, and W, and B, and L of each other cell type ready at that priority, and, if a lower priority is ready too, one
-  time the larger of B and its L. With W = 2 B, the default, and tasks that fit B where a step does, that is: what was
-  queued, L of each ready type of no lower priority, and 4 B. [Until W has passed: anything. Then the rest of what was
-  submitted in a row, which is B or one task; then, oldest first, those that have waited longer still, each once, as
-  serving them makes them the youngest; and one of rule 3.]
+- While no higher priority is ready, a backlog waits no longer than the sum of: the work that was queued at the worker
+  when it became ready, W, B, L of each other cell type ready at that priority, and, if a lower priority is ready too,
+  one time the larger of B and its L. With W = 2 B, the default, and tasks that fit B where a step does, that is: the
+  queued work, L of each ready type of no lower priority, and 4 B. [Until W has passed, anything may run. Then comes the
+  rest of what was submitted in a row, which is B or one task; then, oldest first, those that have waited longer still,
+  each once, as serving them makes them the youngest; and one of rule 3.]
 - Under a higher priority that never ends, one backlog of the lower ones is served at least every W + B + R, where R is
   the bound above for the highest priority. So with n lower backlogs none waits longer than n + 3 times that. [Rule 3
-  takes the oldest but for a head start of three levels, and each time takes W at least.]
+  takes the oldest but for a head start of three levels, and W at least passes between two times.]
 
-Behind a run come, in the same row of tasks, short ones of what its ended rows made ready: who ended in it is answered
-before anybody takes another step, and no turn is spent on it. They take no longer than F = 0.3 ms together, which the
-bounds have for each B.
+After a run, in the same row of tasks, come short tasks of what its ended rows made ready. So a request that ended in
+the run is answered before any other takes another step, and no turn is spent on it. These tasks take no longer than F =
+0.3 ms together, which the bounds have for each B.
 
-A worker that leaves a few rows to another (``gathering.py``) counts as busy meanwhile: what has waited longer than
-``max_wait`` is never left.
+A worker that leaves a few rows to another (``gathering.py``) counts as busy meanwhile: rows that have waited longer
+than ``max_wait`` are never left.
 
 If a worker is asked earlier (``queue_depth``), the bounds are those of being queued rather than of being run. Before a
 step of a type was ever measured, one task of one step is submitted while others wait. Inside a backlog a policy's order
-holds (``policy.py``), but every ``fair_every``-th task of a cell type begins with the request that arrived first: so a
-request goes into a task of each cell type after at most ``fair_every`` tasks for each that arrived before it. Without a
-policy's ``rank`` a queue is first in, first out. All this holds under any policy, but the turn of the first that
-arrived not where one is not ``is_bounded``.
+holds (``policy.py``), but every ``fair_every``-th task of a cell type begins with the request that arrived first. So a
+request goes into a task of each cell type after at most ``fair_every`` tasks for each request that arrived before it.
+Without a policy's ``rank`` a queue is first in, first out. All this holds under any policy, but for the turn of the
+first arrival, which a policy that is not ``is_bounded`` does not have.
 """
 
 from __future__ import annotations
@@ -75,10 +76,10 @@ from cellrt.native.row_types import Rows
 
 @compiled
 def schedule(t: Tables, worker: int, task_ids: Rows[int]) -> int:
-    """Chooses a cell type for a worker that can take work and forms tasks of it (Algorithm 1, lines 4-11).
+    """Choose a cell type for a worker that can take work and form tasks of it (Algorithm 1, lines 4-11).
 
-    Writes the numbers of the submitted tasks to ``task_ids`` and returns how many there are. If there are no pages for
-    what was chosen, another cell type is.
+    Write the numbers of the submitted tasks to ``task_ids`` and return how many there are. If there are no pages for
+    the chosen cell type, another is chosen.
     """
     count = 0
     t.settings[0].left_ns = 0
@@ -91,9 +92,9 @@ def schedule(t: Tables, worker: int, task_ids: Rows[int]) -> int:
 
 @compiled
 def _follow_run(t: Tables, worker: int, task_ids: Rows[int], count: int) -> int:
-    """Where the last task is a run, adds the short tasks of what its ended rows made ready: they cost no turn.
+    """Add short tasks of what a run's ended rows made ready, if the last task is a run: they cost no turn.
 
-    Returns how many tasks there are then.
+    Return the new number of tasks.
     """
     settings, last = t.settings[0], t.tasks[task_ids[count - 1]]
     ends_ns, left_ns = last.ends_ns, SHORT_NS
@@ -114,9 +115,9 @@ def _follow_run(t: Tables, worker: int, task_ids: Rows[int], count: int) -> int:
 
 @compiled
 def _short_type(t: Tables, priority: int, worker: int, left_ns: float, ends_ns: int) -> int:
-    """A type of one step a task that has work for a worker, all of it done in so many ns, or -1.
+    """Return a type with work for a worker that is done in so many ns, with one step a task, or -1.
 
-    And one for which it is time: each task costs something, and more rows may come.
+    It must have waited long enough: each task costs something, and more rows may come.
     """
     best = -1
     for type_id in range(t.settings[0].num_types):
@@ -135,7 +136,7 @@ def _short_type(t: Tables, priority: int, worker: int, left_ns: float, ends_ns: 
 
 @compiled
 def _schedule_once(t: Tables, worker: int, task_ids: Rows[int]) -> int:
-    """As ``schedule``; 0 if there were no pages, -1 if there is no work."""
+    """Choose once, as ``schedule`` does; return 0 if there were no pages, -1 if there is no work."""
     top, has_lower = _look_around(t, worker)
     if top < 0:
         return -1
@@ -158,7 +159,7 @@ def _schedule_once(t: Tables, worker: int, task_ids: Rows[int]) -> int:
 
 @compiled
 def _look_around(t: Tables, worker: int) -> tuple[int, bool]:
-    """The highest client priority with work for a worker, or -1, and whether there is any below it."""
+    """Return the highest client priority with work for a worker, or -1, and whether there is any below it."""
     settings = t.settings[0]
     top, lowest, types_ready = -1, NUM_PRIORITIES, 0
     for type_id in range(settings.num_types):
@@ -173,7 +174,7 @@ def _look_around(t: Tables, worker: int) -> tuple[int, bool]:
 
 @compiled
 def _longest_below(t: Tables, top: int, worker: int) -> int:
-    """The backlog below the highest client priority whose turn it is by its age, or -1."""
+    """Return the backlog below the highest client priority whose turn it is by its age, or -1."""
     settings = t.settings[0]
     top_served_ns = t.since_ns[backlog_of(ALL_TYPES, top)]
     served_ns = t.since_ns[backlog_of(ALL_TYPES, 0)]
@@ -198,7 +199,7 @@ def _longest_below(t: Tables, top: int, worker: int) -> int:
 
 @compiled
 def _latest(t: Tables, priority: int, worker: int) -> int:
-    """The cell type that has waited longest at a client priority, if that is too long, or -1."""
+    """Return the cell type that has waited longest at a client priority, if that is too long, or -1."""
     settings = t.settings[0]
     latest, latest_ns = -1, settings.now_ns
     for type_id in range(settings.num_types):
@@ -210,7 +211,7 @@ def _latest(t: Tables, priority: int, worker: int) -> int:
 
 @compiled
 def _choose_type(t: Tables, priority: int, worker: int) -> int:
-    """The cell type that Algorithm 1 takes (lines 5-10), of those with work at a client priority."""
+    """Return the cell type that Algorithm 1 takes (lines 5-10), of those with work at a client priority."""
     best, best_criterion = -1, 4
     for type_id in range(t.settings[0].num_types):
         if num_ready_at(t, type_id, priority, worker) == 0:
@@ -228,7 +229,10 @@ def _choose_type(t: Tables, priority: int, worker: int) -> int:
 
 @compiled
 def _goes_before(t: Tables, type_id: int, other: int, worker: int) -> bool:
-    """Order of cell types that meet the same criterion: priority, or the first of what waits (``policy.py``)."""
+    """Return whether a cell type goes before another that meets the same criterion.
+
+    The order is by priority, or by the first of what waits (``policy.py``).
+    """
     if t.settings[0].by_first:
         return first_score(t, type_id, worker) < first_score(t, other, worker)
     return t.types[type_id].priority > t.types[other].priority
@@ -236,10 +240,11 @@ def _goes_before(t: Tables, type_id: int, other: int, worker: int) -> bool:
 
 @compiled
 def batch(t: Tables, type_id: int, priority: int, worker: int, task_ids: Rows[int], most: int) -> int:
-    """Forms and submits up to ``most`` tasks of one type (Algorithm 1, lines 12-23), for a client priority's turn.
+    """Form and submit up to ``most`` tasks of one type (Algorithm 1, lines 12-23), for a client priority's turn.
 
-    Stops early where one more would not fit the join budget, so that an arrival does not wait for all of them; and
-    where a run was long enough to end with the first row that ends (``min_run_s``), which is answered before the next.
+    Stop early if one more task would not fit the join budget, so that an arrival does not wait for all of them. Stop,
+    too, after a run that was long enough to end with the first row that ends (``min_run_s``), as that is answered
+    before the next task.
     """
     settings, cell_type = t.settings[0], t.types[type_id]
     num_tasks = 0
@@ -276,9 +281,9 @@ def _free_task(t: Tables) -> int:
 
 @compiled
 def submit_task(t: Tables, task_id: int) -> None:
-    """Counts the task as running, pins its subgraphs to its worker and updates dependencies (Algorithm 1, lines 17-22).
+    """Count the task as running, pin its subgraphs to its worker and update dependencies (Algorithm 1, lines 17-22).
 
-    A loose subgraph is not pinned. Of a task that takes a step of each of its chains the rows were sent as its index
+    A loose subgraph is not pinned. If the task takes one step of each of its chains, its rows were sent as its index
     arrays were written.
     """
     task, settings = t.tasks[task_id], t.settings[0]
@@ -309,10 +314,10 @@ def submit_task(t: Tables, task_id: int) -> None:
 
 @inlined
 def _update_dependencies(t: Tables, first_id: int, length: int, worker: int, early: int) -> None:
-    """Makes ready what only waited for a row's nodes, which are submitted (Algorithm 1, line 18).
+    """Make ready what only waited for a row's nodes, which are submitted (Algorithm 1, line 18).
 
-    Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. With early release so does
-    a subgraph all of whose outstanding producers were submitted to one worker: it is pinned there too.
+    Nodes of the same subgraph become ready at once: it is pinned, and a stream keeps order. With early release a
+    subgraph becomes ready, too, if all of its outstanding producers were submitted to one worker: it is pinned there.
     """
     subgraph_id = t.nodes[first_id].subgraph
     subgraph = t.subgraphs[subgraph_id]

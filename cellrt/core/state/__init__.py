@@ -1,1 +1,1 @@
-"""All state of the scheduler: its tables, what their rows are, and the moves from one state to another."""
+"""All state of the scheduler: its tables, the types of their rows, and the moves from one state to another."""

@@ -24,7 +24,7 @@ HEADER = 2 + NUM_ORDERS  # first granule index of the region's arrays, number of
 
 
 def make_blocks(capacities: tuple[int, int, int, int, int]) -> Rows[int]:
-    """Returns the array for five regions of at least these numbers of rows, all free."""
+    """Return the array for five regions of at least these numbers of rows, all free."""
     granules = [num_granules(capacity) for capacity in capacities]
     blocks: Any = np.full(NUM_REGIONS * HEADER + 3 * sum(granules), -1, np.int32)
     first = NUM_REGIONS * HEADER
@@ -67,7 +67,7 @@ def _remove(blocks: Rows[int], region: int, granule: int) -> None:
 
 @entry
 def _release_one(blocks: Rows[int], region: int, granule: int, order: int) -> None:
-    """Frees one aligned block and joins it with its free buddies."""
+    """Free one aligned block and join it with its free buddies."""
     first, count = int(blocks[region * HEADER]), int(blocks[region * HEADER + 1])
     while order + 1 < NUM_ORDERS:
         buddy = granule ^ (1 << order)
@@ -81,7 +81,7 @@ def _release_one(blocks: Rows[int], region: int, granule: int, order: int) -> No
 
 @entry
 def _release(blocks: Rows[int], region: int, granule: int, count: int) -> None:
-    """Frees any run of granules as aligned powers of two."""
+    """Free any run of granules as aligned powers of two."""
     end = granule + count
     while granule < end:
         order = 0
@@ -95,7 +95,7 @@ def _release(blocks: Rows[int], region: int, granule: int, count: int) -> None:
 
 @entry
 def allocate_block(blocks: Rows[int], region: int, size: int) -> int:
-    """Returns the first of ``size`` contiguous free rows of the region, or -1 if there is no such block."""
+    """Return the first of ``size`` contiguous free rows of the region, or -1 if there is no such block."""
     if size == 0:
         return 0
     wanted = (size + GRANULE - 1) // GRANULE
@@ -116,14 +116,16 @@ def allocate_block(blocks: Rows[int], region: int, size: int) -> int:
 
 @entry
 def free_block(blocks: Rows[int], region: int, first: int, size: int) -> None:
-    """Gives back a block that ``allocate_block`` returned for the same size."""
+    """Free a block that ``allocate_block`` returned for the same size."""
     if size > 0:
         _release(blocks, region, first // GRANULE, (size + GRANULE - 1) // GRANULE)
 
 
 def num_free_rows(blocks: NDArray[np.int32], region: int, enough: int | None = None) -> int:
-    """Rows of the region that are free, counted by walking its free lists, the largest blocks first: all of them, or
-    until there are ``enough``."""
+    """Return the number of free rows of the region, or ``enough`` or a few more if there are as many.
+
+    They are counted by walking the region's free lists, the largest blocks first.
+    """
     first, total = int(blocks[region * HEADER]), 0
     for order in reversed(range(NUM_ORDERS)):
         granule = int(blocks[region * HEADER + 2 + order])
@@ -134,5 +136,5 @@ def num_free_rows(blocks: NDArray[np.int32], region: int, enough: int | None = N
 
 
 def num_rows(blocks: NDArray[np.int32], region: int) -> int:
-    """Rows of the region, free or not."""
+    """Return the number of rows of the region, free or not."""
     return int(blocks[region * HEADER + 1]) * GRANULE

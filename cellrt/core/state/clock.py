@@ -1,4 +1,4 @@
-"""What the tables know of time: the clock that decisions use, and how often requests come."""
+"""The tables' clock, which decisions use, and the smoothed time between arrivals."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ class Clock:
     """The clock of one scheduler. Its owner tells it the time; compiled code reads it in the tables' settings."""
 
     def __init__(self, tables: Tables) -> None:
-        # Columns, because to look one up by its name takes as long as much else of a small turn.
+        # Columns, because looking one up by its name takes a notable part of a small turn.
         settings = tables.settings
         self._now_ns, self._gap_ns, self._last_ns = (
             settings[name] for name in ("now_ns", "arrival_gap_ns", "last_arrival_ns")
@@ -19,15 +19,15 @@ class Clock:
         self._longest_ns = 2 * max(float(settings["max_run_ns"][0]), float(settings["join_budget_ns"][0]))
 
     def set(self, now_ns: int) -> None:
-        """Sets the time that scheduling decisions and the event log use."""
+        """Set the time that scheduling decisions and the event log use."""
         self._now_ns[0] = now_ns
 
     def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:
-        """Takes in arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
+        """Take in arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
         gap, last, longest = float(self._gap_ns[0]), int(self._last_ns[0]), self._longest_ns
         for now_ns in arrivals_ns:
-            # A long silence says no more than that a run may be as long as any: else the next hundred arrivals of a
-            # burst would find runs of that length.
+            # A long silence only means that a run may be as long as any: else the next hundred arrivals of a
+            # burst would meet runs of that length.
             gap += (min(now_ns - last, longest) - gap) / 16
             last = now_ns
         self._gap_ns[0], self._last_ns[0] = gap, last

@@ -1,36 +1,38 @@
-"""The numbers that the scheduler goes by where no setting says otherwise, in one table."""
+"""The constants of the scheduler that no setting replaces, in one table."""
 
 from __future__ import annotations
 
 import numpy as np
 
-# Who ended in a run goes first (``schedule.py``).
+# Short tasks after a run answer the requests that ended in it (``schedule.py``).
 SHORT_NS = 300_000.0
-"""ns that short tasks behind a run take together, at most: what takes no longer is not worth a turn of its own."""
+"""The most ns that short tasks after a run take together: they are not worth a turn of their own."""
 TASK_NS = np.float32(50_000)
-"""ns that a task costs besides its step, about."""
+"""The ns that a task costs besides its step, about."""
 RUNS_BEFORE = np.float32(6)
-"""What ended rows made ready follows a run once that, and the runs before it, took so many times as long."""
+"""The factor by which runs must take longer than the short tasks of their ended rows that follow the last of them."""
 
-# A few rows wait for company (``gathering.py``).
+# A few rows wait for more (``gathering.py``).
 MOST_STEPS = np.float32(12)
-"""So many of their steps a few rows wait, at most."""
+"""The longest time that a few rows wait, in steps of theirs."""
 MOST_OF_A_CHAIN = np.float32(4)
-"""The same of chains and loops, whose tasks have many steps, and so cost fewer turns however small they are."""
+"""The same for chains and loops, whose tasks have many steps, and so cost fewer turns however small they are."""
 GAINS = 1.25
-"""A step of all rows takes so many times as long as one of each worker's share, or they are not shared out."""
+"""The factor by which a step of all rows must be slower than one of each worker's share for rows to be shared out."""
 NEARLY_BEST = np.float32(1.1)
-"""Rows that take so many times as long as in the best batch, or less, are in one that is large enough."""
+"""The largest time of a row, as a multiple of the time in the best batch, in a batch that counts as large enough."""
 
 # How long a run is (``batching.py``).
 LATELY_RUNS = 50
-"""Where a higher client priority was served so many longest runs ago or less, it is likely to come again."""
+"""The number of longest runs after which a higher client priority that was served is no longer likely to come again."""
 MIN_RUN_S = 0.7e-3
-"""Seconds: the default of ``min_run_s`` for one worker; several share the turns that shorter runs cost, and have twice
-that."""
+"""The default of ``min_run_s`` for one worker, in seconds.
 
-# What no request takes less than (``step_times.py``).
+Several workers share the turns that shorter runs cost, and have twice that.
+"""
+
+# The least time of a request (``step_times.py``).
 HOST_NS = 500_000
-"""ns: a task takes no longer than that beside its steps."""
+"""The most ns that a task takes besides its steps."""
 CERTAIN = 0.5
-"""So much of the least time is counted: a step may be quicker than any before it."""
+"""The share of the least measured time that counts as the least: a step may be quicker than any before it."""

@@ -1,7 +1,7 @@
 """Copies of rows, in compiled code.
 
-A task of a few short rows costs less than it does to hand over the interpreter lock and wait to get it back, which
-NumPy and torch do for every copy; so small copies keep it, and only large ones (``*_nogil``) give it away.
+For a few short rows, giving up the interpreter lock and waiting to get it back costs more than the copy. NumPy and
+torch give it up for every copy. So small copies here keep the lock, and only large ones (``*_nogil``) release it.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ def copy_at(to: int, given: int, size: int) -> None:
 
 @compiled
 def copy_row(target: Matrix, k: int, source: Matrix, j: int) -> None:
-    """``target[k] = source[j]``, for byte rows ``[n, bytes]``; the source may be flat."""
+    """Set ``target[k] = source[j]``, for byte rows ``[n, bytes]``; the source may be flat."""
     size = target.shape[1]
     copy_at(target.ctypes.data + int(k) * size, source.ctypes.data + int(j) * size, size)
 
 
 @short_allocating
 def put_columns(arena: Matrix, rows: Matrix, first: int, count: int, values: Rows[int]) -> None:
-    """``arena[rows[k, first + j]] = values[k * count + j]``, for byte rows; negative rows are skipped."""
+    """Set ``arena[rows[k, first + j]] = values[k * count + j]``, for byte rows; negative rows are skipped."""
     at = 0
     for k in range(rows.shape[0]):
         for j in range(first, first + count):
@@ -43,14 +43,14 @@ def put_columns(arena: Matrix, rows: Matrix, first: int, count: int, values: Row
 
 @short_allocating
 def get_rows(arena: Matrix, rows: Rows[int], values: Matrix) -> None:
-    """``values[k] = arena[rows[k]]`` for byte rows ``[n, bytes]``."""
+    """Set ``values[k] = arena[rows[k]]`` for byte rows ``[n, bytes]``."""
     for k in range(rows.size):
         copy_row(values, k, arena, rows[k])
 
 
 @short_allocating
 def get_rows_of(arena: Matrix, handles: Rows[int], location: int, own: int, values: Matrix) -> None:
-    """``values[k]`` gets the row of ``handles[k]`` where that is at ``location``. Permanent rows are at ``own``."""
+    """Set ``values[k]`` to the row of ``handles[k]`` where that is at ``location``. Permanent rows are at ``own``."""
     for k in range(handles.size):
         at = own if handles[k] < NUM_PERMANENT else handles[k] >> LOCATION_SHIFT
         if at == location:
@@ -59,24 +59,27 @@ def get_rows_of(arena: Matrix, handles: Rows[int], location: int, own: int, valu
 
 @short_allocating
 def move_rows(arena: Matrix, rows: Rows[int], values: Matrix, positions: Rows[int]) -> None:
-    """``arena[rows[k]] = values[positions[k]]`` for byte rows."""
+    """Set ``arena[rows[k]] = values[positions[k]]`` for byte rows."""
     for k in range(rows.size):
         copy_row(arena, rows[k], values, positions[k])
 
 
 @nogil
 def get_rows_nogil(arena: Matrix, rows: Rows[int], values: Matrix) -> None:
-    """``get_rows``. A function of its own: Numba keeps one compiled form of each on disk, with the lock or without."""
+    """Call ``get_rows`` without the lock.
+
+    It is a function of its own, as Numba keeps one compiled form of each on disk, with the lock or without.
+    """
     get_rows(arena, rows, values)
 
 
 @nogil
 def get_rows_of_nogil(arena: Matrix, handles: Rows[int], location: int, own: int, values: Matrix) -> None:
-    """``get_rows_of``."""
+    """Call ``get_rows_of`` without the lock."""
     get_rows_of(arena, handles, location, own, values)
 
 
 @nogil
 def move_rows_nogil(arena: Matrix, rows: Rows[int], values: Matrix, positions: Rows[int]) -> None:
-    """``move_rows``."""
+    """Call ``move_rows`` without the lock."""
     move_rows(arena, rows, values, positions)

@@ -1,4 +1,4 @@
-"""The event log: a bounded ring of what happened to which request. An error tells a request's part of it, its story."""
+"""The event log: a bounded ring of the requests' events. An error shows the events of its request."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ NAMES = {
 
 
 class Event(NamedTuple):
-    """One line of a story: time in ns of the engine's clock, request sequence number, task number or -1."""
+    """One line of the log: time in ns of the engine's clock, request sequence number, task number or -1."""
 
     now_ns: int
     sequence: int
@@ -36,7 +36,7 @@ class Event(NamedTuple):
 
 @inlined
 def log_event(t: Tables, what: int, request_id: int, task: int, detail: int) -> None:
-    """Appends one event; the oldest is overwritten. An empty ring records nothing."""
+    """Append one event; the oldest is overwritten. An empty ring records nothing."""
     if t.events.size == 0:
         return
     settings = t.settings[0]
@@ -50,7 +50,7 @@ def log_event(t: Tables, what: int, request_id: int, task: int, detail: int) -> 
 
 
 def read_events(t: Tables, sequence: int | None) -> list[Event]:
-    """Returns the events that are still in the ring, of one request or of all."""
+    """Return the events that are still in the ring, of one request or of all."""
     count, size = int(t.settings["num_events"][0]), t.events.size
     if size == 0:
         return []

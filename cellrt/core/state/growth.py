@@ -1,8 +1,8 @@
-"""Growing while tasks run: more kinds of rows, and buffers that hold larger tasks.
+"""Growth while tasks run: more kinds of rows, and buffers that hold larger tasks.
 
 The scheduler's own arrays are replaced between two of its calls. But a worker has a view of its task's buffer, and
-writes its answers there, until the task is complete: so a task that runs keeps the memory it has, and what is in it is
-taken over into the new buffers now, for whoever looks, and once more when the answers are there.
+writes its answers there, until the task is complete. So a running task keeps its memory, and its contents are copied to
+the new buffers twice: now, for readers, and when the answers are there.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from cellrt.native.row_types import Rows
 
 
 def lazy_zeros(count: int) -> Rows[int]:
-    """Zeros of which the machine makes a page when it is first touched.
+    """Return zeros whose memory pages are allocated when they are first touched.
 
-    NumPy's are such only by chance: the C library keeps freed memory of up to 32 MiB, and clears it again all at once.
+    NumPy's are so only by chance: the C library keeps freed memory of up to 32 MiB, and clears it again all at once.
     """
     made: Any = np.frombuffer(mmap.mmap(-1, max(1, 4 * count)), np.int32, count)
     zeros: Rows[int] = made
@@ -29,8 +29,10 @@ def lazy_zeros(count: int) -> Rows[int]:
 
 
 def with_more_rows(t: Tables, count: int) -> Tables:
-    """Tables with ``count`` places more at the ends of ``free_rows`` and ``holders``. Costs what lies in the stacks and
-    what was ever taken of them, not what could be."""
+    """Return tables with ``count`` more places at the ends of ``free_rows`` and ``holders``.
+
+    The cost is that of the rows in the stacks and of those that were ever taken, not of the capacity.
+    """
     grown, holders = lazy_zeros(t.free_rows.size + count), lazy_zeros(t.free_rows.size + count)
     for arena in t.arenas[t.arenas["num_free"] > t.arenas["num_fresh"]]:
         first = int(arena["first"])
@@ -45,21 +47,21 @@ def with_more_rows(t: Tables, count: int) -> Tables:
 
 
 class TaskBuffers:
-    """Which memory is whose: of the tasks that run since before the buffers grew, and of all others."""
+    """The memory of tasks: of those that have run since before the buffers grew, and of all others."""
 
     def __init__(self) -> None:
         self.older: dict[int, NDArray[np.int32]] = {}
-        """The memory of tasks that run since before the buffers grew; nearly always of none."""
+        """The memory of tasks that have run since before the buffers grew; nearly always there are none."""
 
     def of(self, t: Tables, task: int) -> NDArray[np.int32]:
-        """The buffer that a task's worker has."""
+        """Return the buffer that a task's worker has."""
         if task in self.older:
             return self.older[task]
         size = t.ints.size // t.tasks.size
         return t.ints[task * size : (task + 1) * size]
 
     def grow(self, t: Tables, size: int) -> Tables:
-        """Tables whose buffers have ``size`` ints each, more than before."""
+        """Return tables whose buffers have ``size`` ints each, more than before."""
         self.older = {task: self.of(t, task) for task in np.flatnonzero(t.tasks["in_use"]).tolist()}
         t.settings["buffer_ints"] = size
         grown = t._replace(ints=lazy_zeros(size * t.tasks.size))
@@ -68,13 +70,13 @@ class TaskBuffers:
         return grown
 
     def take_over(self, t: Tables, task: int) -> None:
-        """Takes a task's answers over if it has run since before the buffers grew; its worker is done with them."""
+        """Copy a task's answers if it has run since before the buffers grew; its worker is done with them."""
         if task in self.older:
             self._copy(t, task)
             del self.older[task]
 
     def _copy(self, t: Tables, task: int) -> None:
-        """Copies an older buffer, whose notes go from their position to its end (see ``task_layout.py``)."""
+        """Copy an older buffer, whose notes move to the end of the new one (see ``task_layout.py``)."""
         older, size = self.older[task], int(t.settings["buffer_ints"][0])
         buffer, notes = t.ints[task * size : (task + 1) * size], int(older[H_NOTES])
         buffer[:notes] = older[:notes]

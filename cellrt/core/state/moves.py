@@ -1,7 +1,7 @@
 """The one table of states and legal moves: of requests and subgraphs in the tables, of live requests and sessions.
 
-Whoever writes a state does it through this file: the compiled core with ``move_request`` and ``move_subgraph``, which
-count an illegal move for the validator to tell of, the engine with ``check_move``, which raises. ``docs/states.md`` is
+Every state is written through this file: by the compiled core with ``move_request`` and ``move_subgraph``, which count
+an illegal move for the validator to report, and by the engine with ``check_move``, which raises. ``docs/states.md`` is
 drawn from these tables.
 """
 
@@ -17,7 +17,7 @@ from cellrt.native.jit import compiled
 
 
 class RequestState(IntEnum):
-    """Of a request in the scheduler's tables."""
+    """The states of a request in the scheduler's tables."""
 
     FREE = 0
     LIVE = 1
@@ -27,7 +27,7 @@ class RequestState(IntEnum):
 
 
 class SubgraphState(IntEnum):
-    """Of a subgraph in the scheduler's tables."""
+    """The states of a subgraph in the scheduler's tables."""
 
     BLOCKED = 0
     QUEUED = 1
@@ -35,7 +35,7 @@ class SubgraphState(IntEnum):
 
 
 class LiveState(IntEnum):
-    """Of a request towards its client, from submission to its end."""
+    """The states of a request towards its client, from submission to its end."""
 
     SUBMITTED = 0
     IN_SESSION = 1
@@ -46,7 +46,7 @@ class LiveState(IntEnum):
 
 
 class SessionState(IntEnum):
-    """Of a session."""
+    """The states of a session."""
 
     IDLE = 0
     WAITING = 1
@@ -59,7 +59,7 @@ _WIDTH = 8  # bits for the moves from one state
 
 @dataclass(frozen=True)
 class StateMachine:
-    """States with their meanings, and moves with what causes them. ``bits`` has one for each legal move."""
+    """States with their meanings, and moves with their causes. ``bits`` has one bit for each legal move."""
 
     title: str
     states: Mapping[IntEnum, str]
@@ -156,7 +156,7 @@ _REQUEST_BITS, _SUBGRAPH_BITS = REQUEST.bits, SUBGRAPH.bits
 
 @compiled
 def move_request(t: Tables, request: Request, to: int) -> None:
-    """Writes the state of a request's row; a move that is not legal is counted."""
+    """Write the state of a request's row; a move that is not legal is counted."""
     if not (_REQUEST_BITS >> (_WIDTH * int(request.state) + to)) & 1:
         t.settings[0].illegal_moves += 1
     request.state = to
@@ -164,18 +164,18 @@ def move_request(t: Tables, request: Request, to: int) -> None:
 
 @compiled
 def move_subgraph(t: Tables, subgraph: Subgraph, to: int) -> None:
-    """Writes the state of a subgraph's row; a move that is not legal is counted."""
+    """Write the state of a subgraph's row; a move that is not legal is counted."""
     if not (_SUBGRAPH_BITS >> (_WIDTH * int(subgraph.state) + to)) & 1:
         t.settings[0].illegal_moves += 1
     subgraph.state = to
 
 
 def check_move(machine: StateMachine, before: IntEnum, after: IntEnum, what: object) -> None:
-    """Raises InternalError, naming ``what``, unless the machine has this move."""
+    """Raise InternalError, naming ``what``, unless the machine has this move."""
     if not machine.bits >> (_WIDTH * before + after) & 1:
         raise InternalError(f"{what}: no legal move from {before.name} to {after.name}")
 
 
 def word_of(machine: StateMachine, state: int) -> str:
-    """A state's name."""
+    """Return a state's name."""
     return next(known.name for known in machine.states if known == state)

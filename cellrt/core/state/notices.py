@@ -1,4 +1,4 @@
-"""What the driver must know when a task is complete, or a worker is lost."""
+"""Notices to the driver, when a task is complete or a worker is lost."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ NOTICE_SESSION = 5
 
 
 class Notices:
-    """Request ids, and of each one of the ``NOTICE_`` words, in order.
+    """Request ids, and for each one of the ``NOTICE_`` constants, in order.
 
-    Two lists of numbers: a pair for each would take longer to make than all that the scheduler does with a step.
+    They are two lists of numbers: a pair for each would take longer to make than all that the scheduler does with a
+    step.
     """
 
     __slots__ = ("ids", "whats")
 
     def __init__(self, pairs: NDArray[Any]) -> None:
-        """``pairs``: ``[n, 2]``."""
+        """Take the notices from ``pairs`` ``[n, 2]``."""
         self.ids: list[int]
         self.whats: list[int]
         self.ids, self.whats = pairs.T.tolist()
@@ -40,7 +41,7 @@ class Notices:
         return zip(self.ids, self.whats)
 
     def done(self) -> list[int]:
-        """The requests that are done."""
+        """Return the requests that are done."""
         count = self.whats.count(NOTICE_DONE)
         if count == len(self.ids):
             return self.ids

@@ -2,7 +2,7 @@
 
 A *page* is a row of an arena that holds ``page_size`` rows of a state that grows by one row a step, as the keys and
 values of a decoder do (Pensieve section 3.4.1 calls them chunks). Row r of the state is row ``r % page_size`` of page
-``r // page_size`` of the list, so that what a step appends has its place by its position, and may be written twice.
+``r // page_size`` of the list. So a step appends to a place that follows from its position, and may write it twice.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from cellrt.native.row_types import Row, i4, num_words, row_view
 
 
 class PageList(Row):
-    """What a request knows of a growing state."""
+    """The pages and rows of a growing state of a request."""
 
     place: i4  # the first of the places that hold the pages' handles: a block of its own
     capacity: i4  # pages, at most
@@ -24,8 +24,8 @@ class PageList(Row):
     page_size: i4  # rows of a page
     slot: i4  # which of its session's states it is, or -1
     is_broken: i4  # 1 once a step of the request has failed: what comes after it does not count
-    again: i4  # of a request's first list: the first place of what a loop reads once more whose pages were dropped
-    num_again: i4  # how many; 0: none
+    again: i4  # of a request's first list: the first place of the rows that a loop reads again after a drop of pages
+    num_again: i4  # the number of these; 0: none
 
 
 page_list_at = row_view(PageList)

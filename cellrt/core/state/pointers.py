@@ -1,4 +1,4 @@
-"""How Python hands tables and templates to compiled functions: as one array of addresses (``jit.RowsPointer``)."""
+"""Tables and templates as arguments of compiled functions: each as one array of addresses (``jit.RowsPointer``)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from cellrt.native.row_types import Rows
 
 
 class OpenTemplate(NamedTuple):
-    """What admission reads of a ``Template``."""
+    """The parts of a ``Template`` that admission reads."""
 
     nodes: Rows[Node]
     values: Rows[Value]
@@ -56,7 +56,7 @@ _tables_pointer = RowsPointer(
     tuple(name for name, table in tables.TABLES.items() if table.sized),
 )
 MATRICES = ("externals", "lists", "states", "needs", "pages", "patches")
-"""Of a template."""
+"""The arrays of a template that are matrices."""
 _template_pointer = RowsPointer("Template", {field: _TEMPLATE[field] for field in OpenTemplate._fields}, MATRICES)
 open_tables: Callable[[Any], Tables] = _same if numba.config.DISABLE_JIT else opener(_tables_pointer)
 open_template: Callable[[Any], OpenTemplate] = _same if numba.config.DISABLE_JIT else opener(_template_pointer)
@@ -85,7 +85,7 @@ template_at: Callable[[int], OpenTemplate] = _read_template_at if numba.config.D
 
 
 def address_of(rows: Tables | OpenTemplate) -> Any:
-    """What an ``entry`` takes for tables or a template, which must outlive it and stay where they are."""
+    """Return an ``entry``'s argument for tables or a template, which must outlive it and not move."""
     if numba.config.DISABLE_JIT:
         return rows
     return np.array([(table.ctypes.data, *table.shape, 1)[:WORDS] for table in rows], np.int64).reshape(-1)

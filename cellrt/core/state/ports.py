@@ -1,4 +1,4 @@
-"""What a cell type reads and makes, as the core sees it."""
+"""The inputs and outputs of a cell type, as the core sees them."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ from typing import NamedTuple
 class Port(NamedTuple):
     """One input or output of a cell type: kind of its rows; for an input, the output it is carried from, or -1.
 
-    ``page_size``: rows of a page, of a growing state; ``appends``: whether the cell appends to it. ``is_span``: of an
-    input that nobody gives, which says which rows are of one node.
+    ``page_size``: rows of a page, for a growing state; ``appends``: whether the cell appends to it. ``is_span``: for an
+    input that the scheduler fills, which says which rows are of one node.
     """
 
     kind: int

@@ -1,11 +1,11 @@
-"""Each cell type's queue of subgraphs, and the counts of ready nodes that Algorithm 1 asks for.
+"""Each cell type's queue of subgraphs, and the counts of ready nodes that Algorithm 1 uses.
 
 A queue is a first-in-first-out list of each client priority; a policy may put it in another order before a task takes
-of it (``policy.py``). A subgraph stays in its place until all its nodes are submitted; a chain or
-loop has a ready node where it may take a step.
+of it (``policy.py``). A subgraph keeps its place until all its nodes are submitted; a chain or loop has a ready node
+where it may take a step.
 
-What of a type is ready at one client priority is its *backlog* there: ``ready[backlog, worker]`` counts ready nodes of
-queued subgraphs pinned to that worker, column 0 those that any worker may take. A backlog waits from the moment it
+The ready nodes of a type at one client priority are its *backlog* there: ``ready[backlog, worker]`` counts ready nodes
+of queued subgraphs pinned to that worker, column 0 those that any worker may take. A backlog waits from the moment it
 becomes ready; while a task that took of it is at a worker it does not wait, whatever is left of it.
 """
 
@@ -30,13 +30,13 @@ from cellrt.native.jit import compiled, inlined
 
 @compiled
 def backlog_of(cell_type: int, priority: int) -> int:
-    """Row of ``ready``, of ``since_ns`` and of ``lanes``."""
+    """Return the row of ``ready``, of ``since_ns`` and of ``lanes``."""
     return cell_type * NUM_PRIORITIES + priority
 
 
 @compiled
 def nth_priority(first: int, k: int) -> int:
-    """The k-th client priority that a task takes of: the one whose turn it is, then the others, the highest first."""
+    """Return the k-th client priority of a task: first the one whose turn it is, then the others, the highest first."""
     if k == 0:
         return first
     return NUM_PRIORITIES - k if NUM_PRIORITIES - k > first else NUM_PRIORITIES - 1 - k
@@ -44,7 +44,7 @@ def nth_priority(first: int, k: int) -> int:
 
 @compiled
 def enqueue(t: Tables, subgraph_id: int) -> None:
-    """Hands a subgraph to the scheduler: all it needs from other subgraphs is there."""
+    """Hand a subgraph to the scheduler: everything that it needs from other subgraphs is there."""
     subgraph = t.subgraphs[subgraph_id]
     t.types[subgraph.cell_type].starved_at = 0
     lane = t.lanes[backlog_of(subgraph.cell_type, subgraph.priority)]
@@ -66,9 +66,9 @@ def enqueue(t: Tables, subgraph_id: int) -> None:
 
 @compiled
 def _begin_wait(t: Tables, backlog: int) -> None:
-    """Has a backlog wait from now on if nothing of it was ready.
+    """Let a backlog wait from now on if nothing of it was ready.
 
-    Nodes that become ready in a queued subgraph need no such look: a task of it was formed or has ended just now.
+    Nodes that become ready in a queued subgraph need no such check: a task of it was formed or has ended just now.
     """
     for location in range(t.ready.shape[1]):
         if t.ready[backlog, location] > 0:
@@ -78,7 +78,7 @@ def _begin_wait(t: Tables, backlog: int) -> None:
 
 @compiled
 def dequeue(t: Tables, subgraph_id: int) -> None:
-    """Takes a subgraph out of its queue; it may have ready nodes only if its request is dead."""
+    """Take a subgraph out of its queue; it may have ready nodes only if its request is dead."""
     subgraph = t.subgraphs[subgraph_id]
     lane = t.lanes[backlog_of(subgraph.cell_type, subgraph.priority)]
     if subgraph.previous >= 0:
@@ -95,7 +95,7 @@ def dequeue(t: Tables, subgraph_id: int) -> None:
 
 @inlined
 def pin(t: Tables, subgraph: Subgraph, worker: int) -> None:
-    """Pins a subgraph to a worker's location (0: to none) and moves its ready nodes to that count."""
+    """Pin a subgraph to a worker's location (0: to none) and move its ready nodes to that count."""
     if subgraph.pinned != worker:
         if subgraph.state == QUEUED:
             at = backlog_of(subgraph.cell_type, subgraph.priority)
@@ -106,7 +106,7 @@ def pin(t: Tables, subgraph: Subgraph, worker: int) -> None:
 
 @compiled
 def unpin_if_idle(t: Tables, subgraph_id: int) -> None:
-    """A subgraph with nothing in flight, and nothing to read that is only sent, may move to another worker."""
+    """Let a subgraph move to another worker if nothing of it is in flight, and nothing that it reads is only sent."""
     subgraph = t.subgraphs[subgraph_id]
     if subgraph.record >= 0:
         refresh(t, subgraph_id)
@@ -116,7 +116,7 @@ def unpin_if_idle(t: Tables, subgraph_id: int) -> None:
 
 @compiled
 def set_ready(t: Tables, subgraph: Subgraph, count: int) -> None:
-    """Says how many steps of a chain or loop are ready: one or none, but of a cell that carries nothing any number."""
+    """Set how many steps of a chain or loop are ready: one or none, or any number for a cell that carries nothing."""
     if subgraph.state == QUEUED and count != subgraph.num_ready:
         at = backlog_of(subgraph.cell_type, subgraph.priority)
         if count > 0:
@@ -129,15 +129,15 @@ def set_ready(t: Tables, subgraph: Subgraph, count: int) -> None:
 
 @compiled
 def _follows(read: Input) -> bool:
-    """Whether an input follows another chain or member, step by step."""
+    """Return whether an input follows another chain or member, step by step."""
     return (read.mode == STEP and read.source >= 0) or read.mode == SAME
 
 
 @inlined
 def steps_ready(t: Tables, subgraph: Subgraph, worker: int, most: int) -> int:
-    """How many steps, ``most`` at most, a chain or loop can take now.
+    """Return how many steps, ``most`` at most, a chain or loop can take now.
 
-    Those that it follows count as far as they are done, or are sent to ``worker`` (0: none).
+    The steps of chains that it follows count if they are done, or sent to ``worker`` (0: none).
     """
     record = record_of(t, subgraph)
     steps, left, port = min(most, record.end - record.position), record.num_sources, 0
@@ -159,7 +159,7 @@ def steps_ready(t: Tables, subgraph: Subgraph, worker: int, most: int) -> int:
 
 @compiled
 def _sender(t: Tables, subgraph: Subgraph) -> int:
-    """The worker of the first chain that one follows and that has steps sent which are not done, or 0."""
+    """Return the worker of the first followed chain that has steps sent which are not done, or 0."""
     left, port = record_of(t, subgraph).num_sources, 0
     while left > 0:
         read = input_of(t, subgraph, port)
@@ -174,8 +174,10 @@ def _sender(t: Tables, subgraph: Subgraph) -> int:
 
 @compiled
 def refresh(t: Tables, subgraph_id: int) -> None:
-    """Finds out whether a queued chain or loop may take a step, and where: it is pinned while rows of it are in flight,
-    or while what it reads next is only sent (early release)."""
+    """Find out whether a queued chain or loop may take a step, and where.
+
+    It is pinned while rows of it are in flight, or while what it reads next is only sent (early release).
+    """
     subgraph = t.subgraphs[subgraph_id]
     if subgraph.state != QUEUED:
         return
@@ -183,10 +185,11 @@ def refresh(t: Tables, subgraph_id: int) -> None:
     cell_type = t.types[subgraph.cell_type]
     worker = 0 if subgraph.in_flight == 0 and subgraph.sent == 0 else subgraph.pinned
     home = t.requests[subgraph.request].home if cell_type.has_spans else 0
-    # What it reads, or made itself, may be at no other worker yet: it goes home when that is done.
+    # Its inputs or its own outputs may be at another worker only: it goes home when these are done.
     is_in_use = home > 0 and worker > 0 and worker != home
     if home > 0 and not is_in_use:
         worker = home
+    # A loop waits for its stop, or for tasks in flight, unless it may go ahead.
     count = 0
     is_loop = subgraph.what != CHAIN
     lead = record.unseen - record.position if is_loop else 0
@@ -197,6 +200,7 @@ def refresh(t: Tables, subgraph_id: int) -> None:
         waits = waits or 0 < body.stopped <= record.position or loop_tasks(t, subgraph) > cell_type.ahead
         if cell_type.ahead > 0 and body.all_done < record.position < record.end and not body.runs:
             worker = body.sent_at
+    # Count its steps here; if there are none, those at the worker that its producers were sent to.
     if record.position < record.end and not waits and not is_in_use:
         most = max(1, 1 + lead) if cell_type.carries or is_loop else record.end
         count = steps_ready(t, subgraph, worker if early else 0, most)
@@ -213,7 +217,7 @@ def refresh(t: Tables, subgraph_id: int) -> None:
 
 @compiled
 def loop_tasks(t: Tables, subgraph: Subgraph) -> int:
-    """Tasks in flight with steps of a loop's cell. Those that have rows alone that nobody sees are none."""
+    """Return the tasks in flight with steps of a loop's cell, without those whose rows show no results."""
     record = record_of(t, subgraph)
     if record.position <= record.unseen:
         return 0
@@ -222,7 +226,7 @@ def loop_tasks(t: Tables, subgraph: Subgraph) -> int:
 
 @inlined
 def note_sent(t: Tables, task: Task, subgraph: Subgraph, rows: int) -> None:
-    """Counts rows of a task in, and pins their subgraph to the task's worker, unless it is loose."""
+    """Count rows of a task as in flight, and pin their subgraph to the task's worker, unless it is loose."""
     if not subgraph.is_loose:
         pin(t, subgraph, task.worker)
     subgraph.in_flight += rows
@@ -235,7 +239,10 @@ def note_sent(t: Tables, task: Task, subgraph: Subgraph, rows: int) -> None:
 
 @compiled
 def rows_in_flight(t: Tables, request: Request) -> int:
-    """Rows of a request in tasks that are not complete: counted anew, as few ask, and each row passes here."""
+    """Return the rows of a request in tasks that are not complete.
+
+    They are summed here, as few callers ask, and a counter would be updated for each row.
+    """
     rows = 0
     for k in range(request.first_subgraph, request.first_subgraph + request.num_subgraphs):
         rows += t.subgraphs[k].in_flight
@@ -244,7 +251,7 @@ def rows_in_flight(t: Tables, request: Request) -> int:
 
 @compiled
 def push_ready(t: Tables, node_id: int) -> None:
-    """Appends a node to its subgraph's ready list."""
+    """Append a node to its subgraph's ready list."""
     node = t.nodes[node_id]
     subgraph = t.subgraphs[node.subgraph]
     node.next_ready = -1
@@ -260,7 +267,7 @@ def push_ready(t: Tables, node_id: int) -> None:
 
 @compiled
 def pop_ready(t: Tables, subgraph: Subgraph, to: int, most: int) -> int:
-    """Moves at most ``most`` nodes of a subgraph's ready list to ``ints``, from ``to`` on; returns how many."""
+    """Move at most ``most`` nodes of a subgraph's ready list to ``ints``, from ``to`` on; return how many."""
     count, node_id = min(subgraph.num_ready, most), subgraph.ready_head
     for k in range(count):
         t.ints[to + k] = node_id
@@ -276,8 +283,10 @@ def pop_ready(t: Tables, subgraph: Subgraph, to: int, most: int) -> int:
 
 @compiled
 def num_ready_at(t: Tables, cell_type: int, priority: int, worker: int) -> int:
-    """Ready nodes of a type at one client priority that ``worker`` may take; none where it found no page, or where they
-    shall join others."""
+    """Return the ready nodes of a type at one client priority that ``worker`` may take.
+
+    It is 0 where they found no page, or are to join tasks in flight.
+    """
     if (t.types[cell_type].starved_at | t.types[cell_type].joined_at) >> worker & 1:
         return 0
     at = backlog_of(cell_type, priority)
@@ -286,7 +295,7 @@ def num_ready_at(t: Tables, cell_type: int, priority: int, worker: int) -> int:
 
 @compiled
 def num_ready(t: Tables, cell_type: int, worker: int) -> int:
-    """Ready nodes of a type that ``worker`` may take (``ct.NumReadyNodes()`` of Algorithm 1)."""
+    """Return the ready nodes of a type that ``worker`` may take (``ct.NumReadyNodes()`` of Algorithm 1)."""
     count = 0
     for priority in range(NUM_PRIORITIES):
         count += num_ready_at(t, cell_type, priority, worker)
@@ -295,7 +304,7 @@ def num_ready(t: Tables, cell_type: int, worker: int) -> int:
 
 @compiled
 def note_served(t: Tables, task: Task) -> None:
-    """Notes that a task was formed, or has ended: what it took of does not wait until now."""
+    """Note that a task was formed, or has ended: the backlogs that it took of have not waited until now."""
     now_ns = t.settings[0].now_ns
     for priority in range(NUM_PRIORITIES):
         if task.priorities & (1 << priority):

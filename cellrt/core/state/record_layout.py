@@ -1,7 +1,7 @@
-"""How a chain or loop lies in ``links``: one record, as long for five steps as for five thousand.
+"""The layout of a chain or loop in ``links``: one record, as long for five steps as for five thousand.
 
 A record is a ``Record``, then an ``Input`` and an ``Output`` for each port of its cell. *Position* is the number of
-steps that were sent to a worker; step p is the one at position p. What an input reads at step p follows from its mode::
+steps that were sent to a worker; step p is the one at position p. The mode of an input says what it reads at step p::
 
     WHOLE  value ``at``: the same row at every step
     MANY   a ragged input, the same at every step: the ``start`` links from ``at`` on are values
@@ -10,30 +10,30 @@ steps that were sent to a worker; step p is the one at position p. What an input
     STEP   the row of place ``at + p * stride``. It is there once the chain ``source`` (a subgraph, or -1: it came with
            the request) has sent (on the same worker) or done its step ``start + p * direction``
     CARRY  value ``at`` before the first step; then output ``source`` of the step before
-    PAGED  the growing state whose page list is at link ``at`` (``page_list.py``). Of a cell that appends to it, step p
-           appends row ``start + p`` of the request; of one that only reads, so many are there, or for -1 all that are
-    NOTHING nobody gives it
+    PAGED  the growing state whose page list is at link ``at`` (``page_list.py``). If the cell appends to it, step p
+           appends row ``start + p`` of the request; else it has ``start`` rows then, or for -1 all
+    NOTHING no input: the scheduler fills it
     EMITTED a ragged input: the results at places from ``at`` on, as many as the loop ``source`` (a subgraph) took steps
     SAME   output ``at`` of the member ``source`` (a subgraph) of the same body, at the same step
     LAST   value ``at`` before the first step; then output ``stride`` of member ``source`` at the step before
     LEADS  the rows of places ``at``, ``at + stride`` ... up to step ``lead``; then output ``source`` of the step before
 
 Where the pages of a loop were dropped (``recomputation.py``), its steps up to ``unseen`` read the rows of the places
-from ``again - 1`` on instead of what is carried.
+from ``again - 1`` on instead of carried state.
 
-Of a cell that carries nothing all steps that are fed are ready at once, and each is a row of a task.
+If a cell carries nothing, all steps whose inputs are there are ready at once, and each is a row of a task.
 
-The first step of a loop may read several rows, of a cell that is told which rows are of one node. Then those before
-the last count as steps here, ``lead`` of them, and are ready at once; nobody sees what they make. So it is with the
+The first step of a loop may read several rows, if the cell takes the rows of each node together. Then those before the
+last count as steps here, ``lead`` of them, and are ready at once; their results are not shown. The same holds for the
 steps that a loop takes again.
 
-A loop has a record for each of its cells, a *member*, and a ``Body`` for what is common to them. They go in step:
-nobody begins the next before all have done this one, or sent it where loops go ahead. A loop of one cell that carries
-its state *runs*: all its steps are begun from the start, and a task may take several.
+A loop has a record for each of its cells, a *member*, and a ``Body`` for what its members share. They take each step
+together: none begins the next before all have done this one, or sent it where loops go ahead. A loop of one cell that
+carries its state *runs*: all its steps are begun from the start, and a task may take several.
 
-State that goes from step to step alternates between two rows of the record's own, so that a task may run twice; but
-where a step's output is also in a sequence or a value, its row there is the state's too. A loop that goes ahead of its
-stop has ``ahead`` rows more, that take turns (``loops_ahead.py``).
+State that goes from step to step alternates between two rows of the record's own, so that a task may run twice. But if
+a step's output is also in a sequence or a value, its row there is the state's row, too. A loop that goes ahead of its
+stop has ``ahead`` more rows, which are used in turns (``loops_ahead.py``).
 
 Values, links, places and subgraphs count from the request's first ones until it is admitted.
 """
@@ -55,7 +55,7 @@ WHOLE, MANY, ALL, EACH, STEP, CARRY, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS 
 
 
 class Record(Row):
-    """What a chain or loop is, and how far."""
+    """The kind of a chain or loop, and its progress."""
 
     first_value: i4  # of a loop: the value of its first output
     taps: i4  # of a chain: link of the ``Tap`` of each output that is a value, by step
@@ -66,7 +66,7 @@ class Record(Row):
     num_edges: i4
     next_sent: i4  # the first whose steps are not all sent
     next_done: i4  # the first whose steps are not all done
-    num_sent: i4  # of a loop: tasks that were sent with steps that somebody sees
+    num_sent: i4  # of a loop: tasks that were sent with steps whose results are shown
     followers: i4  # link of the chains that follow step by step
     num_followers: i4
     body: i4  # of a loop the link of its ``Body``; NO_BODY of a chain
@@ -75,15 +75,15 @@ class Record(Row):
     num_sources: i4  # inputs that follow another chain step by step
     lead: i4  # of a loop of one cell: steps at its begin that only read
     unseen: i4  # of a loop of one cell: steps that only read: ``lead``, or once its pages were dropped all done before
-    # What every step looks at lies beside the inputs: no more cache lines than that are touched.
+    # The fields that every step reads lie beside the inputs, so that few cache lines are touched.
     end: i4  # steps that may be sent: of a chain all, of a loop those that its body has begun
-    plain: i4  # of a chain: so many first steps only hand on its state; nobody looks at them or waits for them
+    plain: i4  # of a chain: so many first steps only pass on its state; nothing reads or waits for them
     position: i4  # steps that are sent
     done: i4  # steps that are complete
 
 
 class Input(Row):
-    """What an input reads, by its mode (see above)."""
+    """An input of a chain or loop, by its mode (see above)."""
 
     mode: i4
     at: i4
@@ -95,12 +95,12 @@ class Input(Row):
 
 
 class Output(Row):
-    """Where the rows of an output are. The handles of as many rows as its state may go ahead lie behind it."""
+    """The rows of an output. The handles of as many rows as its state may go ahead lie after it."""
 
-    sequence: i4  # place of step 0's row at a worker, or -1 if nobody reads all steps
+    sequence: i4  # place of step 0's row at a worker, or -1 if nothing reads all steps
     result: i4  # place of step 0's result at the host, or -1
     result_stride: i4
-    is_state: i4  # 1 if a later step, or of a loop anybody, reads it
+    is_state: i4  # 1 if a later step reads it, or of a loop any node
     row: i4  # handle of the state after the last step sent
     previous_row: i4  # of the one that the last task sent reads: what stays if it fails and none is before it
     late_row: i4  # one at another worker, until the task that reads it is complete
@@ -109,8 +109,11 @@ class Output(Row):
 
 
 class Body(Row):
-    """What is common to the members of a loop; the subgraphs of its members, counted from the request's first, lie
-    behind it, and then the types of each step of a loop whose steps have several."""
+    """The part that the members of a loop share.
+
+    After it lie the subgraphs of its members, counted from the request's first, and then the types of each step of a
+    loop whose steps have several.
+    """
 
     limit: i4  # the most steps
     all_done: i4  # steps that all members have done
@@ -118,7 +121,7 @@ class Body(Row):
     to_send: i4  # members that have not sent the last step that is begun
     sent_at: i4  # the one worker where it was sent, or must be; 0 if it may be at any, MIXED if it was at several
     stopped: i4  # the steps with that at which one of them said stop, or 0; BROKEN: a loop's one cell failed
-    stopper: i4  # whose flags all read, by its subgraph: the one that may say stop, a loop's one cell, or -1
+    stopper: i4  # the member whose flags all read, by its subgraph: the one that may say stop, a loop's one cell, or -1
     num_members: i4
     runs: i4  # 1 if a task may take several steps: of one cell, of one type, whose state is carried
     num_types: i4  # 0, or of a loop's one cell the number of types that its steps have
@@ -133,7 +136,7 @@ class Tap(Row):
 
 
 class Edge(Row):
-    """Who waits for steps of a chain or loop."""
+    """A subgraph that waits for steps of a chain or loop."""
 
     steps: i4  # how many must be there
     subgraph: i4
@@ -151,7 +154,7 @@ RECORD_WORDS, INPUT_WORDS, OUTPUT_WORDS, BODY_WORDS, TAP_WORDS, EDGE_WORDS = map
     num_words, (Record, Input, Output, Body, Tap, Edge)
 )
 ROWS_AT = OUTPUT_WORDS - 2
-"""Where the rows of an output's own begin that its state is in: the first, the second and those for going ahead."""
+"""The offset in an output of the rows that hold its state: the first, the second and those for going ahead."""
 
 
 @compiled
@@ -174,7 +177,7 @@ def record_of(t: Tables, subgraph: Subgraph) -> Record:
 
 @compiled
 def body_of(t: Tables, subgraph: Subgraph) -> Body:
-    """Return what a member has in common with the others of its body."""
+    """Return the body of a member of a loop."""
     return body_at(t.links, record_at(t.links, subgraph.record).body)
 
 
@@ -204,7 +207,7 @@ def nth_edge(t: Tables, record: Record, k: int) -> Edge:
 
 @compiled
 def most_steps(t: Tables, subgraph: Subgraph) -> int:
-    """Return the nodes of a subgraph: a chain's steps, a loop's at most, and of a loop of several cells each cell's."""
+    """Return the nodes of a subgraph: a chain's steps or a loop's most; each cell of a loop of several counts so."""
     if subgraph.record < 0:
         return subgraph.nodes_left
     record = record_of(t, subgraph)
@@ -247,8 +250,10 @@ def chain_length(links: NDArray[np.int32], subgraph: Subgraph) -> int:
 
 
 def loop_limits(t: Tables, request: int) -> dict[int, tuple[int, int]]:
-    """Return for each subgraph of a request that is a loop (of several cells: the one that says stop): its most steps,
-    and those that are done."""
+    """Return for each loop of a request its most steps, and those that are done, by subgraph.
+
+    A loop of several cells is the one that says stop.
+    """
     found, row = dict[int, tuple[int, int]](), t.requests[request]
     for k in range(int(row["first_subgraph"]), int(row["first_subgraph"] + row["num_subgraphs"])):
         if limit := loop_limit(t.links, t.subgraphs[k]):

@@ -1,6 +1,6 @@
-"""What lies where in the memory that a client in another process shares with the engine (``requests/regions.py``).
+"""The layout of the memory that a client in another process shares with the engine.
 
-First come words of 8 bytes, then so many slots of the client's memory, each for the tensors and results of one request.
+``requests/region_entries.py`` reads it, ``process/region.py`` writes it. First come words of 8 bytes, then so many slots of the client's memory, each for the tensors and results of one request.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ _LINE = CACHE_LINE // WORD_BYTES
 NUM_SLOTS = 256
 SLOT_BYTES = 1 << 16
 MAX_PLANS = 1 << 10
-"""What a client may name by numbers at a time: number ``n`` is in row ``n % MAX_PLANS``."""
+"""The most plans that a client may name at a time: number ``n`` is in row ``n % MAX_PLANS``."""
 
 HANDED, RESTS = 0, _LINE
-"""Words: how many slots the client has handed in, written by it; 1 while its bell is to be rung when it is told."""
+"""The words for the number of slots that the client has handed in; and 1 while its bell is to be rung."""
 RING = 2 * _LINE
 """The first of ``NUM_SLOTS`` words: the slots that were handed in, one after the other."""
 ANSWER_WORDS = RING + NUM_SLOTS

@@ -4,8 +4,8 @@ A request is admitted only when the most rows it can ever hold at once (``needs`
 so taking a row in the middle of the work cannot fail (DESIGN, rule 8). The reservation holds at every worker, because
 any of them may run any subgraph.
 
-A stack starts with all rows of its arena, the lowest on top. What lies at its bottom and was never taken is not written
-down, so that a new arena costs nothing, however large.
+A stack starts with all rows of its arena, the lowest on top. The rows at its bottom that were never taken are not
+written down, so that a new arena costs nothing, however large.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cellrt.native.row_types import Rows
 
 @compiled
 def take_row(t: Tables, location: int, kind: int) -> int:
-    """Returns the handle of a free row. The caller holds a reservation; -1 if that rule was broken."""
+    """Return the handle of a free row. The caller holds a reservation; -1 if that rule was broken."""
     arena = t.arenas[location * MAX_KINDS + kind]
     if arena.num_free == 0:
         return -1
@@ -30,13 +30,13 @@ def take_row(t: Tables, location: int, kind: int) -> int:
 
 @compiled
 def fresh_row(location: int, capacity: int, place: int) -> int:
-    """The handle that lies at a place of an arena's stack at first."""
+    """Return the handle that lies at a place of an arena's stack at first."""
     return (location << LOCATION_SHIFT) | (NUM_PERMANENT + capacity - 1 - place)
 
 
 @compiled
 def give_row(t: Tables, handle: int, kind: int) -> None:
-    """Gives back a row; permanent rows stay where they are."""
+    """Give back a row; permanent rows stay where they are."""
     if handle < NUM_PERMANENT:
         return
     arena = t.arenas[(handle >> LOCATION_SHIFT) * MAX_KINDS + kind]
@@ -46,7 +46,7 @@ def give_row(t: Tables, handle: int, kind: int) -> None:
 
 @compiled
 def can_reserve(t: Tables, needs: Rows[int]) -> bool:
-    """Whether the rows ``needs[kind, (worker, host)]`` are unreserved; of pages ``pages.py`` finds out."""
+    """Return whether the rows ``needs[kind, (worker, host)]`` are unreserved; ``pages.py`` checks the pages."""
     for kind in range(needs.shape[0]):
         k = t.kinds[kind]
         if k.is_paged:

@@ -1,4 +1,4 @@
-"""What a scheduler is made with: sizes of its tables, and its settings."""
+"""The arguments of a scheduler: sizes of its tables, and its settings."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ POLICY_NAMES = (
     "earliest-deadline-first",
     "deadline-aware-utility",
 )
-"""Of ``policies.py``, for who starts an engine elsewhere and needs none of it."""
+"""The names of the policies of ``policies.py``, for callers that start an engine elsewhere and need no more of them."""
 SUSPENSIONS = ("cheaper", "copy", "recompute")
-"""What may become of the pages of a request that is suspended."""
+"""The ways to take pages from a suspended request."""
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SchedulerSettings:
-    """What the scheduler may be told; each optimisation has its switch.
+    """The settings of the scheduler; each optimisation has its switch.
 
     Attributes:
         max_tasks_to_submit: tasks of one type submitted in a row (``MaxTasksToSubmit``).
@@ -45,34 +45,34 @@ class SchedulerSettings:
         runs: let a task hold several successive steps of each chain.
         join_budget_s: how long a newcomer may have to wait for a run to end while requests arrive, in seconds.
         max_run_s: the same while hardly any arrive: the longest run of all.
-        min_run_s: once a run has taken so long, it ends with the first of its rows that ends, which is answered then
-            and whose place is taken (on a GPU: if that was known before the run), in seconds. A run of loops that go
-            ahead is no longer. Default: 0.7 ms, with several workers, which share the turns that shorter runs cost,
-            1.4 ms.
-        max_wait_s: what has been ready for longer goes before others of its client priority, and now and then before
-            higher ones, in seconds; default: two join budgets. ``schedule.py`` says how long anything waits then.
-            ``math.inf``: for ever, if what goes before it never ends.
+        min_run_s: once a run has taken so many seconds, it ends with the first of its rows that ends. That row's
+            request is answered then, and another takes its place (on a GPU: if that was known before the run). A run of
+            loops that go ahead is no longer. Default: 0.7 ms; with several workers, which share the turns that shorter
+            runs cost, 1.4 ms.
+        max_wait_s: rows that have been ready for more seconds go before others of their client priority, and now and
+            then before higher ones; default: two join budgets. ``schedule.py`` says how long anything waits then.
+            ``math.inf``: for ever, if the rows before them never end.
         fair_every: every so many tasks of a type, the request that arrived first goes first, whatever the policy says.
         split: share ready nodes out among idle workers, instead of filling one worker's task first.
         gather: leave a few rows to a worker that will be free soon, instead of giving an idle one a small task.
         large_batches: a batch is full where more rows would gain little, as measured; else with ``max_batch`` alone.
-        steps_first: of a cell that grows a state, let requests with a single step go into a task before those with more
-            rows, so that nobody waits for a long input that came before. Without, a task is strictly in order: of the
-            policy, else of arrival, and nobody goes before one that does not fit (ORCA section 4.2).
-        joins: let requests begin beside others. Without, none takes its first pages of growing states at a worker
-            where another has some: they begin together, and the next when all have ended (request-level scheduling,
-            to compare with).
-        reserve_pages: let a request begin only where all pages that it may come to are free at its worker, which it
-            takes at once; nobody of the same cell goes before one that has to wait for them (ORCA section 4.2:
-            ``n_slots`` and ``max_tokens``). So nobody is suspended. Without, pages are taken as states grow.
-        prompts_apart: of a cell that grows a state, never have what has several rows, as prompts have, and single steps
-            in one task; prompts go first: to compare with tasks of both (Pensieve section 3.4.2).
-        loops_ahead: how many tasks (of loops of several cells: steps) a loop may be ahead of the first that is not
+        steps_first: for a cell that grows a state, let requests with a single step go into a task before those with
+            more rows, so that none waits for a long input that came before. Without, a task is strictly in order: the
+            policy's, else that of arrival, and no request goes before one that does not fit (ORCA section 4.2).
+        joins: let requests begin beside others. Without, none takes its first pages of growing states at a worker where
+            another has some: they begin together, and the next when all have ended (request-level scheduling, to
+            compare with).
+        reserve_pages: let a request begin only where all pages that it may need are free at its worker, which it takes
+            at once; no request of the same cell goes before one that has to wait for them (ORCA section 4.2:
+            ``n_slots`` and ``max_tokens``). So no request is suspended. Without, pages are taken as states grow.
+        prompts_apart: for a cell that grows a state, never have several rows of one request, as prompts have, and
+            single steps in one task; prompts go first: to compare with tasks of both (Pensieve section 3.4.2).
+        loops_ahead: how many tasks (for loops of several cells: steps) a loop may be ahead of the first that is not
             complete, whose stop is not known yet; None: as many as its worker wants, which on a CPU is none, as it
             knows the stop at once.
-        suspension: what becomes of the pages of a request that lends them to others: ``copy`` has them wait at the
-            host, ``recompute`` drops them, and the steps that filled them run again, where that can be
-            (``recomputation.py``); ``cheaper`` does what takes less time as measured.
+        suspension: how pages are taken from a suspended request: ``copy`` moves them to the host, ``recompute`` drops
+            them, and the steps that filled them run again, where that is possible (``recomputation.py``); ``cheaper``
+            does what takes less time as measured.
 
     Raises DefinitionError for a suspension that is none of these.
     """
@@ -97,8 +97,10 @@ class SchedulerSettings:
 
     @classmethod
     def algorithm_1(cls, **others: Any) -> SchedulerSettings:
-        """Return settings with which the scheduler is Algorithm 1 of BatchMaker and nothing else; ``others``: as of the
-        class. ``docs/policies.md`` says what each of them is worth."""
+        """Return settings with which the scheduler is Algorithm 1 of BatchMaker and nothing else.
+
+        ``others`` are settings of the class. ``docs/policies.md`` says what each of them is worth.
+        """
         never = math.inf
         off: dict[str, Any] = {
             "early_release": False,

@@ -1,7 +1,8 @@
-"""How long a step of a cell takes at how many rows, as measured, and from how many rows on more gain little.
+"""Measured times of a cell's step by number of rows, and the number of rows from which on more gain little.
 
-Times are kept by *size class*: the power of two at or above the number of rows. What a busy machine adds to one task
-must not make the next runs shorter, which would cost more tasks: so each is near the least that was measured lately.
+Times are kept by *size class*: the power of two at or above the number of rows. Time that a busy machine adds to one
+task must not shorten the next runs, which would cost more tasks: so each kept time is near the least that was measured
+lately.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from cellrt.native.jit import compiled
 
 @compiled
 def size_class(rows: int) -> int:
-    """The power of two at or above ``rows``, as an exponent."""
+    """Return the power of two at or above ``rows``, as an exponent."""
     k = 0
     while (1 << k) < rows and k < NUM_SIZE_CLASSES - 1:
         k += 1
@@ -22,9 +23,9 @@ def size_class(rows: int) -> int:
 
 @compiled
 def step_time(t: Tables, type_id: int, rows: int) -> float:
-    """Measured ns of one step at about this many rows; 0 if no size is measured.
+    """Return the measured ns of one step at about this many rows; 0 if no size is measured.
 
-    Of a size that is not measured, what the nearest one would make it at worst: as long as a larger one, or in
+    For a size that is not measured it is the worst that the nearest one allows: as long as a larger one, or in
     proportion to a smaller one.
     """
     wanted = size_class(rows)
@@ -38,9 +39,9 @@ def step_time(t: Tables, type_id: int, rows: int) -> float:
 
 @compiled
 def measure_step(t: Tables, task: Task, elapsed_ns: int, has_failed: bool) -> None:
-    """Takes in how long a complete task was: one of its steps, and one of its rows. Counts it.
+    """Take in the time of a complete task: for one of its steps, and for one of its rows. Count the task.
 
-    ``has_failed``: rows of it did, and say nothing of how long others take.
+    ``has_failed``: some of its rows failed, so that its time says nothing of others.
     """
     at = size_class(task.rows)
     _count(t, task, at, elapsed_ns)
@@ -63,8 +64,11 @@ def _count(t: Tables, task: Task, at: int, elapsed_ns: int) -> None:
 
 @compiled
 def _note_quickest(t: Tables, task: Task, elapsed_ns: int) -> None:
-    """Takes in how long a step takes at least. That task's own costs are not its steps': a step by itself says nothing
-    of one in a run of many, unless it takes much longer than those."""
+    """Take in the least time of a step.
+
+    A task's own costs are not its steps': a step by itself says nothing of one in a run of many, unless it takes much
+    longer than those.
+    """
     counts, each_ns = t.counts[task.cell_type], elapsed_ns / task.steps
     if counts.quickest_ns == 0 or each_ns < counts.quickest_ns:
         counts.quickest_ns = each_ns
@@ -73,15 +77,15 @@ def _note_quickest(t: Tables, task: Task, elapsed_ns: int) -> None:
 
 @compiled
 def _lately(known_ns: float, measured_ns: float) -> float:
-    """Near the least that was measured lately."""
+    """Return a time near the least that was measured lately."""
     return measured_ns if known_ns == 0 or measured_ns < known_ns else min(measured_ns, known_ns * 1.01)
 
 
 @compiled
 def _large_batch(t: Tables, type_id: int) -> int:
-    """The least number of rows, a power of two, at which a row takes hardly longer than in any batch that was measured.
+    """Return the least number of rows, a power of two, at which a row takes hardly longer than in any measured batch.
 
-    0 where no larger batch was measured: it might be better still.
+    It is 0 if no larger batch was measured, which might be better still.
     """
     best_ns, largest = 0.0, -1
     for k in range(NUM_SIZE_CLASSES):

@@ -1,10 +1,10 @@
 """All state of the scheduler: one NumPy structured array per concept, and the words for their fields.
 
-Who points where (ids are row numbers in the tables; -1 is "none")::
+The rows refer to each other as follows (ids are row numbers in the tables; -1 is "none")::
 
     request --(first_subgraph, num_subgraphs)--> subgraph --(ready list)--> node
     subgraph --(record)--> links: the record of a chain or loop, which has no nodes (``record_layout.py``)
-    node --(first_link)--> links: the values it reads (relative to first_value), then who reads it (nodes relative to
+    node --(first_link)--> links: the values it reads (relative to first_value), then its readers (nodes relative to
         itself; a chain or loop as ``READS_AS_A_WHOLE`` and its subgraph relative to the node's)
     node --(first_value)--> its outputs, one value each
     value --(row)--> a *handle*: location and row of an arena
@@ -14,10 +14,9 @@ Who points where (ids are row numbers in the tables; -1 is "none")::
         the pages of one that grows
     request --(page_lists)--> links: the page lists of its growing states (``page_list.py``), whose pages are places
 
-An arena holds all rows of one kind (one shape and dtype) at one location, so that any input of any node is one
-row number whoever produced it, and a gather is one ``index_select``. Location 0 is the host (request inputs
-and results), locations 1.. are the workers. Rows below ``NUM_PERMANENT`` hold constants, the same everywhere; row 0
-is zeros.
+An arena holds all rows of one kind (one shape and dtype) at one location, so that any input of any node is one row
+number, wherever it was made, and a gather is one ``index_select``. Location 0 is the host (request inputs and results),
+locations 1, 2, ... are the workers. Rows below ``NUM_PERMANENT`` hold constants, the same everywhere; row 0 is zeros.
 """
 
 from __future__ import annotations
@@ -38,37 +37,37 @@ MAX_WORKERS = 30
 NUM_PERMANENT = 64
 MIXED = -1
 NUM_PRIORITIES = 4
-"""Client priorities: 0 (lowest) to 3."""
+"""The number of client priorities, 0 (lowest) to 3."""
 NUM_SIZE_CLASSES = 16
 MAX_READERS = 65_534
-"""Of one value, beside the chain that makes it."""
+"""The most readers of one value, besides the chain that makes it."""
 MAX_REFS = 65_535
-"""Most inputs of a node, counting every row of a ragged one."""
+"""The most inputs of a node, counting every row of a ragged one."""
 NEVER = 1 << 62
 MAX_TYPES = 256
 ALL_TYPES = MAX_TYPES
-"""In place of a cell type: the backlogs of all of them."""
+"""The number in place of a cell type for the backlogs of all of them."""
 MAX_STATES = 64  # rows that stay, of a session
 BRING = -1
-"""Row of a session's slot whose state comes with the next request."""
+"""The row of a session's slot whose state comes with the next request."""
 STARTS = -2
-"""Row of a state in a new session that begins with what value ``STARTS - row`` is."""
+"""The row, or any below, of a state in a new session that begins with another value: number ``STARTS - row``."""
 MAX_KINDS = 64
 MAX_SUBMISSIONS = 1 << 12
-"""That wait to be admitted or have requests which are not answered, and are not Python's."""
+"""The most submissions that wait to be admitted, or have unanswered requests that Python does not handle."""
 MAX_REGIONS = 32
-"""Clients in other processes that hand in requests by regions of memory (``requests/regions.py``)."""
+"""The most clients in other processes that hand in requests by regions of memory (``requests/region_entries.py``)."""
 MAX_QUEUES = 1 << 10
-"""Of which compiled code counts the requests: the engine's and models'."""
+"""The most queues of which compiled code counts the requests: the engine's and models'."""
 MAX_TENSORS = 8
-"""Of a submission."""
+"""The most tensors of a submission."""
 MANY_ARRIVALS = 64
-"""After so many at one time the smoothed time between arrivals is next to nothing."""
+"""The number of arrivals at one time after which the smoothed time between arrivals is next to nothing."""
 MAX_COPIES = 1 << 17
-"""Of pages between two launches: all of a request that may have every page of an arena, twice."""
+"""The most copies of pages between two launches: all pages of a request that has every page of an arena, twice."""
 
 READS_AS_A_WHOLE = 1 << 29
-"""A link at or above: not a node, but a chain or loop reads the node, before its first step."""
+"""Marks a link, at or above it, to a chain or loop that reads the node before its first step, not to a node."""
 
 # Node flags.
 CHAIN_NEXT = 1
@@ -76,38 +75,38 @@ CHAIN_NEXT = 1
 CROSSING = 2
 """Another subgraph reads an output of this node."""
 
-# What a subgraph is: nodes; or a chain, or one of the cells of a loop, with a record.
+# The kinds of subgraphs: nodes; or a chain, or one of the cells of a loop, with a record.
 GRAPH, CHAIN, LOOP = range(3)
 
 # Value flags.
 EXTERNAL = 1
 PERMANENT = 2
 BORROWED = 4
-"""Its row is that of a sequence, and goes back with it."""
+"""The value's row is that of a sequence, and is given back with it."""
 STEPS = 8
-"""Output of a loop: every step is a result, not the last alone."""
+"""An output of a loop: every step is a result, not only the last one."""
 
 NO_ROW = -1
 PENDING = -2
 """A streamed result at row r that is not complete is ``PENDING - r``."""
 
-# Words of ``door``, each in a cache line of its own: how many numbers clients have put into ``submitted``, and turns
-# have taken out; how many requests turns have put into ``answered``, and clients were told of, in Python; up to which
-# of these one must be told soon; 1 if all must, as somebody waits for a place; requests that are answered while tasks
-# of them are in flight; when the first of those that must be done or have begun is late, or 0.
-# How many sequence numbers were given to requests; how many of ``regions`` are or were in use.
+# The words of ``door``, each in a cache line of its own. How many numbers clients have put into ``submitted``, and how
+# many turns have taken out. How many requests turns have put into ``answered``, and of how many Python has told
+# clients; up to which of these a client must be told soon; 1 if all must be told, as a client waits for a place. How
+# many requests are answered while tasks of them are in flight. When the first request becomes late, or 0. How many
+# sequence numbers requests were given. How many of ``regions`` are or were in use.
 SUBMITTED, TAKEN, ANSWERS, TOLD, URGENT, WATCHED, NUM_LEFT, LATE_AT, SEQUENCE, NUM_REGIONS = (
     k * CACHE_LINE // 8 for k in range(10)
 )
 NUM_DOOR_WORDS = 10 * CACHE_LINE // 8
 
 MANY_UNTOLD = 256
-"""Of so many answers clients are told though none asks: their places are others'."""
+"""The number of answers that clients are told of even if none asks: their places are needed."""
 
 # Which steps of a result a client gets.
 ALL_STEPS, ITS_STEPS, LAST_STEP = range(3)
 
-# What ``Processor.starvation`` answers.
+# The answers of ``Processor.starvation``.
 STARVED, STUCK = 1, 2
 
 # Events of the log.
@@ -120,7 +119,7 @@ ENDED = 6
 
 
 class CellType(Row):
-    """What is known of a cell type, and what of it is running."""
+    """A cell type, and the tasks of it that are running."""
 
     priority: i4  # of the cell type: among types that Algorithm 1 has equal the highest goes first
     max_batch: i4  # nodes of a task, at most
@@ -152,11 +151,11 @@ class PortInfo(Row):
     ragged: i4  # 1 of an input of any number of rows a node
     page_size: i4  # rows of a page, of an input that is a growing state; else 0
     appends: i4  # 1 if each row of a task appends a row to it
-    is_span: i4  # 1 of an input that nobody gives: which rows are of one node
+    is_span: i4  # 1 of an input that the scheduler fills: which rows are of one node
 
 
 class Request(Row):
-    """A request from admission to release. What every task looks at comes first, in one cache line."""
+    """A request from admission to release. The fields that every task reads come first, in one cache line."""
 
     sequence: i8  # order of arrival
     started_ns: i8  # when the first task of it was submitted, 0 before
@@ -186,7 +185,7 @@ class Request(Row):
     home: i4  # the worker where its pages are, 0 if none is at one
     pages_away: i4  # those at the host
     length: i4  # nodes of its graph, each step of a chain being one, and of a loop as many as its limit
-    client: i4  # who submitted it: 0 in this process, else a number of the engine's
+    client: i4  # the client: 0 in this process, else a number of the engine's
     admitted_ns: i8  # when it was admitted
     deadline_ns: i8  # when it must be done; NEVER if it has no deadline
     schedule_by_ns: i8  # when its first task must be submitted; NEVER if there is no such time
@@ -195,14 +194,17 @@ class Request(Row):
 
 
 class Submission(Row):
-    """Requests of one graph that a client hands in together: written by the client before its number is in
-    ``submitted``, by turns afterwards. Each ends with results, or Python goes on with all of it (``door.py``)."""
+    """Requests of one graph that a client hands in together.
+
+    It is written by the client before its number is in ``submitted``, by turns afterwards. Each ends with results, or
+    Python goes on with all of it (``door.py``).
+    """
 
     template_at: i8  # address of the words of their template
     lengths_at: i8  # of their lengths, ``[num_lengths]``
     sessions_at: i8  # of the session and the ticket of each, int64 ``[count, 2]``; 0: they have none
     answers_at: i8  # of what is copied out, ``[num_answers]`` rows of ``Answer``
-    results_at: i8  # of the client's memory: of each answer the rows of all requests, one behind the other
+    results_at: i8  # of the client's memory: of each answer the rows of all requests, one after the other
     word_at: i8  # of the client's word (``native/answer_word.py``); 0: Python tells it of each
     sequence: i8  # of the first request; the others follow it
     arrival_ns: i8
@@ -243,7 +245,7 @@ class Answered(Row):
 
 
 class Region(Row):
-    """Memory that a client in another process shares with the engine: see ``requests/regions.py``."""
+    """Memory that a client in another process shares with the engine: see ``requests/region_entries.py``."""
 
     at: i8  # address
     plans_at: i8  # of ``[MAX_PLANS]`` rows of ``RegionPlan``
@@ -257,7 +259,7 @@ class Region(Row):
 
 
 class RegionPlan(Row):
-    """What runs for requests that a client of another process names by a number."""
+    """The template and answers of requests, which a client of another process names by a number."""
 
     number: i8  # 0: there is none
     template_at: i8
@@ -273,7 +275,7 @@ class RegionPlan(Row):
 
 
 class Queue(Row):
-    """How many requests and rows an engine or a model has that have not ended: taken and come, less those ended."""
+    """The requests and rows of an engine or a model that have not ended: those taken and come, less those ended."""
 
     taken: i8  # by clients of this process and by Python, which write this
     rows_taken: i8
@@ -286,7 +288,10 @@ class Queue(Row):
 
 
 class Subgraph(Row):
-    """A part of a request's graph: nodes, a chain, or one of the cells of a loop. What tasks look at comes first."""
+    """A part of a request's graph: nodes, a chain, or one of the cells of a loop.
+
+    The fields that tasks read come first.
+    """
 
     request: i4
     cell_type: i4
@@ -355,13 +360,13 @@ class Task(Row):
 
 
 class Counts(Row):
-    """What the complete tasks of a cell type did, since it was added."""
+    """Counts of the complete tasks of a cell type, since it was added."""
 
     tasks: i8
     rows: i8
     positions: i8  # nodes, each step of a loop being one; none of rows that failed
     quickest_ns: f8  # a step of the quickest task whose rows all went well; 0 before the first
-    certain_ns: f8  # of that what no other step can take less than (``step_times.py``)
+    certain_ns: f8  # the part of it that any other step takes, too (``step_times.py``)
 
 
 class Slot(Row):
@@ -394,8 +399,10 @@ class Arena(Row):
 
 
 class Kind(Row):
-    """Rows of one shape and dtype. Of pages, ``reserved_worker`` counts all that may be held at one worker and the host
-    together (``pages.py``)."""
+    """Rows of one shape and dtype.
+
+    For pages, ``reserved_worker`` counts all that may be held at one worker and the host together (``pages.py``).
+    """
 
     reserved_worker: i4
     reserved_host: i4
@@ -414,7 +421,7 @@ class Lane(Row):
 
 
 class Waiting(Row):
-    """What a policy is shown of what waits in a queue (``policy.py``)."""
+    """A subgraph with ready rows in a queue, as a policy is shown it (``policy.py``)."""
 
     score: f8  # what the policy writes: lower goes first
     sequence: i8  # order of the request's arrival
@@ -426,12 +433,12 @@ class Waiting(Row):
     left: i4  # nodes, or steps, of this subgraph that are not submitted
     ready: i4  # of those, what may go into a task now: rows
     has_begun: i4  # 1 once a task took a row of this subgraph
-    client: i4  # who submitted the request: 0 in this process
+    client: i4  # the request's client: 0 in this process
     subgraph: i4
 
 
 class Ready(Row):
-    """What a policy is shown of a cell type that has work."""
+    """A cell type that has work, as a policy is shown it."""
 
     first_score: f8  # lowest score of what waits at the client priority whose turn it is
     since_ns: i8  # since when something of it has been ready there, without a task that took of it
@@ -445,7 +452,7 @@ class Ready(Row):
 
 
 class Asked(Row):
-    """What a policy is asked."""
+    """The question to a policy."""
 
     now_ns: i8
     count: i4  # rows of what is shown
@@ -458,7 +465,7 @@ class Asked(Row):
 
 
 class Forming(Row):
-    """The task that is being formed: what was collected for it so far, and what else may be. One row."""
+    """The task that is being formed: the rows that were collected so far, and its limits. One row."""
 
     rows: i4
     spans: i4  # of a cell with spans: chains and loops
@@ -475,7 +482,7 @@ class Forming(Row):
     most_new: i4
     singles: i4  # rows that are single steps, which come first
     are_long: i4  # 1 while chains with several steps are collected
-    may_begin: i4  # 0: nobody takes his first pages now
+    may_begin: i4  # 0: no request takes its first pages now
 
 
 class Event(Row):
@@ -489,7 +496,7 @@ class Event(Row):
 
 
 class Settings(Row):
-    """Settings, counters, and what the scheduler knows beside its tables. One row."""
+    """Settings, counters, and other state of the scheduler beside its tables. One row."""
 
     num_types: i4
     num_workers: i4
@@ -501,10 +508,10 @@ class Settings(Row):
     split: i4
     gather: i4
     large_batches: i4
-    steps_first: i4  # 1: single steps go into a task before what has several rows (``spans.py``)
-    joins: i4  # 0: nobody takes his first pages at a worker where others have some
+    steps_first: i4  # 1: single steps go into a task before what has several rows (``span_choice.py``)
+    joins: i4  # 0: no request takes its first pages at a worker where others have some
     reserve_pages: i4  # 1: a request takes all its pages at once
-    prompts_apart: i4  # 1: single steps and what has several rows are not in one task (``spans.py``)
+    prompts_apart: i4  # 1: single steps and what has several rows are not in one task (``span_choice.py``)
     idle_workers: i4  # workers with nothing to do, the one being scheduled included
     types_ready: i4  # cell types with work that the worker being scheduled may take
     top_priority: i4  # highest client priority of that work
@@ -606,8 +613,11 @@ class Tables(NamedTuple):
 
 
 class Table(NamedTuple):
-    """How a table is made: the dtype of its rows, how many there are (one number, or two of a matrix, whose length is
-    always known), and whether compiled code asks how many (see ``jit.RowsPointer``)."""
+    """The description of a table: the dtype of its rows, and how many there are.
+
+    ``rows`` gives one number, or two of a matrix, whose length is always known. ``sized``: compiled code asks how many
+    rows there are (see ``jit.RowsPointer``).
+    """
 
     dtype: np.dtype[Any]
     rows: Callable[[Limits, int], int | tuple[int, int]]
@@ -615,17 +625,17 @@ class Table(NamedTuple):
 
 
 GRANULE = 8
-"""Rows of nodes, values, links, subgraphs and places are handed out by so many (``buddy_allocator.py``)."""
+"""The unit in which rows of nodes, values, links, subgraphs and places are allocated (``buddy_allocator.py``)."""
 _INT = np.dtype(np.int32)
 
 
 def num_granules(capacity: int) -> int:
-    """Granules that hold so many rows."""
+    """Return the number of granules that hold so many rows."""
     return max(1, -(-capacity // GRANULE))
 
 
 def num_flags(limits: Limits) -> int:
-    """How many flags there are of rows of loops that have stopped: two for each subgraph, and two that are nobody's."""
+    """Return the number of flags of rows of loops that have stopped: two for each subgraph, and two of no subgraph."""
     return 2 + 2 * GRANULE * num_granules(limits.max_subgraphs)
 
 
@@ -679,7 +689,7 @@ MATRICES = ("ready", "step_ns", "row_ns", "num_tasks", "tensors")
 
 
 def make_tables(limits: Limits, num_workers: int) -> Tables:
-    """Empty tables, without ``blocks``: no request, no cell type, no kind."""
+    """Return empty tables, without ``blocks``: no request, no cell type, no kind."""
     made: dict[str, Any] = {}
     for name, table in TABLES.items():
         rows = table.rows(limits, num_workers)

@@ -1,9 +1,9 @@
-"""How a task's buffer of int32 is laid out: the scheduler writes it, the executor reads it.
+"""The layout of a task's int32 buffer: the scheduler writes it, the executor reads it.
 
-All positions are relative to the start of the buffer. A task holds ``rows`` rows of up to ``steps`` successive
-steps each, rows sorted by falling length; step s has ``batch_sizes[s]`` rows, and *position*
-``sum(batch_sizes[:s]) + row`` is that row at that step (as in torch's PackedSequence). A loop's task has every
-row at every position of its run, but rows that stop early leave.
+All positions are relative to the start of the buffer. A task holds ``rows`` rows of up to ``steps`` successive steps
+each, rows sorted by falling length; step s has ``batch_sizes[s]`` rows, and *position* ``sum(batch_sizes[:s]) + row``
+is that row at that step (as in torch's PackedSequence). A loop's task has every row at every position of its run, but
+rows that stop early leave.
 
 The header has the words below, then one ``INPUT`` record per input port and one ``OUTPUT`` record per output port.
 Compiled code reads them by their numbers; Python reads a task through a ``TaskView``.
@@ -25,7 +25,7 @@ H_DONE_STEPS = 7  # position of [rows]: the worker writes how many steps a row t
 H_FAILED = 8  # position of [rows]: the worker writes 1 where the cell failed
 H_STOP_OUTPUT = 9  # the output that says stop, of loops or at the first step of rows that are of some; or -1
 H_NOTES = 10  # position of the notes of host rows to give back at completion, up to the end of the buffer
-# Of cells that are told which rows are of one node (``span_arrays.py``):
+# Of cells that take the rows of each node together (``span_arrays.py``):
 H_NUM_SPANS = 11
 H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their chains or loops
 H_LEAST_STEPS = 13  # of a loop's run: having taken so many, it ends with the first row that stops
@@ -36,11 +36,11 @@ HEADER = 17
 
 # Loops that go ahead: where the worker keeps whether a row has stopped, so that the next task knows. For each row there
 # is the number of the flag that it reads, and of the one that it writes: never the same, so that a task may run twice.
-# The latter lie right behind the former. A row that has stopped takes no step (0 done), and no result of it is written
+# The latter lie right after the former. A row that has stopped takes no step (0 done), and no result of it is written
 # at the host.
 FLAGS = 2
 NEVER_STOPPED = 0  # the flag that is never set: nothing of the loop is in flight before, or the row is of none
-NOBODYS = 1  # the flag that nobody reads
+NOBODYS = 1  # the flag that no row reads
 
 # Input record.
 IN_SOURCE = 0  # location of all rows, or MIXED (then rows are handles, else row numbers)
@@ -65,17 +65,17 @@ OUTPUT = 7
 
 
 class TaskView:
-    """A task's buffer by the names of its parts. Arrays are views: what is written to them is in the buffer.
+    """A task's buffer by the names of its parts. Arrays are views: writing to them writes to the buffer.
 
     Attributes:
         num_rows, num_steps, num_positions, is_loop: as the header has them.
-        least_steps: of a loop's run: having taken so many, it ends with the first row that stops.
-        stop_output: the output that says stop, of those rows that are of loops, or -1.
+        least_steps: of a loop's run: after so many steps, it ends with the first row that stops.
+        stop_output: the output that says stop, for rows that are of loops, or -1.
         inputs, outputs: the words of each record.
 
     Args:
         buffer: of the task.
-        num_inputs, num_outputs: of its cell; 0 where no record is asked for.
+        num_inputs, num_outputs: of its cell; 0 if no record is needed.
     """
 
     def __init__(self, buffer: NDArray[np.int32], num_inputs: int = 0, num_outputs: int = 0) -> None:
@@ -96,42 +96,42 @@ class TaskView:
 
     @property
     def lengths_at(self) -> int:
-        """Where ``lengths`` begin."""
+        """The position where ``lengths`` begin."""
         return self._words[H_LENGTHS]
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """How many steps each row takes, of a loop at most ``[num_rows]``."""
+        """The steps that each row takes, of a loop at most ``[num_rows]``."""
         return self._part(self.lengths_at, self.num_rows)
 
     @property
     def batch_sizes_at(self) -> int:
-        """Where ``batch_sizes`` begin."""
+        """The position where ``batch_sizes`` begin."""
         return self._words[H_BATCH_SIZES]
 
     @property
     def batch_sizes(self) -> NDArray[np.int32]:
-        """How many rows each step has ``[num_steps]``, never growing."""
+        """The rows of each step ``[num_steps]``, never growing."""
         return self._part(self.batch_sizes_at, self.num_steps)
 
     @property
     def done_steps(self) -> NDArray[np.int32]:
-        """The worker's answer, of a loop: how many steps each row took, negative if it stopped ``[num_rows]``."""
+        """The worker's answer for a loop: the steps that each row took, negative if it stopped ``[num_rows]``."""
         return self._part(self._words[H_DONE_STEPS], self.num_rows)
 
     @property
     def goes_ahead(self) -> bool:
-        """Whether its rows are of loops that may have stopped in a task before, which is in flight."""
+        """True if its rows are of loops that may have stopped in an earlier task, which is in flight."""
         return self.flags_at > 0
 
     @property
     def flags_at(self) -> int:
-        """Where ``flags`` begin."""
+        """The position where ``flags`` begin."""
         return self._words[H_FLAGS]
 
     @property
     def flags(self) -> NDArray[np.int32]:
-        """Of rows of loops that go ahead, the numbers of the flags that they read and write ``[2, num_rows]``."""
+        """The flags that rows of loops that go ahead read and write, by number ``[2, num_rows]``."""
         return self._part(self.flags_at, FLAGS * self.num_rows).reshape(FLAGS, -1)
 
     @property
@@ -145,7 +145,7 @@ class TaskView:
         return self._part(self._words[H_FAILED], self.num_rows)
 
     def rows_of_span(self, span: int) -> range:
-        """The rows of one span."""
+        """Return the rows of one span."""
         return range(*self.spans[span : span + 2].tolist())
 
     def _part(self, at: int, count: int) -> NDArray[np.int32]:
@@ -153,10 +153,10 @@ class TaskView:
 
 
 def input_record_at(number: int) -> int:
-    """Where the record of an input begins."""
+    """Return the position of the record of an input."""
     return HEADER + INPUT * number
 
 
 def output_record_at(num_inputs: int, number: int) -> int:
-    """Where the record of an output begins."""
+    """Return the position of the record of an output."""
     return HEADER + INPUT * num_inputs + OUTPUT * number

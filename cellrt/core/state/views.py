@@ -1,4 +1,4 @@
-"""What the driver of the core reads of the tables: pages, which it copies for the core, and sessions."""
+"""The driver's access to the tables: pages, which it copies for the core, and sessions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class SessionPages(NamedTuple):
 
 
 def take_copies(t: Tables) -> list[list[int]]:
-    """(kind, handle from, handle to) of the pages to be copied, in order, before the next task is launched."""
+    """Take the pages to copy before the next task is launched, in order: (kind, handle from, handle to) of each."""
     count = int(t.settings["num_copies"][0])
     if not count:
         return []
@@ -30,13 +30,16 @@ def take_copies(t: Tables) -> list[list[int]]:
 
 
 def note_copies(t: Tables, count: int, elapsed_ns: int) -> None:
-    """Takes in how long copies took: near the least that was measured lately, as the times of steps are."""
+    """Take in the time of copies: a time near the least that was measured lately is kept, as for steps."""
     known, measured = float(t.settings["page_ns"][0]), elapsed_ns / count
     t.settings["page_ns"] = min(measured, known * 1.01) if known else measured
 
 
 def session_pages(t: Tables, session: int, first: int, count: int) -> list[SessionPages]:
-    """The pages of each of ``count`` growing states of a session without a live request, from slot ``first`` on."""
+    """Return the pages of each of ``count`` growing states of a session without a live request.
+
+    The states are those from slot ``first`` on.
+    """
     at = session * tables.MAX_STATES + first
     return [
         SessionPages(int(slot["kind"]), int(slot["length"]), t.places[slot["place"] :][: int(slot["pages"])].tolist())
@@ -45,12 +48,12 @@ def session_pages(t: Tables, session: int, first: int, count: int) -> list[Sessi
 
 
 def bring_pages(t: Tables, session: int, slot: int, length: int) -> None:
-    """Says that so many rows of a growing state come with the session's next request (``Processor.drop_states``)."""
+    """Note that so many rows of a growing state come with the session's next request (``Processor.drop_states``)."""
     t.slots["length"][session * tables.MAX_STATES + slot] = length
 
 
 def request_pages(t: Tables, request: int) -> dict[int, list[int]]:
-    """The handles of the pages that a live request has of its session's growing states, by their slots."""
+    """Return the handles of the pages that a live request has of its session's growing states, by their slots."""
     row, found = t.requests[request], dict[int, list[int]]()
     for k in range(int(row["num_page_lists"])):
         listed = page_list_at(t.links, int(row["page_lists"]) + page_list.WORDS * k)
@@ -59,7 +62,7 @@ def request_pages(t: Tables, request: int) -> dict[int, list[int]]:
 
 
 def sessions_at(t: Tables, worker: int) -> list[int]:
-    """Sessions without a live request that have state at a worker."""
+    """Return the sessions without a live request that have state at a worker."""
     found = set((np.flatnonzero(t.slots["row"] >> LOCATION_SHIFT == worker) // tables.MAX_STATES).tolist())
     for at in np.flatnonzero(t.slots["pages"]).tolist():
         first, count = t.slots["place"][at], t.slots["pages"][at]

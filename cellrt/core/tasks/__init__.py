@@ -1,1 +1,1 @@
-"""What a task says: the rows that its inputs lie in, and those that its outputs get."""
+"""The contents of a task: the rows that its inputs lie in, and those that its outputs are stored to."""

@@ -1,4 +1,4 @@
-"""What a task's buffer says of each input and output: where its rows are listed, and how many there are."""
+"""The descriptions of inputs and outputs in a task's buffer: where the rows of each are listed, and their number."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cellrt.native.jit import compiled, inlined
 
 @compiled
 def describe_input(t: Tables, base: int, port: int, rows_at: int, end: int, offsets_at: int) -> None:
-    """Finds where the rows of one input lie; if all at one location, turns handles into row numbers."""
+    """Find the location of the rows of one input; if all are at one, turn handles into row numbers."""
     lowest, highest = 1 << 30, -1
     for k in range(rows_at, end):
         if t.ints[k] >= NUM_PERMANENT:
@@ -30,14 +30,16 @@ def describe_input(t: Tables, base: int, port: int, rows_at: int, end: int, offs
 
 @inlined
 def description_at(base: int, num_inputs: int, output: int) -> int:
-    """Where the task says of an output where its rows are."""
+    """Return the position of a task's description of an output."""
     return base + layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * output
 
 
 @compiled
 def begin_output(t: Tables, base: int, to: int, end: int, stores: int, results: int) -> int:
-    """Makes room from ``end`` on for so many rows that an output gets, and results, none of which is there yet; returns
-    the new end."""
+    """Make room from ``end`` on for so many stored rows and results of an output; return the new end.
+
+    None of them is written yet.
+    """
     ints = t.ints
     ints[to + layout.OUT_STORES] = ints[to + layout.OUT_RESULTS] = ints[to + layout.OUT_RESULT_STEPS] = 0
     ints[to + layout.OUT_STORE_POSITIONS], ints[to + layout.OUT_STORE_ROWS] = end - base, end + stores - base
@@ -48,7 +50,7 @@ def begin_output(t: Tables, base: int, to: int, end: int, stores: int, results: 
 
 @inlined
 def add_store(t: Tables, base: int, to: int, position: int, handle: int) -> None:
-    """Adds a row to those that an output gets."""
+    """Add a row to those that an output is stored to."""
     ints = t.ints
     lists = base + ints[to + layout.OUT_STORE_POSITIONS], base + ints[to + layout.OUT_STORE_ROWS]
     ints[to + layout.OUT_STORES] = put_store(t, *lists, ints[to + layout.OUT_STORES], position, handle)
@@ -56,7 +58,7 @@ def add_store(t: Tables, base: int, to: int, position: int, handle: int) -> None
 
 @inlined
 def add_result(t: Tables, base: int, to: int, position: int, place: int, kind: int, is_streamed: int) -> None:
-    """Adds a result to those that an output gets."""
+    """Add a result to those of an output."""
     ints, what = t.ints, (position, place, kind, is_streamed)
     lists = base + ints[to + layout.OUT_RESULT_POSITIONS], base + ints[to + layout.OUT_RESULT_ROWS]
     ints[to + layout.OUT_RESULTS] = put_result(t, *lists, ints[to + layout.OUT_RESULTS], *what)
@@ -64,7 +66,7 @@ def add_result(t: Tables, base: int, to: int, position: int, place: int, kind: i
 
 @inlined
 def put_store(t: Tables, positions_at: int, rows_at: int, count: int, position: int, handle: int) -> int:
-    """Writes a row behind ``count`` that an output gets; returns how many there are then."""
+    """Write a row that an output is stored to after the first ``count``; return the new count."""
     t.ints[positions_at + count], t.ints[rows_at + count] = position, handle & ROW_MASK
     return count + 1
 
@@ -73,8 +75,10 @@ def put_store(t: Tables, positions_at: int, rows_at: int, count: int, position: 
 def put_result(
     t: Tables, positions_at: int, rows_at: int, count: int, position: int, place: int, kind: int, is_streamed: int
 ) -> int:
-    """Writes a result behind ``count`` that an output gets; returns how many there are then. Its row is taken now,
-    unless an earlier step of a loop, of which the last counts, has it."""
+    """Write a result of an output after the first ``count``; return the new count.
+
+    Its row is taken now, unless an earlier step of a loop, whose last step counts, has taken it.
+    """
     handle = t.places[place] if t.places[place] > PENDING else PENDING - t.places[place]
     if handle == NO_ROW:
         handle = take_row(t, HOST, kind)

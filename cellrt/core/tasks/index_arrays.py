@@ -1,10 +1,10 @@
-"""The index arrays of a task: which rows its inputs lie in, and which rows its outputs get.
+"""The index arrays of a task: the rows that its inputs lie in, and the rows that its outputs are stored to.
 
 A task's rows are written item by item: an item is a node, or those next steps of a chain or loop that are rows of this
 task, one after the other; mostly that is one.
 
-Every input is written port by port, then every output; only then are the rows given back whose last reader this task
-was, so that no row is read and written in one task. Until then they are noted at the far end of the task's buffer,
+Every input is written port by port, then every output. Only then are the rows given back whose last reader is this
+task, so that no row is read and written in one task. Until then they are noted at the far end of the task's buffer,
 downwards: ``-1 - kind`` before the handles of each input.
 """
 
@@ -46,13 +46,13 @@ from cellrt.native.jit import compiled, inlined
 
 @inlined
 def subgraph_of(t: Tables, id: int) -> int:
-    """The subgraph of a row of a task: of a node, or ``~id`` of a chain or loop."""
+    """Return the subgraph of a row of a task: that of a node, or ``~id`` of a chain or loop."""
     return ~id if id < 0 else t.nodes[id].subgraph
 
 
 @inlined
 def rows_of_item(t: Tables, nodes_at: int, row: int, rows: int) -> int:
-    """How many rows of a task, of ``rows``, are of the item that begins with this one."""
+    """Return how many of a task's ``rows`` rows are of the item that begins with this one."""
     id, end = t.ints[nodes_at + row], row + 1
     if id < 0:
         while end < rows and t.ints[nodes_at + end] == id:
@@ -62,7 +62,7 @@ def rows_of_item(t: Tables, nodes_at: int, row: int, rows: int) -> int:
 
 @compiled
 def write_inputs(t: Tables, task: Task, base: int, end: int) -> tuple[int, int]:
-    """Writes all inputs from ``end`` on; returns (end of what it wrote, position of the last note of a free row)."""
+    """Write all inputs from ``end`` on; return (the end of them, the position of the last note of a free row)."""
     cell_type = t.types[task.cell_type]
     notes_at = base + t.settings[0].buffer_ints
     task.reads_late = 0
@@ -85,9 +85,9 @@ def write_inputs(t: Tables, task: Task, base: int, end: int) -> tuple[int, int]:
 
 @compiled
 def give_noted_rows(t: Tables, notes_at: int, end: int, is_complete: bool) -> int:
-    """Gives back the rows that ``write_inputs`` noted, those of the host only once the task is complete.
+    """Give back the rows that ``write_inputs`` noted, those of the host only once the task is complete.
 
-    Returns the position of the last note that is left.
+    Return the position of the last note that is left.
     """
     left_at, kind = end, 0
     for at in range(end - 1, notes_at - 1, -1):
@@ -103,11 +103,11 @@ def give_noted_rows(t: Tables, notes_at: int, end: int, is_complete: bool) -> in
 
 @compiled
 def _read_value(t: Tables, task: Task, value: Value, notes_at: int) -> tuple[int, int]:
-    """Counts one read of a value; notes its row as free if it was the last.
+    """Count one read of a value; note its row as free if it was the last.
 
-    Returns (handle, position of the last note). A row elsewhere is still to be read when the task runs: it is counted
-    when the task completes. But if nobody else is to read it and it is the host's, which cannot get lost, the task
-    takes it over and gives it back then.
+    Return (handle, position of the last note). A row elsewhere is still to be read when the task runs: it is counted
+    when the task completes. But if it is the host's, which cannot get lost, and has no other reader, the task takes it
+    over and gives it back then.
     """
     handle = value.row
     if handle >= NUM_PERMANENT and not value.bits & BORROWED:
@@ -127,7 +127,7 @@ def _read_value(t: Tables, task: Task, value: Value, notes_at: int) -> tuple[int
 
 @compiled
 def first_link_of(t: Tables, node: Node, cell_type: CellType, port: int) -> int:
-    """Where the links of one input of a node begin: at its count if it is ragged."""
+    """Return the position of the first link of an input of a node: that of its count if it is ragged."""
     at = node.first_link
     for k in range(port):
         at += 1 + t.links[at] if t.ports[cell_type.first_port + k].ragged else 1
@@ -138,11 +138,11 @@ def first_link_of(t: Tables, node: Node, cell_type: CellType, port: int) -> int:
 def _write_input(
     t: Tables, task: Task, base: int, port: int, end: int, notes_at: int, follows_ragged: bool
 ) -> tuple[int, int]:
-    """Writes the rows of an input of each item; of what goes from step to step, and of a loop's run, those of the first
-    step alone."""
+    """Write the rows of an input of each item; for carried state and for a loop's run, only those of the first step."""
     ints, cell_type = t.ints, t.types[task.cell_type]
     info = t.ports[cell_type.first_port + port]
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
+    # Carried state has rows at the first step only, and a run reads all its inputs there.
     is_first, is_ragged = info.carry >= 0 or task.is_loop > 0, info.ragged != 0
     offsets_at, end = _start_offsets(t, info, task.rows if is_first else task.positions, base, end)
     rows_at, position = end, 0
@@ -150,6 +150,7 @@ def _write_input(
         row, rows = 0, ints[sizes_at + step]
         while row < rows:
             id, count = ints[nodes_at + row], 1
+            # Chains and loops know their rows without nodes; nodes name values, whose reads are counted here.
             if id < 0:
                 count = rows_of_item(t, nodes_at, row, rows)
                 if is_ragged:
@@ -178,7 +179,7 @@ def _write_input(
 
 @compiled
 def _write_rows(t: Tables, subgraph: Subgraph, port: int, step: int, count: int, to: int) -> None:
-    """Writes the rows that ``count`` steps of a chain or loop read, from ``step`` steps after the next one on."""
+    """Write the rows that ``count`` steps of a chain or loop read, from ``step`` steps after the next one on."""
     read = input_of(t, subgraph, port)
     if count == 1 or read.mode != STEP:
         for k in range(count):
@@ -191,7 +192,7 @@ def _write_rows(t: Tables, subgraph: Subgraph, port: int, step: int, count: int,
 
 @compiled
 def _write_ragged(t: Tables, subgraph: Subgraph, port: int, count: int, end: int, offsets_at: int, rows_at: int) -> int:
-    """Writes the rows that each of ``count`` steps of a chain or loop reads together; returns the new end."""
+    """Write the rows that each of ``count`` steps of a chain or loop reads together; return the new end."""
     rows = num_rows_of(t, subgraph, port)
     for step in range(count):
         for k in range(rows):
@@ -203,7 +204,7 @@ def _write_ragged(t: Tables, subgraph: Subgraph, port: int, count: int, end: int
 
 @compiled
 def _start_offsets(t: Tables, info: PortInfo, positions: int, base: int, end: int) -> tuple[int, int]:
-    """Makes room for the offsets of a ragged input; returns (where they are, or ``base - 1``, new end)."""
+    """Make room for the offsets of a ragged input; return (their position, or ``base - 1``, and the new end)."""
     if not info.ragged:
         return base - 1, end
     t.ints[end] = 0
@@ -212,7 +213,7 @@ def _start_offsets(t: Tables, info: PortInfo, positions: int, base: int, end: in
 
 @compiled
 def _read_inside(t: Tables, task: Task, base: int, carry: int) -> None:
-    """Counts the reads of state handed from node to node inside a run: it needs no row."""
+    """Count the reads of state passed from node to node inside a run: it needs no row."""
     ints = t.ints
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
     for step in range(1, task.steps):
@@ -223,7 +224,7 @@ def _read_inside(t: Tables, task: Task, base: int, carry: int) -> None:
 
 @compiled
 def write_outputs(t: Tables, task: Task, base: int, end: int) -> None:
-    """Takes an arena row for each output that somebody reads and a host row for each result."""
+    """Take an arena row for each output that is read and a host row for each result."""
     cell_type = t.types[task.cell_type]
     for output in range(cell_type.num_outputs):
         kind = t.ports[cell_type.first_port + cell_type.num_inputs + output].kind
@@ -237,12 +238,13 @@ def write_outputs(t: Tables, task: Task, base: int, end: int) -> None:
 
 @compiled
 def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: int) -> None:
-    """Takes the rows of an output of each item, but of loops that run."""
+    """Take the rows of an output of each item, except for loops that run."""
     ints, position, stores, results = t.ints, 0, 0, 0
     nodes_at, sizes_at = base + ints[base + layout.H_NODES], base + ints[base + layout.H_BATCH_SIZES]
     lengths_at = base + ints[base + layout.H_LENGTHS]
     stored_at, rows_at = base + ints[to + layout.OUT_STORE_POSITIONS], base + ints[to + layout.OUT_STORE_ROWS]
     shown_at, host_rows_at = base + ints[to + layout.OUT_RESULT_POSITIONS], base + ints[to + layout.OUT_RESULT_ROWS]
+    # Positions are numbered step by step, as in torch's PackedSequence.
     for step in range(task.steps):
         row, rows = 0, ints[sizes_at + step]
         while row < rows:
@@ -252,6 +254,7 @@ def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: 
                 count = rows_of_item(t, nodes_at, row, rows)
             for ahead in range(step, step + count):
                 handle, place = NO_ROW, -1
+                # A row is taken only for outputs that are read, and a host row only for results.
                 if id >= 0:
                     value = t.values[t.nodes[id + step].first_value + output]
                     if value.readers > 0:
@@ -278,9 +281,9 @@ def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: 
 def step_output(
     t: Tables, task: Task, subgraph: Subgraph, output: int, step: int, is_last_of_run: bool, kind: int
 ) -> tuple[int, int]:
-    """Takes the row of a chain's output ``step`` steps after the next one.
+    """Take the row of a chain's output ``step`` steps after the next one.
 
-    Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
+    Return (its handle, or NO_ROW if nothing reads it; the place of its result, or -1).
     """
     record, made = record_of(t, subgraph), output_of(t, subgraph, output)
     position, handle, place = record.position + step, NO_ROW, -1

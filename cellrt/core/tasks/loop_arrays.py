@@ -1,4 +1,4 @@
-"""The rows that loops' outputs get: state that goes from step to step, and results of every step or of the last."""
+"""The rows of loops' outputs: state that goes from step to step, and results of every step or of the last."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from cellrt.native.jit import compiled
 
 @compiled
 def loop_step_output(t: Tables, task: Task, subgraph: Subgraph, output: int, ahead: int, kind: int) -> tuple[int, int]:
-    """Takes the row of a loop's output ``ahead`` steps after the next one, where rows of a task are single steps.
+    """Take the row of a loop's output ``ahead`` steps after the next one, where rows of a task are single steps.
 
-    Returns (its handle, or NO_ROW if nobody reads it; the place of its result, or -1).
+    Return (its handle, or NO_ROW if nothing reads it; the place of its result, or -1).
     """
     record, value = record_of(t, subgraph), t.values[record_of(t, subgraph).first_value + output]
     handle, place = NO_ROW, -1
@@ -31,8 +31,10 @@ def loop_step_output(t: Tables, task: Task, subgraph: Subgraph, output: int, ahe
 
 @compiled
 def write_run(t: Tables, task: Task, base: int, to: int, output: int, kind: int, end: int) -> int:
-    """Takes the rows of one output of a task of loops that run: the state after the run, and a host row for each
-    result; returns the new end."""
+    """Take the rows of one output of a task of loops that run; return the new end.
+
+    There is a row for the state after the run, and a host row for each result.
+    """
     rows, limit, every_step = task.rows, task.rows * task.steps, 0
     nodes_at, lengths_at = base + t.ints[base + layout.H_NODES], base + t.ints[base + layout.H_LENGTHS]
     end = begin_output(t, base, to, end, rows, limit)

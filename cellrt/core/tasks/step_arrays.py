@@ -1,7 +1,8 @@
 """The index arrays of a task that takes one step of each of its chains: the usual one, in one pass over its rows.
 
-Writes what ``index_arrays.py`` would write, and sends each row as ``submit_task`` would. Each row takes the scheduler
-to another place in memory, so it is visited once instead of once for each input, for each output and to be sent.
+The pass writes what ``index_arrays.py`` would write, and sends each row as ``submit_task`` would. Each row takes the
+scheduler to another place in memory, so it is visited once instead of once for each input, for each output and to be
+sent.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from cellrt.native.jit import compiled, inlined
 
 @compiled
 def write_steps(t: Tables, task: Task, base: int, end: int) -> None:
-    """Writes all inputs and outputs from ``end`` on, and sends the rows."""
+    """Write all inputs and outputs from ``end`` on, and send the rows."""
     ints, rows, cell_type = t.ints, task.rows, t.types[task.cell_type]
     num_inputs, num_outputs = cell_type.num_inputs, cell_type.num_outputs
     output_words = OUTPUT_WORDS + cell_type.ahead
@@ -57,8 +58,10 @@ def write_steps(t: Tables, task: Task, base: int, end: int) -> None:
 def _write_inputs(
     t: Tables, subgraph: Subgraph, num_inputs: int, output_words: int, position: int, at: int, rows: int
 ) -> None:
-    """Writes what a chain's next step reads, ``rows`` ints apart: a place that has the row, or the complement of its
-    handle."""
+    """Write the inputs of a chain's next step, ``rows`` ints apart.
+
+    Each is a place that has the row, or the complement of the row's handle.
+    """
     to = subgraph.record + RECORD_WORDS
     first_output = to + INPUT_WORDS * num_inputs
     for port in range(num_inputs):
@@ -74,14 +77,14 @@ def _write_inputs(
 
 @compiled
 def _look_up(t: Tables, at: int, rows: int) -> None:
-    """Puts handles where places or complements of handles are: all at once, since each place is far from the others."""
+    """Replace places and complements of handles by handles: all at once, since each place is far from the others."""
     for k in range(at, at + rows):
         t.ints[k] = t.places[t.ints[k]] if t.ints[k] >= 0 else ~t.ints[k]
 
 
 @inlined
 def _hand_on(t: Tables, task: Task, subgraph: Subgraph, row: int, base: int, num_inputs: int, num_outputs: int) -> None:
-    """Takes the rows that a plain step writes its state to."""
+    """Take the rows that a plain step writes its state to."""
     to, cell_type = subgraph.record + RECORD_WORDS + INPUT_WORDS * num_inputs, t.types[task.cell_type]
     port = cell_type.first_port + num_inputs
     for k in range(num_outputs):
@@ -98,7 +101,7 @@ def _hand_on(t: Tables, task: Task, subgraph: Subgraph, row: int, base: int, num
 
 @compiled
 def _write_outputs(t: Tables, task: Task, subgraph: Subgraph, row: int, base: int) -> None:
-    """Takes the rows of any other step's outputs and results."""
+    """Take the rows of any other step's outputs and results."""
     cell_type = t.types[task.cell_type]
     for output in range(cell_type.num_outputs):
         kind = t.ports[cell_type.first_port + cell_type.num_inputs + output].kind

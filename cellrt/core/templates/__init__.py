@@ -1,1 +1,1 @@
-"""From a program, which is what an unfolder wrote, to a template: rows for the tables that fit every length."""
+"""The compilation of an unfolder's program to a template: rows for the tables that fit every length."""

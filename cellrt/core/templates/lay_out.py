@@ -1,4 +1,4 @@
-"""From a draft to rows for the tables: finds who waits for whom, cuts the graph into subgraphs, writes them down.
+"""The first layout of a draft as rows for the tables: the edges between units, the subgraphs, the nodes.
 
 A chain or loop is a subgraph of its own, and has a record (``record_layout.py``). All ids count from the request's
 first.
@@ -34,7 +34,7 @@ from cellrt.native.row_types import Rows
 
 
 class Edges(NamedTuple):
-    """Which units each unit reads: those of unit n are ``producers[starts[n]:starts[n + 1]]``, each once."""
+    """The units that each unit reads: those of unit n are ``producers[starts[n]:starts[n + 1]]``, each once."""
 
     starts: Ints
     producers: Ints
@@ -44,8 +44,10 @@ class Edges(NamedTuple):
 
 @compiled
 def _maker_of(draft: Draft, value: int) -> tuple[int, Sum]:
-    """Return the unit that makes a value (of a state: what it begins with), and how many of its steps that takes; or
-    -1."""
+    """Return the unit that makes a value, and how many of its steps that takes; or -1.
+
+    For a state, the value is the one that the state begins with.
+    """
     maker = draft.makers[value]
     while maker < 0:
         value = draft.sources[-1 - maker].start
@@ -61,7 +63,7 @@ def _maker_of(draft: Draft, value: int) -> tuple[int, Sum]:
 
 @compiled
 def _note_edge(edges: Edges, seen: Ints, unit: int, end: int, producer: int, steps: Sum, follows: int) -> int:
-    """Add a producer of ``unit``, or take it in where it is known; return the new end."""
+    """Add a producer of ``unit``, or merge it with the same one; return the new end."""
     if producer < 0:
         return end
     at = seen[producer]
@@ -94,7 +96,11 @@ def _note_input(draft: Draft, edges: Edges, seen: Ints, unit: int, end: int, giv
 
 @making
 def find_edges(draft: Draft) -> Edges:
-    """Find each unit's producers. Whoever uses a growing state comes after all that was appended before."""
+    """Return each unit's producers.
+
+    A unit that uses a growing state comes after everything that was appended before.
+    """
+    # Make room for the most edges there can be.
     most = draft.units.size + draft.inputs.size
     for at in range(draft.inputs.size):
         most += 0 if draft.inputs[at].is_whole else num_named(draft.inputs[at])
@@ -116,6 +122,7 @@ def find_edges(draft: Draft) -> Edges:
             if given.mode != PAGED:
                 end = _note_input(draft, edges, seen, unit, end, given)
                 continue
+            # Steps that append to one growing state go one after the other.
             before = appenders[given.state]
             if before >= 0:
                 steps = draft.lengths[before] if is_chain(draft, before) else 1
@@ -128,8 +135,10 @@ def find_edges(draft: Draft) -> Edges:
 
 @making
 def cut(draft: Draft, edges: Edges) -> tuple[Ints, int, NDArray[np.uint8]]:
-    """Return (subgraph of each unit, number of subgraphs, whether each is loose): a chain or loop has a type that
-    nothing else has."""
+    """Return (subgraph of each unit, number of subgraphs, whether each is loose).
+
+    A chain or loop counts as a type of its own, so that it is a subgraph of its own.
+    """
     kinds = np.empty(draft.units.size, np.int32)
     for unit in range(kinds.size):
         kinds[unit] = draft.types.size + unit if draft.lengths[unit] > 0 else draft.units[unit].cell_type
@@ -156,7 +165,7 @@ def _follows(draft: Draft, unit: int, before: int) -> bool:
 
 @compiled
 def _num_refs(draft: Draft, unit: int) -> int:
-    """Return how many links the inputs of a node are: a ragged one is its count, then its values."""
+    """Return how many links the inputs of a node take: a ragged one has its count, then its values."""
     count, first = 0, draft.units[unit].input
     for at in range(first, first + draft.types[draft.units[unit].cell_type].num_inputs):
         count += num_named(draft.inputs[at]) + int(draft.inputs[at].mode != FIXED)
@@ -192,8 +201,9 @@ def _append_ready(nodes: Rows[Node], subgraph: Subgraph, node: int) -> None:
 def write_nodes(
     draft: Draft, uses: Uses, edges: Edges, group: Ints, subgraphs: Rows[Subgraph]
 ) -> tuple[Rows[Any], Ints, int]:
-    """Return (nodes by subgraph, their links, the most inputs that one has); count what subgraphs wait for."""
+    """Return (nodes by subgraph, their links, the most inputs of one); count the producers that subgraphs wait for."""
     num_units = draft.units.size
+    # Number the nodes by subgraph, and count their links.
     new, num_readers = np.full(num_units, -1, np.int32), np.zeros(num_units, np.int32)
     for k in range(edges.starts[num_units]):
         num_readers[edges.producers[k]] += 1
@@ -204,6 +214,7 @@ def write_nodes(
             new[unit] = num_nodes
             refs = _num_refs(draft, unit)
             num_links, most, num_nodes = num_links + refs + num_readers[unit], max(most, refs), num_nodes + 1
+    # Write each node with its inputs, and leave room for its readers after them.
     nodes, links = make_rows(num_nodes, NODE), np.zeros(num_links, np.int32)
     at, before = 0, -1
     for unit in order:
@@ -221,6 +232,7 @@ def write_nodes(
         if before >= 0 and group[before] == group[unit] and _follows(draft, unit, before):
             nodes[k - 1].bits |= CHAIN_NEXT
         before = unit
+    # Write the readers, then list the nodes that wait for none.
     _write_readers(draft, edges, group, new, nodes, links, subgraphs)
     for k in range(num_nodes):
         if nodes[k].pending == 0:
@@ -232,7 +244,7 @@ def write_nodes(
 def _write_readers(
     draft: Draft, edges: Edges, group: Ints, new: Ints, nodes: Rows[Node], links: Ints, subgraphs: Rows[Subgraph]
 ) -> None:
-    """Write behind each node's inputs who reads it; count what nodes and subgraphs wait for."""
+    """Write each node's readers after its inputs; count the producers that nodes and subgraphs wait for."""
     for unit in range(draft.units.size):
         for k in range(edges.starts[unit], edges.starts[unit + 1]):
             before = edges.producers[k]

@@ -1,4 +1,4 @@
-"""From a draft to the records of its chains and loops (``record_layout.py``)."""
+"""The layout of a draft's chains and loops as records (``record_layout.py``)."""
 
 from __future__ import annotations
 
@@ -67,6 +67,7 @@ def write_records(
         if draft.lengths[unit] == 0:
             continue
         cell_type = draft.types[draft.units[unit].cell_type]
+        # Write the fixed part of the record.
         at = end
         end += record_words(cell_type)
         subgraph, record = subgraphs[group[unit]], record_at(links, at)
@@ -80,6 +81,7 @@ def write_records(
         _write_starts(draft, appended, unit, links, at)
         _write_outputs(draft, uses, unit, links, at)
         subgraph.what = LOOP if is_loop else CHAIN
+        # Members of a body share one body, which comes after the record of the first.
         if is_loop:
             if not is_behind_member(draft, unit):
                 body, end = end, _write_body(draft, group, unit, links, end)
@@ -134,6 +136,7 @@ def _write_inputs(
         given, read = draft.inputs[draft.units[unit].input + port], input_at(links, input_position(at, port))
         mode = given.mode
         read.source = -1
+        # Translate the mode of the program to that of the record, with the places or values that it needs.
         if mode == PAGED:
             read.mode, read.at = layout.PAGED, given.state
         elif mode == NOTHING:
@@ -185,7 +188,10 @@ def _write_sequence(draft: Draft, uses: Uses, group: Ints, read: Input, given: I
 
 @compiled
 def _write_starts(draft: Draft, appended: NDArray[np.int64], unit: int, links: Ints, at: int) -> None:
-    """Say of each growing state how many rows are appended before a unit, -1 after a loop; count those of its own."""
+    """Write how many rows are appended to each growing state before a unit; count those of the unit.
+
+    After a loop the number is -1.
+    """
     cell_type = draft.types[draft.units[unit].cell_type]
     for port in range(cell_type.num_inputs):
         state = draft.inputs[draft.units[unit].input + port].state
@@ -242,7 +248,7 @@ def _is_read_inside(draft: Draft, unit: int, value: int) -> bool:
 
 @compiled
 def _write_body(draft: Draft, group: Ints, first: int, links: Ints, end: int) -> int:
-    """Write what is common to the body whose first member is unit ``first``; return the new end."""
+    """Write what the members of the body whose first member is unit ``first`` share; return the new end."""
     operation = draft.units[first]
     left = operation.left if operation.op == OP_MEMBER else 0
     count, num_types = max(0, left) + 1, max(0, -left)
@@ -270,7 +276,7 @@ def is_carried(ports: Rows[PortInfo], cell_type: CellType, output: int) -> bool:
 
 @compiled
 def _write_taps(draft: Draft, uses: Uses, unit: int, links: Ints, at: int, end: int, first_link: int) -> int:
-    """List the outputs of steps that are values; the chain holds those that are read until it is over."""
+    """List the outputs of steps that are values; the chain holds those that are read until it ends."""
     operation, num_outputs = draft.units[unit], draft.types[draft.units[unit].cell_type].num_outputs
     record = record_at(links, at)
     record.taps, record.tap_step = first_link + end, word_of(draft.sums, draft.lengths[unit])
@@ -290,11 +296,11 @@ def _write_taps(draft: Draft, uses: Uses, unit: int, links: Ints, at: int, end: 
 
 
 class Readers(NamedTuple):
-    """The edges of ``Edges`` from the other end: those of a unit are ``heads[unit]``, then ``following`` each other."""
+    """The edges of ``Edges`` by producer: the first edge of a unit is ``heads[unit]``, then they are ``following``."""
 
     heads: NDArray[np.int32]
     following: NDArray[np.int32]  # of each edge
-    units: NDArray[np.int32]  # of each edge: who reads
+    units: NDArray[np.int32]  # of each edge: the reader
 
 
 @making
@@ -322,7 +328,7 @@ def _write_edges(
     end: int,
     first_link: int,
 ) -> int:
-    """List who waits for a chain or loop, by the steps that must be there, and who follows it."""
+    """List the subgraphs that wait for a chain or loop, by the steps that they need, and those that follow it."""
     record, first = record_at(links, at), end
     k = readers.heads[unit]
     while k >= 0:

@@ -1,10 +1,10 @@
-"""What of a program is its lengths, so that programs that differ in them alone share a template.
+"""The lengths of a program: programs that differ in them alone share a template.
 
-*Lengths* are the steps of chains and loops, from two on, and the rows of the request's tensors; equal ones are one.
-A program with lengths is *shortened*: of so many steps or rows it has the first and the last alone, the only ones that
-it may name, and its lengths are numbered. So programs that differ in their lengths alone are one, of which the template
-is found (``sums.py``). A program that names steps in between has no lengths, and neither has one that lists values of
-each step.
+*Lengths* are the numbers of steps of chains and loops, from two on, and of rows of the request's tensors; equal numbers
+are one length. A program with lengths is *shortened*: of so many steps or rows only the first and the last remain, the
+only ones that it may name, and its lengths are numbered. So programs that differ in their lengths alone become equal,
+and share one template (``sums.py``). A program that names steps in between has no lengths, and neither has one that
+lists values of each step.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ from cellrt.core.templates.sums import MOST_LENGTHS, MOST_SUMS
 from cellrt.native.jit import compiled, making
 
 Lengths = NDArray[np.int32]
-"""``[lengths]``, those of one program, in order of their first use."""
+"""The lengths of one program, ``[lengths]``, in order of their first use."""
 
 MOST_WORDS = 1024
-"""A longer program, such as that of a tree, has no lengths: its template would be kept for nobody."""
+"""The most words of a program with lengths: the template of a longer one, such as a tree's, would not be used again."""
 MOST_SPACED = 512
-"""Neither has one that reads more evenly spaced values that are no steps: ``sums.py`` has room for no more."""
+"""The most evenly spaced values, other than steps, in a program with lengths: ``sums.py`` has room for no more."""
 BETWEEN = -2
-"""In place of the id of a value that a shortened program does not have."""
+"""The id of a value that a shortened program does not have."""
 
 
 @compiled
 def _number(lengths: Lengths, length: int) -> int:
-    """Return -1 minus the number of a length; of what is none, itself."""
+    """Return -1 minus the number of a length; any other number is returned unchanged."""
     for k in range(lengths.size):
         if lengths[k] == length:
             return -1 - k
@@ -64,7 +64,7 @@ def _collect_lengths(draft: Draft) -> Lengths:
 
 @compiled
 def _length_of_maker(draft: Draft, value: int) -> int:
-    """Return how many steps or rows what makes a value has, or 0 if it has no length."""
+    """Return how many steps or rows the maker of a value has, or 0 if it has no length."""
     maker, count = draft.makers[value], 0
     if maker < 0 and draft.sources[-1 - maker].op == OP_EXTERNAL:
         count = draft.sources[-1 - maker].length
@@ -75,7 +75,7 @@ def _length_of_maker(draft: Draft, value: int) -> int:
 
 @compiled
 def _width_of_maker(draft: Draft, value: int) -> int:
-    """Return how many values each step has of what makes a value."""
+    """Return how many values each step of a value's maker has."""
     maker = draft.makers[value]
     return 1 if maker < 0 else draft.types[draft.units[maker].cell_type].num_outputs
 
@@ -103,9 +103,11 @@ def _is_kept(ids: NDArray[np.int32], value: int) -> bool:
 
 @compiled
 def _is_run_kept(draft: Draft, base: int, stride: int, count: int) -> bool:
-    """Return whether evenly spaced values are all steps of what makes them, or none is of a step. Else they would be
-    others with other lengths, or might reach beyond what makes them: as the outputs of one step do, where they happen
-    to be as many as there are steps."""
+    """Return whether evenly spaced values are all steps of their maker, or none of them is a step.
+
+    Else they would be others with other lengths, or might reach beyond their maker: as the outputs of one step do, if
+    they happen to be as many as there are steps.
+    """
     if count < 2:
         return True
     last, length = base + (count - 1) * stride, _length_of_maker(draft, base)
@@ -141,7 +143,7 @@ def _are_inputs_kept(draft: Draft, ids: NDArray[np.int32]) -> bool:
 
 @compiled
 def _are_others_kept(draft: Draft, ids: NDArray[np.int32]) -> bool:
-    """Return whether all that names values beside the inputs would be the same with other lengths."""
+    """Return whether all other operations that name values would be the same with other lengths."""
     for k in range(draft.sources.size):
         if not _is_kept(ids, draft.sources[k].start):
             return False
@@ -184,7 +186,7 @@ def _shorten_others(draft: Draft, ids: NDArray[np.int32], lengths: Lengths) -> N
 
 @making
 def shorten(draft: Draft) -> Lengths:
-    """Shorten a program in place, but for its makers; return its lengths. A program that has none stays as it is."""
+    """Shorten a program in place, but for its makers; return its lengths. A program without lengths stays unchanged."""
     lengths: Lengths = _collect_lengths(draft)
     if lengths.size == 0:
         return lengths
@@ -207,7 +209,7 @@ def with_sums(draft: Draft) -> Draft:
 
 @making
 def key_of(draft: Draft) -> NDArray[np.int32]:
-    """Return what programs have in common that differ in their lengths alone: all of the shortened program."""
+    """Return the words that programs share which differ in their lengths alone: the whole shortened program."""
     units, sources, results, keeps, pages = draft.units, draft.sources, draft.results, draft.keeps, draft.pages
     sizes = np.array((units.size, sources.size, results.size, keeps.size, pages.size)).astype(np.int32)
     makers = np.concatenate((sizes, units.view(np.int32), sources.view(np.int32)))

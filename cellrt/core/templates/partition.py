@@ -1,13 +1,13 @@
-"""Cuts a cell graph into subgraphs: connected nodes of one cell type (BatchMaker section 2.4.4), and leaves.
+"""The partition of a cell graph into subgraphs: connected nodes of one cell type (BatchMaker section 2.4.4).
 
-Same type and connected is not enough: in A1 -> B -> A2 with A1 -> A2 the two A's would wait for B and B for them.
-So nodes are grouped by cell type *and* level, the largest number of type changes on a path from the inputs. An edge
+Same type and connected is not enough: in A1 -> B -> A2 with A1 -> A2 the two A's would wait for B and B for them. So
+nodes are grouped by cell type *and* level, the largest number of type changes on a path from the inputs. An edge
 between two groups always goes to a higher level (same type: the levels differ; another type: one more change), so the
 graph of subgraphs is acyclic.
 
 Nodes that read no other node, and would each be alone, are one *loose* subgraph for each cell type, as a tree's leaves
-are: all are ready at once, whoever they are with, so that a row in the tables and a place in a queue for each would be
-work for nothing.
+are. All are ready at once, whatever their neighbours, so that a row in the tables and a place in a queue for each would
+be wasted work.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from cellrt.native.jit import allocating, making
 
 @making
 def _find(parent: NDArray[np.int32], node: int) -> int:
-    """Return the first of the nodes that are together with one."""
+    """Return the first of the nodes that are grouped with a node."""
     while parent[node] != node:
         parent[node] = parent[parent[node]]
         node = parent[node]
@@ -31,7 +31,7 @@ def _find(parent: NDArray[np.int32], node: int) -> int:
 def _put_together(
     node_types: NDArray[np.int32], starts: NDArray[np.int32], parent: NDArray[np.int32]
 ) -> NDArray[np.uint8]:
-    """Put those together that read no node and are alone; return which nodes these are."""
+    """Group the nodes that read no node and are alone; return which nodes these are."""
     is_loose, sizes = np.zeros(parent.size, np.uint8), np.zeros(parent.size, np.int32)
     for node in range(parent.size):
         sizes[_find(parent, node)] += 1
@@ -47,7 +47,7 @@ def _put_together(
 
 @making
 def in_order(numbers: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return where the numbers are, the lowest first and equal ones as they come; none is below 0."""
+    """Return the positions of the numbers, the lowest first and equal ones in order; none is below 0."""
     ends = np.zeros(numbers.max() + 2 if numbers.size else 1, np.int32)
     for k in range(numbers.size):
         ends[numbers[k] + 1] += 1

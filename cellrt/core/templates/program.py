@@ -1,9 +1,9 @@
-"""A recorded program, and the nodes and values it stands for.
+"""A recorded program: the operations that an unfolder called, and the nodes and values that they stand for.
 
 An unfolder's calls are recorded as a *program*: a flat int32 array of operations over value ids, in order. Equal
-programs are equal graphs. Which words an operation and an input have is said in ``WORDS`` and ``WORDS_OF_INPUT``, and
-nowhere else: ``read_program`` reads them into a ``Draft`` for what compiles templates (``template.py``), ``operations``
-one by one for all others. A node, a chain, a loop or a member of one is a *unit* there.
+programs are equal graphs. Only ``WORDS`` and ``WORDS_OF_INPUT`` say which words an operation and an input have:
+``read_program`` reads them into a ``Draft``, from which templates are compiled (``template.py``), and ``operations``
+reads them one by one for all others. A node, a chain, a loop or a member of one is a *unit* there.
 
 Operations (value ids count up from 0 in order of creation; an operation's outputs take the next ids)::
 
@@ -19,24 +19,24 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
     RESULT   base stride count            count values are results
     RESULT_STEPS value limit              an output of a loop is a result, of every step
     RESULT_LAST value                     an output of a loop is a result, of the last step
-    STATE kind start                      one value: a state of the request's session before the request; if that is
-                                          new, what value ``start`` is, or zeros for -1
+    STATE kind start                      one value: a state of the request's session before the request. In a new
+                                          session it is value ``start``, or zeros for -1
     PAGES kind page_size keeps            a growing state; ``keeps``: it is a state of the request's session
-    KEEP value base stride count          STATE value ``value`` is after step k what value ``base + k * stride`` is.
-                                          Count 0: what value ``base`` is, once the whole request is done
+    KEEP value base stride count          after step k, STATE value ``value`` is value ``base + k * stride``.
+                                          Count 0: it is value ``base``, once the whole request is done
 
     input = FIXED value | STEP base stride | EACH count value* | CARRY base
           | LIST count value* | RANGE base stride count | NEXT base output | PAGED state | NOTHING 0
           | EMITTED value limit | SAME value | LAST base value | LEADS base stride count output
 
-STEP gives the i-th step of a chain value ``base + i * stride``, EACH the i-th of the values listed; CARRY gives the
+STEP gives the i-th step of a chain value ``base + i * stride``, EACH the i-th of the values listed. CARRY gives the
 first step ``base`` and each later one the output that the input port is carried from. LIST and RANGE are for ragged
-inputs: RANGE is ``count`` values from ``base`` on. NEXT is as CARRY, of a cell that declares no carried input: from
+inputs: RANGE is ``count`` values from ``base`` on. NEXT is as CARRY, for a cell that declares no carried input: from
 output ``output``. EMITTED, for a ragged input, is a loop's output at every step that it took, of at most ``limit``: a
-RESULT_STEPS of it follows. PAGED is the PAGES operation of that number; NOTHING is for inputs that nobody gives. SAME
-and LAST are outputs of the own body: SAME of an earlier member at the same step, LAST of any at the step before, at the
-first step ``base``. LEADS is as NEXT, of a cell with spans: the first step of the loop reads ``count`` rows, from value
-``base`` on, and its outputs are those of the last of them.
+RESULT_STEPS of it follows. PAGED is the PAGES operation of that number; NOTHING is for inputs that the scheduler fills.
+SAME and LAST are outputs of the own body: SAME of an earlier member at the same step, LAST of any at the step before,
+at the first step ``base``. LEADS is as NEXT, for a cell with spans: the first step of the loop reads ``count`` rows,
+from value ``base`` on, and its outputs are those of the last of them.
 """
 
 from __future__ import annotations
@@ -65,8 +65,7 @@ RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(5, 14)  # 
 NUM_MODES = 14
 
 UNIT, SOURCE, RESULT, KEEP, PAGES = range(5)
-"""What an operation is; a source makes values that no cell makes. The first two make values; each has a table of a
-draft."""
+"""The kinds of operations, each with a table of a draft; UNIT and SOURCE make values, a source without a cell."""
 
 WORDS: Mapping[int, tuple[int, tuple[str, ...]]] = MappingProxyType(
     {
@@ -84,7 +83,7 @@ WORDS: Mapping[int, tuple[int, tuple[str, ...]]] = MappingProxyType(
         OP_KEEP: (KEEP, ("state", "first", "stride", "length")),
     }
 )
-"""What each operation is, and the words behind its number, as ``Operation`` calls them."""
+"""The kind of each operation, and its words after the number, by the names of ``Operation``."""
 WORDS_OF_INPUT: Mapping[int, tuple[str, ...]] = MappingProxyType(
     {
         FIXED: ("first",),
@@ -102,7 +101,7 @@ WORDS_OF_INPUT: Mapping[int, tuple[str, ...]] = MappingProxyType(
         LEADS: ("first", "stride", "count", "output"),
     }
 )
-"""The words of an input behind its mode, as ``Input`` calls them; the values of LIST and EACH come behind these."""
+"""The words of an input after its mode, by the names of ``Input``; the values of LIST and EACH come after these."""
 
 
 @dataclass(slots=True)
@@ -136,7 +135,7 @@ class Input:
         return [self.first + k * self.stride for k in range(self.count)] if self.first >= 0 else []
 
     def named_at(self, step: int) -> Sequence[int]:
-        """Return the values that it names for a step; of what is carried, for the first one."""
+        """Return the values that it names for a step; for carried state, those for the first one."""
         if self.mode in (STEP, LEADS):
             return [self.first + step * self.stride]
         return [self.listed[step]] if self.mode == EACH else self.named()
@@ -149,12 +148,12 @@ class Operation:
     Attributes:
         op: OP_EXTERNAL ...
         cell_type, stop, left, kind, row, start, page_size, keeps, state: as above; -1 if it has none.
-        length: steps, of a loop at most; rows of a tensor; values of a result. 1 if nothing is said of it.
+        length: steps, of a loop at most; rows of a tensor; values of a result; else 1.
         first, stride: the values of a result, or of KEEP, are ``first + k * stride``.
         value: the first that it makes.
         inputs: of a unit.
         layers: cell types of the steps of a loop that are of different ones.
-        at: where it begins in the program.
+        at: its position in the program.
     """
 
     op: int
@@ -177,12 +176,12 @@ class Operation:
 
     @property
     def is_unit(self) -> bool:
-        """Whether it is of a cell."""
+        """True if it is of a cell."""
         return WORDS[self.op][0] == UNIT
 
     @property
     def num_steps(self) -> int:
-        """Steps of which each output is a value."""
+        """The number of steps of which each output is a value."""
         return self.length if self.op == OP_CHAIN else 1
 
 
@@ -243,8 +242,10 @@ def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Seq
 
 
 def read_only(program: NDArray[np.int32]) -> NDArray[np.int32]:
-    """Return a program that may not be written to, as one that comes as bytes may not: Numba compiles anew for each
-    kind of array, and all that reads programs is compiled for this one alone."""
+    """Return a program that may not be written to, as one that comes as bytes may not.
+
+    Numba compiles anew for each kind of array, and every function that reads programs is compiled for this one alone.
+    """
     if program.flags.writeable:
         program = program.view()
         program.flags.writeable = False
@@ -252,7 +253,7 @@ def read_only(program: NDArray[np.int32]) -> NDArray[np.int32]:
 
 
 class OperationRow(Row):
-    """An operation in a draft, by the words of ``Operation``."""
+    """An operation in a draft, by the names of ``Operation``."""
 
     op: i4
     cell_type: i4
@@ -273,7 +274,7 @@ class OperationRow(Row):
 
 
 class InputRow(Row):
-    """An input in a draft, by the words of ``Input``."""
+    """An input in a draft, by the names of ``Input``."""
 
     mode: i4
     first: i4
@@ -283,14 +284,14 @@ class InputRow(Row):
     state: i4
     value: i4
     listed: i4  # the first in ``Draft.listed``, or -1
-    is_whole: i4  # 1 if what it names are steps of one sequence (``uses.py``)
+    is_whole: i4  # 1 if it names steps of one sequence (``uses.py``)
 
 
 OPERATION, INPUT = dtype_of(OperationRow), dtype_of(InputRow)
 
 
 def _columns(words: Iterable[tuple[int, tuple[str, ...]]], size: int, dtype: np.dtype[np.void]) -> NDArray[np.int64]:
-    """Return ``[size, 1 + most words]``: how many words, then the place of each in a row; -1 for one that has none."""
+    """Return ``[size, 1 + most words]``: the number of words, then the place of each in a row, -1 without one."""
     names, columns = dtype.names or (), np.full((size, 6), -1, np.int64)
     for number, row in words:
         columns[number, 0] = len(row)
@@ -308,10 +309,9 @@ LEFT = 1 + WORDS[OP_MEMBER][1].index("left")
 
 
 class Draft(NamedTuple):
-    """A program by operation, those of a table in order of creation, with the cells that it is of. Tables are of
-    OPERATION and INPUT.
+    """A program by operation, with its cell types; the operations of a table are in order of creation.
 
-    A length is there a number, or -1 minus the number of a length (``sums.py``).
+    Tables are of OPERATION and INPUT. A length in them is a number, or -1 minus the number of a length (``sums.py``).
     """
 
     types: Rows[CellType]
@@ -361,7 +361,7 @@ def _count(program: NDArray[np.int32], types: Rows[CellType], counts: NDArray[np
 
 @compiled
 def _read(program: NDArray[np.int32], at: int, columns: NDArray[np.int64], rows: NDArray[np.int32], row: int) -> int:
-    """Read the words of an operation or input at ``at`` to where its row begins; return where they end."""
+    """Read the words of an operation or input at ``at`` into its row; return where they end."""
     number = program[at]
     rows[row] = number
     for k in range(1, columns[number, 0] + 1):
@@ -383,7 +383,7 @@ def num_values(operation: OperationRow, types: Rows[CellType]) -> int:
 
 @making
 def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: Rows[CellType]) -> NDArray[np.int32]:
-    """Return who makes each value: a unit, or -1 - a source."""
+    """Return the maker of each value: a unit, or -1 - a source."""
     size = 0
     for k in range(-sources.size, units.size):
         size += num_values(units[k] if k >= 0 else sources[-1 - k], types)
@@ -398,6 +398,7 @@ def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: Rows[
 @making
 def read_program(program: NDArray[np.int32], types: Rows[CellType], ports: Rows[PortInfo]) -> Draft:
     """Read a program into a draft, with the cell types and ports of the tables."""
+    # Count the operations of each table, and make room for them.
     ends = np.zeros(NUM_TABLES, np.int64)
     num_inputs, num_listed, num_layers = _count(program, types, ends)
     operations, inputs = make_rows(ends.sum(), OPERATION), make_rows(num_inputs, INPUT)
@@ -409,6 +410,7 @@ def read_program(program: NDArray[np.int32], types: Rows[CellType], ports: Rows[
     tables = ends.copy()
     ends[1:] = ends[:-1].copy()
     ends[0] = at = value = num_inputs = num_listed = num_layers = 0
+    # Read the operations, each with its inputs, to the next row of its table.
     while at < program.size:
         table, others = TABLES[program[at]], _num_others(program, at)
         row = operations[ends[table]]
@@ -429,7 +431,7 @@ def read_program(program: NDArray[np.int32], types: Rows[CellType], ports: Rows[
             elif put.mode == STEP:
                 put.count = row.length
             elif put.count == 0:
-                put.first = -1  # whatever it is said to be
+                put.first = -1  # as it names no value
             num_inputs += 1
         value += num_values(row, types)
     units, sources = operations[: tables[0]], operations[tables[0] : tables[1]]
@@ -469,7 +471,7 @@ def named(draft: Draft, given: InputRow, k: int) -> int:
 
 @compiled
 def last_member(draft: Draft, unit: int) -> int:
-    """Return the last unit of a unit's body, which ends when all of it does; of one that is no member, itself."""
+    """Return the last unit of a unit's body, which ends when all of it does; for a unit outside of bodies, itself."""
     return int(unit + max(0, draft.units[unit].left))
 
 

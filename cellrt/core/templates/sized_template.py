@@ -1,6 +1,6 @@
-"""Templates: what requests have in common whose graphs differ in their lengths alone, and one of them with its lengths.
+"""Templates, which requests share whose graphs differ in their lengths alone, and templates with lengths.
 
-Each word of a template is a constant plus multiples of the lengths (``sums.py``). Where it would not be, the graphs are
+Each word of a template is a constant plus multiples of the lengths (``sums.py``). If one would not be, the graphs are
 compiled one by one.
 """
 
@@ -42,11 +42,11 @@ from cellrt.native.row_types import Rows
 NO_PATCHES = np.zeros((0, 2), np.int32)
 NO_LENGTHS = np.zeros(0, np.int32)
 NUM_STATES = 3 * list(ARRAYS).index("states") + 1
-"""Where it is in the words of a template."""
+"""The position of this number in the words of a template."""
 
 
 class Room(NamedTuple):
-    """What an empty engine has room for.
+    """The room of an empty engine.
 
     Attributes:
         limits: most nodes, values, links and subgraphs of a request, inputs of a node, and places of a request.
@@ -58,7 +58,7 @@ class Room(NamedTuple):
 
     @classmethod
     def of(cls, limits: Limits, most_refs: int, kind_rows: Sequence[tuple[int, int]]) -> Room:
-        """That of an engine with these limits."""
+        """Return the room of an engine with these limits."""
         most = limits.max_nodes, limits.max_values, limits.max_links, limits.max_subgraphs, most_refs, limits.max_places
         return cls(np.array(most, np.int64), np.array(kind_rows, np.int64).reshape(-1, 2))
 
@@ -66,13 +66,14 @@ class Room(NamedTuple):
 class Template:
     """A compiled cell graph without its lengths: rows for the tables, with ids relative to the request.
 
-    Shared by requests. Admission sets the lengths of the next request in its memory, so that belongs to whoever admits.
+    Requests share it. Admission sets the lengths of the next request in its memory, so only the thread that admits may
+    use that memory.
 
     Attributes:
         at: the address of its arrays, for compiled code.
         address: the same as a number.
         num_states: rows that a request keeps in a session.
-        numbers: as of what was compiled.
+        numbers: as of ``Compiled``.
     """
 
     def __init__(self, made: Compiled) -> None:
@@ -85,15 +86,15 @@ class Template:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of the rows."""
+        """The bytes of its memory."""
         return self._memory.nbytes + self._words.nbytes + self._patches.nbytes
 
     def num_externals(self, lengths: NDArray[np.int32]) -> int:
-        """Rows[Any] that come, in all, with requests of these lengths ``[requests, lengths]``."""
+        """Return how many rows come with requests of these lengths ``[requests, lengths]``, in all."""
         return int(len(lengths) * self.numbers[0, 0] + lengths.sum(0, np.int64) @ self.numbers[0, 1:])
 
     def arrays(self, lengths: Lengths) -> OpenTemplate:
-        """A copy of the rows, with these lengths."""
+        """Return a copy of the rows, with these lengths."""
         memory = self._memory.copy()
         memory.view(np.int32)[self._patches[:, 0]] = self._patches[:, 1] + self._patches[:, 2:] @ lengths
         return open_memory(memory, self._words, self._patches)
@@ -103,7 +104,7 @@ class SizedTemplate:
     """A template and the lengths of a request's chains, loops and tensors. Immutable, shared by requests.
 
     Attributes:
-        template, lengths: as they are called.
+        template, lengths: the arguments.
         num_results, num_externals: result rows; rows that come with the request.
         num_places: rows of its results and sequences.
         num_steps: nodes and steps, a loop counted as its step limit.
@@ -136,7 +137,7 @@ class SizedTemplate:
 
     @property
     def chains(self) -> tuple[tuple[int, int], ...]:
-        """Each cell type that is in it, with the steps of its longest chain; 1 if it has none."""
+        """The cell types that it has, each with the steps of its longest chain; 1 if it has none."""
         if self._chains is None:
             arrays, longest = self.arrays, dict[int, int]()
             for subgraph in arrays.subgraphs:
@@ -147,7 +148,7 @@ class SizedTemplate:
 
     @property
     def num_bytes(self) -> int:
-        """Memory of what it does not share."""
+        """The bytes of memory that it does not share."""
         return self.lengths.nbytes if self.lengths.size else self.template.num_bytes
 
     @property
@@ -156,27 +157,30 @@ class SizedTemplate:
         return self.template.arrays(self.lengths)
 
     def num_pages(self, kind: int | None = None) -> int:
-        """Return the pages, of a kind or of all, that a request without a session may come to."""
+        """Return the pages, of a kind or of all, that a request without a session may need."""
         return sum(-(-rows // size) for its, size, rows, _ in self.arrays.pages.tolist() if kind in (None, its))
 
     def loop_limits(self) -> list[int]:
-        """The most steps of each loop, in order of their subgraphs; of several cells at the one that says stop."""
+        """Return the most steps of each loop, in order of subgraphs.
+
+        A loop of several cells counts at the one that says stop.
+        """
         arrays = self.arrays
         limits = (loop_limit(arrays.links, subgraph) for subgraph in arrays.subgraphs)
         return [limit for limit in limits if limit > 0]
 
 
 def addresses_of(templates: Sequence[SizedTemplate]) -> Any:
-    """Where each of these templates is, for compiled code: ``Template.at`` of all."""
+    """Return the addresses of templates, for compiled code: ``Template.at`` of all."""
     each = [template.template.at for template in templates]
     return each if numba.config.DISABLE_JIT else np.array(each)
 
 
 class KnownTemplates:
-    """Templates by what their programs have in common, and which have none; all are forgotten when they take more than
-    so many bytes.
+    """The known templates, by the words that their programs share, and the keys that have none.
 
-    Any thread may ask and add: a lost race costs one more compilation.
+    All are forgotten when they take more than so many bytes. Any thread may call it: a lost race costs one more
+    compilation.
     """
 
     def __init__(self, max_bytes: int = 1 << 20) -> None:
@@ -184,15 +188,15 @@ class KnownTemplates:
         self._by_key: dict[bytes, Template | None] = {}
 
     def __contains__(self, key: bytes) -> bool:
-        """Whether it is known which template a key has, or that it has none."""
+        """Return whether it is known which template a key has, or that it has none."""
         return key in self._by_key
 
     def get(self, key: bytes) -> Template | None:
-        """The template of a key, if it is known and has one."""
+        """Return the template of a key, if it is known and has one."""
         return self._by_key.get(key)
 
     def add(self, key: bytes, template: Template | None) -> Template | None:
-        """Takes in a template, or that there is none; returns what is known from now on."""
+        """Add a template, or the fact that there is none; return what is known from now on."""
         size = len(key) + (template.num_bytes if template is not None else 0)
         self._num_bytes += size
         if self._num_bytes > self._max_bytes:
@@ -229,15 +233,15 @@ def compile_template(
     room: Room,
     known: KnownTemplates,
 ) -> SizedTemplate:
-    """Finds the template of a program among those that are known, or compiles it.
+    """Find the template of a program among those that are known, or compile it.
 
     Args:
         program: words of ``program.py``.
         types, ports: of the tables.
         room: of an empty engine.
-        known: templates by what their programs have in common; a new one is added.
+        known: templates by the words that their programs share; a new one is added.
 
-    Raises RequestTooLargeError if one value has more than MAX_READERS readers.
+    Raise RequestTooLargeError if one value has more than MAX_READERS readers.
     """
     program = read_only(program)
     key, lengths, made = _find_lengths_or_compile(program, types, ports, room)
@@ -258,8 +262,10 @@ def compile_template(
 def _find_lengths_or_compile(
     program: NDArray[np.int32], types: Rows[CellType], ports: Rows[PortInfo], room: Room
 ) -> tuple[NDArray[np.int32], Lengths, Compiled | None]:
-    """Return the key and lengths of a program that has lengths; of one that has none and is short what it is compiled
-    to."""
+    """Return the key and lengths of a program with lengths.
+
+    A short program without lengths is compiled, and the result returned.
+    """
     if program.size > MOST_WORDS:
         return NO_LENGTHS, NO_LENGTHS, None
     key, lengths, memory, words = _compile_briefly(program, types, ports, len(room.kind_rows), *room, ITEM_BYTES)
@@ -278,7 +284,11 @@ def _compile_briefly(
     kind_rows: NDArray[np.int64],
     item_bytes: NDArray[np.int64],
 ) -> tuple[NDArray[np.int32], Lengths, NDArray[np.uint8], NDArray[np.int64]]:
-    """One call, as each costs microseconds: most graphs that were not seen before are trees, which have no lengths."""
+    """Return the key and lengths of a program with lengths, or compile it.
+
+    This is one call, as each costs microseconds: most graphs that were not seen before are trees, which have no
+    lengths.
+    """
     draft = read_program(program, types, ports)
     lengths = shorten(draft)
     if lengths.size > 0:

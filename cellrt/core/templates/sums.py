@@ -1,12 +1,12 @@
 """Numbers that depend on the lengths of a program: a constant plus multiples of lengths, packed into one integer.
 
 Sums are added, multiplied with constants and compared as any integers are, as a length is two or more and above every
-constant that it is compared with. So what compiles graphs (``template.py``) does with them what it does with numbers,
-and of a program without lengths they are numbers. A word of 32 bits has no room for one that is more than its
-constant: until all words are there it holds the sum's place among ``Sums``.
+constant that it is compared with. So the compiler of graphs (``template.py``) treats them as numbers, and for a program
+without lengths they are numbers. A 32-bit word has no room for a sum that is not a constant: until all words are there
+it holds the sum's place among ``Sums``.
 
-In a program a length is named by -1 minus its number. So many steps or rows have two value ids there: of the first and
-the last (``lengths.py``).
+In a program a length is named by -1 minus its number. So many steps or rows have two value ids there: those of the
+first and the last (``lengths.py``).
 """
 
 from __future__ import annotations
@@ -19,25 +19,27 @@ from numpy.typing import NDArray
 from cellrt.native.jit import compiled, making
 
 MOST_LENGTHS = 4
-"""A program with more has none: what many lengths have in common is seldom met twice."""
+"""The most lengths of a program; one with more is compiled without lengths, as so many seldom recur."""
 CONSTANT_BITS, FACTOR_BITS = 20, 11
-"""Bits of the constant and of each factor, all with a sign: more than what a program of MOST_WORDS comes to."""
+"""The bits of the constant and of each factor, all signed: more than a program of MOST_WORDS needs."""
 END = 1 << (CONSTANT_BITS - 1)
-"""A number from here on is no constant."""
+"""The least number that is no constant."""
 IN_SUMS = 1 << 30
-"""Added to the place among the sums; no other word of a template is so large."""
+"""The number that is added to the place among the sums; no other word of a template is so large."""
 MOST_SUMS = 1 << 12
 
 Sum: TypeAlias = Any
 """An integer of 64 bits; Numba's and NumPy's count too."""
 Sums = NDArray[np.int64]
-"""How many there are, then so many. Of a program without lengths it is empty, and full if something of the template is
-no sum, or there are too many."""
+"""The number of sums, then the sums.
+
+It is empty for a program without lengths. It is full if a part of the template is no sum, or if there are too many.
+"""
 
 
 @compiled
 def sum_of(length: int) -> Sum:
-    """Return the sum that a length is, as a program has it."""
+    """Return the sum that stands for a length of a program."""
     return np.int64(length) if length >= 0 else np.int64(1) << (CONSTANT_BITS + FACTOR_BITS * (-1 - length))
 
 
@@ -55,7 +57,7 @@ def position_of(length: int, step: int) -> Sum:
 
 @compiled
 def give_up(sums: Sums) -> None:
-    """Say that something of the template is no sum, so that a program with other lengths must be compiled by itself."""
+    """Record that a part of the template is no sum, so that programs with other lengths are compiled by themselves."""
     if sums.size > 0:
         sums[0] = sums.size
 
@@ -107,8 +109,10 @@ def words_of(sums: Sums, numbers: NDArray[np.int64]) -> NDArray[np.int32]:
 
 @making
 def take_out(sums: Sums, memory: NDArray[np.int32], num_lengths: int) -> NDArray[np.int32]:
-    """Return the patches: where in a template's memory the words lie that depend on lengths, their constants and their
-    factors."""
+    """Take the sums out of a template's memory; return the patches.
+
+    A patch is the place of a word that depends on lengths, its constant, and its factors.
+    """
     count = 0
     for at in range(memory.size if sums.size > 0 else 0):
         count += memory[at] >= IN_SUMS

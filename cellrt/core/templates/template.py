@@ -1,7 +1,7 @@
-"""From a program to the template of a cell graph: its rows for the tables, compiled once for all programs that differ
-in their lengths alone (``sized_template.py``).
+"""The compilation of a program to the template of a cell graph: its rows for the tables.
 
-All in one compiled call, because a request of a graph not seen before (most trees) waits for it.
+A template is compiled once for all programs that differ in their lengths alone (``sized_template.py``). It is one
+compiled call, because a request of a graph not seen before (most trees) waits for it.
 """
 
 from __future__ import annotations
@@ -56,21 +56,22 @@ ARRAYS = {
 NUM_ARRAYS = len(ARRAYS)
 ALL_KINDS = -1
 PATCHES, MEMORY = 3 * NUM_ARRAYS, 3 * NUM_ARRAYS + 3
-"""Where those of what depends on lengths, and of the memory, are behind address, rows and columns of each array."""
+"""The positions of the patches and of the memory in the words, after address, rows and columns of each array."""
 NUM_EXTERNALS, NUM_RESULTS, NUM_PLACES, NUM_STEPS, MOST_REFS, FITS = (MEMORY + 3 + k for k in range(6))
-"""Where the numbers of a template lie behind these; the last two are of one without lengths alone."""
+"""The positions of a template's numbers after these; only a template without lengths has the last two."""
 
 ITEM_BYTES = np.array([dtype.itemsize for dtype, _ in ARRAYS.values()])
 
 
 class Compiled(NamedTuple):
-    """A program as it was compiled.
+    """A compiled program.
 
     Attributes:
-        memory, words: of its arrays; where they are, and its numbers.
-        patches: ``[patches, 2 + lengths]``, of each word of the memory that depends on lengths where it is, its
-            constant, and what it is multiplied with of each length.
-        numbers: ``[numbers, 1 + lengths]``: of each from NUM_EXTERNALS to NUM_STEPS the constant, and the same.
+        memory, words: the memory of its arrays; their addresses and sizes, and the template's numbers.
+        patches: ``[patches, 2 + lengths]``: for each word of the memory that depends on lengths its place, its
+            constant, and its factor for each length.
+        numbers: ``[numbers, 1 + lengths]``: for each number from NUM_EXTERNALS to NUM_STEPS the constant, and the
+            factors.
     """
 
     memory: NDArray[np.uint8]
@@ -80,7 +81,7 @@ class Compiled(NamedTuple):
 
 
 def open_memory(memory: NDArray[np.uint8], words: NDArray[np.int64], patches: NDArray[np.int32]) -> OpenTemplate:
-    """The arrays in the memory of a template; each begins with a whole word."""
+    """Return the arrays in the memory of a template; each begins with a whole word."""
     arrays, at = [], 0
     for k, (dtype, columns) in enumerate(ARRAYS.values()):
         size = int(words[3 * k + 1]) * columns * dtype.itemsize
@@ -107,6 +108,7 @@ def _count_needs(
     State handed from step to step of a chain or loop takes two rows (the old and the new) however long the chain;
     every other output that has a reader takes one. A session's state may lie here or at the host.
     """
+    # Results and the request's tensors lie at the host, other sequences at a worker.
     num_host, values = draft.results.size, uses.values
     for k in range(uses.externals.shape[0]):
         num_host += 1 if uses.externals[k, 1] >= 0 else 0
@@ -115,9 +117,11 @@ def _count_needs(
     for k in range(values.size):
         if values[k].bits & EXTERNAL and not values[k].bits & BORROWED and values[k].readers > 0:
             needs[values[k].kind, 1] += 1
+    # A session's state may be at either.
     for k in range(states.shape[0]):
         needs[values[states[k, 0]].kind, 0] += 1
         needs[values[states[k, 0]].kind, 1] += 1
+    # Count what chains and loops hold, and then the outputs of nodes.
     for k in range(subgraphs.size):
         if subgraphs[k].record >= 0:
             _count_record(draft.types[subgraphs[k].cell_type], draft.ports, values, links, subgraphs[k], needs)
@@ -144,7 +148,7 @@ def _count_record(
     subgraph: Subgraph,
     needs: NDArray[np.int64],
 ) -> None:
-    """Count what a chain or loop holds beside its sequences."""
+    """Count the rows that a chain or loop holds beside its sequences."""
     record, ahead = record_at(links, subgraph.record), 0 if subgraph.what == CHAIN else cell_type.ahead
     for output in range(cell_type.num_outputs):
         if output_at(links, output_position(subgraph.record, cell_type, output)).is_state:
@@ -157,8 +161,10 @@ def _count_record(
 
 @making
 def _list_states(draft: Draft, uses: Uses, group: Ints) -> Ints:
-    """Return of each state: the value before the request and after it; or of one that is kept step by step, instead of
-    the latter, the subgraph and the output."""
+    """Return for each state the value before the request and the value after it.
+
+    If a state is kept step by step, its subgraph and output replace the latter.
+    """
     states = np.empty((draft.keeps.size, 4), np.int32)
     for k in range(draft.keeps.size):
         keep = draft.keeps[k]
@@ -172,8 +178,7 @@ def _list_states(draft: Draft, uses: Uses, group: Ints) -> Ints:
 
 @making
 def _list_pages(draft: Draft) -> NDArray[np.int64]:
-    """Return of each growing state: kind, rows of a page, rows that the request appends at most, and which of its
-    session's states it is, or -1."""
+    """Return for each growing state: kind, rows of a page, most rows to append, and state of the session or -1."""
     pages, kept = np.empty((draft.pages.size, 4), np.int64), draft.keeps.size
     for k in range(draft.pages.size):
         pages[k, 0], pages[k, 1], pages[k, 2], pages[k, 3] = draft.pages[k].kind, draft.pages[k].page_size, 0, -1
@@ -190,13 +195,15 @@ def _list_pages(draft: Draft) -> NDArray[np.int64]:
 
 
 Arrays: TypeAlias = tuple[Rows[Any], Rows[Any], Ints, Rows[Any], Ints, Ints, Ints, Ints, Ints]
-"""Those of a template, in order."""
+"""The arrays of a template, in order."""
 
 
 @making
 def _lay_out(draft: Draft, num_kinds: int) -> tuple[Arrays, tuple[Sum, Sum, Sum, Sum, int]]:
-    """Return the arrays of a Template in order, in which ``word_of`` stands for sums, and its numbers before FITS; -1
-    steps if a value has too many readers."""
+    """Return the arrays of a Template in order, in which ``word_of`` stands for sums, and its numbers before FITS.
+
+    The steps are -1 if a value has too many readers.
+    """
     uses, fits = find_uses(draft)
     edges = find_edges(draft)
     group, num_groups, is_loose = cut(draft, edges)
@@ -234,8 +241,10 @@ def has_room(
     limits: NDArray[np.int64],
     kind_rows: NDArray[np.int64],
 ) -> bool:
-    """Return whether an empty engine has room: ``limits`` of nodes, values, links, subgraphs, inputs of a node and
-    places."""
+    """Return whether an empty engine has room.
+
+    ``limits`` are of nodes, values, links, subgraphs, inputs of a node and places.
+    """
     num_links = links.size + lists.size + states.size + needs.size + page_list.WORDS * pages.shape[0]
     if nodes.size > limits[0] or values.size > limits[1] or num_links > limits[2] or subgraphs.size > limits[3]:
         return False
@@ -249,7 +258,7 @@ def has_room(
 
 @compiled
 def pages_wanted(pages: Ints, kind: int) -> int:
-    """Return the pages of a kind, or of all, that a request without a session may come to."""
+    """Return the pages of a kind, or of all, that a request without a session may need."""
     count = 0
     for k in range(pages.shape[0]):
         is_meant = pages[k, 0] == kind or kind == ALL_KINDS
@@ -261,7 +270,7 @@ def pages_wanted(pages: Ints, kind: int) -> int:
 def _pack_part(
     array: Any, columns: int, item_bytes: int, memory: NDArray[np.uint8], words: NDArray[np.int64], k: int, at: int
 ) -> int:
-    """Copy one array into memory at ``at`` and say where; return where the next begins."""
+    """Copy one array into memory at ``at`` and write its address and shape; return where the next begins."""
     size = array.shape[0] * columns * item_bytes
     if size > 0:
         copy_bytes(memory.ctypes.data + at, array.ctypes.data, size)
@@ -271,7 +280,7 @@ def _pack_part(
 
 @making
 def pack(arrays: Arrays, item_bytes: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the memory of a template and its words. One block: each array more costs a microsecond."""
+    """Return the memory of a template and its words. It is one block: each array more costs a microsecond."""
     nodes, values, links, subgraphs, externals, lists, states, needs, pages = arrays
     total = nodes.size * item_bytes[0] + values.size * item_bytes[1] + subgraphs.size * item_bytes[3]
     total += 4 * (links.size + externals.size + lists.size + states.size + needs.size + pages.size)
@@ -294,8 +303,7 @@ def pack(arrays: Arrays, item_bytes: NDArray[np.int64]) -> tuple[NDArray[np.uint
 def compile_draft(
     draft: Draft, num_kinds: int, limits: NDArray[np.int64], kind_rows: NDArray[np.int64], item_bytes: NDArray[np.int64]
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return a template's memory and words, as ``Template`` takes them; in place of what depends on lengths are
-    sums."""
+    """Return a template's memory and words, as ``Template`` takes them; words that depend on lengths stand for sums."""
     arrays, numbers = _lay_out(draft, num_kinds)
     nodes, values, links, subgraphs, _, lists, states, needs, pages = arrays
     memory, words = pack(arrays, item_bytes)
@@ -319,8 +327,10 @@ def compile_rows(
     item_bytes: NDArray[np.int64],
     is_sized: bool,
 ) -> tuple[NDArray[np.uint8], NDArray[np.int64], Ints, NDArray[np.int64]]:
-    """Return what ``Compiled`` has, of a program with its lengths or, if it ``is_sized``, without; no patches and no
-    numbers if more depends on these than sums."""
+    """Return the parts of ``Compiled`` for a program with its lengths or, if it ``is_sized``, without.
+
+    There are no patches and no numbers if words depend on the lengths in another way than as sums.
+    """
     draft, num_lengths = read_program(program, types, ports), 0
     if is_sized:
         num_lengths = shorten(draft).size
@@ -352,9 +362,9 @@ def compile_program(
         types, ports: of the tables.
         limits: most nodes, values, links and subgraphs of a request, inputs of a node, and places of a request.
         kind_rows: ``[kinds, 2]`` rows of each kind at a worker and at the host.
-        is_sized: without its lengths, which it must have. No numbers if what is made of it is not said by sums.
+        is_sized: compile it without its lengths, which it must have. There are no numbers if not all words are sums.
 
-    Raises RequestTooLargeError if one value has more than MAX_READERS readers.
+    Raise RequestTooLargeError if one value has more than MAX_READERS readers.
     """
     arguments = types, ports, len(kind_rows), limits, kind_rows, ITEM_BYTES, is_sized
     return made_of(*compile_rows(read_only(program), *arguments))
@@ -363,7 +373,7 @@ def compile_program(
 def made_of(
     memory: NDArray[np.uint8], words: NDArray[np.int64], patches: NDArray[np.int32], numbers: NDArray[np.int64]
 ) -> Compiled:
-    """Return what was compiled. Raises RequestTooLargeError if one value has more than MAX_READERS readers."""
+    """Return a compiled program. Raise RequestTooLargeError if one value has more than MAX_READERS readers."""
     if words[NUM_STEPS] < 0:
         raise RequestTooLargeError(f"an output has more than {MAX_READERS} readers in one graph")
     return Compiled(memory, words, patches, numbers)

@@ -1,8 +1,8 @@
-"""Who reads what of a graph: which values get a row in the tables, which are read as sequences, what must be reserved.
+"""The reads of a graph: which values get a row in the tables, which are read as sequences, what must be reserved.
 
-A tensor of the request that a chain reads step by step, or an output of a chain that another chain or a ragged input
-reads whole, is a *sequence*: a run of places, one a step. Only what is read by itself is a value: so a chain has none
-for its steps, however many there are.
+A tensor of the request that a chain reads step by step is a *sequence*, and so is an output of a chain that another
+chain or a ragged input reads whole: a run of places, one a step. Only an output that is read by itself is a value: so a
+chain has no values for its steps, however many there are.
 """
 
 from __future__ import annotations
@@ -40,8 +40,10 @@ Ints = NDArray[np.int32]
 
 
 class Uses(NamedTuple):
-    """What is read of a program. Sequences are numbered: each source has one, then each output of each chain. Places
-    and counts are sums."""
+    """The reads of a program.
+
+    Sequences are numbered: each source has one, then each output of each chain. Places and counts are sums.
+    """
 
     rows: Ints  # of each value of the program: its row in ``values``, or -1
     values: Rows[Value]
@@ -50,15 +52,17 @@ class Uses(NamedTuple):
     places: NDArray[np.int64]  # of each sequence: the place of its first step, or -1 if it is not read
     results: NDArray[np.int64]  # of each sequence: the place of its first step's result, or -1
     result_strides: Ints
-    lists: NDArray[np.int64]  # [list, (kind, count)]: what lies in the places, results first
+    lists: NDArray[np.int64]  # [list, (kind, count)]: the lists in the places, results first
     externals: NDArray[np.int64]  # [tensor, (count, place or -1, first value or -1)]
     kept_unit: int  # the chain or loop whose state a session keeps step by step, or -1
 
 
 @compiled
 def is_inside(draft: Draft, base: int, stride: int, count: int) -> bool:
-    """Return whether ``count`` values from ``base`` on are steps of one tensor of the request or of one output of a
-    chain."""
+    """Return whether values are steps of one tensor of the request or of one output of a chain.
+
+    They are the ``count`` values from ``base`` on, ``stride`` apart.
+    """
     if count < 1:
         return False
     maker = draft.makers[base]
@@ -85,7 +89,7 @@ def place_of(draft: Draft, first_sequences: Ints, value: int) -> tuple[int, Sum]
 
 @compiled
 def _measure(draft: Draft) -> None:
-    """Say how long each unit is, and which inputs are steps of one sequence.
+    """Set the length of each unit, and mark the inputs that are steps of one sequence.
 
     A node with an input that is a whole sequence, a growing state or a span becomes a chain of one step.
     """
@@ -145,7 +149,7 @@ def _is_sequence(draft: Draft, result: OperationRow) -> bool:
 
 @compiled
 def _place_results(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> Sum:
-    """Give each result its places; return how many there are. Of one that is no sequence each value is single."""
+    """Give each result its places; return how many there are. Each value of a result that is no sequence is single."""
     end = 0
     for k in range(draft.results.size):
         result, is_whole = draft.results[k], _is_sequence(draft, draft.results[k])
@@ -167,7 +171,7 @@ def _place_results(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> Sum:
 
 @compiled
 def _note_results(draft: Draft, uses: Uses) -> None:
-    """Tell the values that are results their places."""
+    """Write to the values that are results their places."""
     place = sum_of(0)
     for k in range(draft.results.size):
         result, is_whole = draft.results[k], _is_sequence(draft, draft.results[k])
@@ -184,8 +188,11 @@ def _note_results(draft: Draft, uses: Uses) -> None:
 
 @compiled
 def _mark_always(draft: Draft, uses: Uses, singles: NDArray[np.uint8]) -> None:
-    """Mark what is a value whoever reads it: outputs of nodes and loops, constants, states; and of a tensor that is no
-    sequence all rows if it is any."""
+    """Mark the values that have a row however they are read.
+
+    These are outputs of nodes and loops, constants and states. If any row of a tensor that is no sequence is marked,
+    all of its rows are.
+    """
     for k in range(draft.keeps.size):
         singles[value_after(draft.keeps[k])] = 1
     for unit in range(draft.units.size):
@@ -246,8 +253,10 @@ def _read(values: Rows[Value], row: int) -> bool:
 
 @compiled
 def _count_readers(draft: Draft, rows: Ints, values: Rows[Value]) -> bool:
-    """Count the readers of each value: its reads by nodes, and each chain and loop that reads it, until that is over.
-    Return False if there are too many of one."""
+    """Count the readers of each value; return False if one has too many.
+
+    These are its reads by nodes, and each chain and loop that reads it, until that ends.
+    """
     fits = True
     for at in range(draft.inputs.size):
         given = draft.inputs[at]
@@ -260,12 +269,12 @@ def _count_readers(draft: Draft, rows: Ints, values: Rows[Value]) -> bool:
 def _count_states(draft: Draft, rows: Ints, values: Rows[Value]) -> int:
     """Give every state a reader after the last. Return the unit that keeps its state step by step, or -1.
 
-    Of states that several chains keep, or beside one that grows, nothing is kept before the request is done: the values
-    before it stay until then (see ``session_state.py``).
+    States that several chains keep, or that are beside a growing one, are not kept before the request is done: their
+    values before it stay until then (see ``session_state.py``).
     """
     kept = -2
     for k in range(draft.pages.size):
-        if draft.pages[k].keeps > 0:  # what has grown goes back to what it was before, and so does all else
+        if draft.pages[k].keeps > 0:  # the growing state goes back to its rows before the request, and so do all others
             kept = -1
     for k in range(draft.keeps.size):
         maker = draft.makers[draft.keeps[k].first]
@@ -280,7 +289,7 @@ def _count_states(draft: Draft, rows: Ints, values: Rows[Value]) -> int:
     for k in range(draft.keeps.size):
         after = rows[value_after(draft.keeps[k])]
         if kept < 0 or (values[after].readers > 0 and not is_chain(draft, kept)):
-            _read(values, after)  # who reads a loop's last step must not give back what the session goes on from
+            _read(values, after)  # readers of a loop's last step must not free the state that the session goes on from
         _read(values, rows[draft.keeps[k].state])
     return int(kept) if kept > -1 else -1
 
@@ -293,7 +302,7 @@ def value_after(keep: OperationRow) -> int:
 
 @compiled
 def _place_sequences(draft: Draft, uses: Uses, at: Sum) -> int:
-    """Give places to the sequences that are read, behind those of the results; return the number of lists.
+    """Give places to the sequences that are read, after those of the results; return the number of lists.
 
     A row of the request that is both a step and a value has its place as its row, until it has one.
     """
@@ -334,7 +343,10 @@ def _list_externals(draft: Draft, uses: Uses) -> NDArray[np.int64]:
 
 @making
 def find_uses(draft: Draft) -> tuple[Uses, bool]:
-    """Find who reads what. Return the uses, and whether no value has more than MAX_READERS readers."""
+    """Find the readers of values and sequences.
+
+    Return the uses, and whether no value has more than MAX_READERS readers.
+    """
     _measure(draft)
     first, count = _number_sequences(draft)
     rows, singles = np.full(draft.makers.size, -1, np.int32), np.zeros(draft.makers.size, np.uint8)

@@ -23,10 +23,10 @@ from cellrt.worker.apart.cells import load_type
 from cellrt.worker.apart.pool import Place, mapped
 from cellrt.worker.apart.shared_arenas import MappedArenas
 from cellrt.worker.apart.task_ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Record, Result, Slot, TaskRing
-from cellrt.worker.blame import Failure, describe_error
 from cellrt.worker.cell_type import CellType
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.worker import run_timed
+from cellrt.worker.failed_rows import Failure, describe_error
 from cellrt.worker.python_process import end_with, importing
 
 log = logging.getLogger("cellrt")

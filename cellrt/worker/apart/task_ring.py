@@ -14,7 +14,7 @@ from typing import NamedTuple
 
 from cellrt.errors import CellError
 from cellrt.worker.apart.pool import Place
-from cellrt.worker.blame import Failure
+from cellrt.worker.failed_rows import Failure
 
 PLACES = 256
 """The most tasks that a worker may have."""

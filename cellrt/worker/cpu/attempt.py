@@ -1,4 +1,4 @@
-"""Tries a cell on the rows of a task on a CPU. The rows of a loop leave at the step that stops them."""
+"""Calls of a cell on some rows of a task on a CPU. The rows of a loop leave at the step that stops them."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from cellrt.core.state.task_layout import OUT_RESULT_STEPS, TaskView
 from cellrt.definition.bits import NUMPY_DTYPES, as_bits
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec
-from cellrt.worker.blame import Attempt, part_of, take_rows
+from cellrt.worker.failed_rows import Attempt, part_of, take_rows
 from cellrt.worker.outputs import plain_outputs
 from cellrt.worker.torch_state import CellMode
 
@@ -22,23 +22,23 @@ NO_STEPS = np.empty(0, np.int32)
 
 
 class CpuOutcome(NamedTuple):
-    """Outputs of some rows (see ``as_bits``): by position, or for loops the last by row."""
+    """The outputs of some rows, as bits (``as_bits``): one for each position, or of a loop the last one of each row."""
 
     outputs: list[NDArray[Any]]
     every_step: list[NDArray[Any]]
-    """Of a loop, outputs that are shown at every step: ``[rows, steps, *shape]``; the others have no steps."""
+    """The outputs whose every step is a result, of a loop: ``[rows, steps, *shape]``; the others have no steps."""
     done_steps: NDArray[np.int32]
-    """Of a loop, how many steps each row took, negative if it stopped; else NO_STEPS."""
+    """The number of steps that each row of a loop took, negative if it stopped; else NO_STEPS."""
     not_finite: dict[int, str]
-    """Rows with a value that is not finite in an output that the cell declares finite, and the first such output."""
+    """The rows with a value that is not finite in an output that the cell declares finite, and that output's name."""
 
 
 class CpuAttempt(Attempt[CpuOutcome]):
-    """Tries a cell on one task.
+    """Calls of a cell on one task.
 
     Args:
         cell: the cell.
-        task: with the records of its outputs.
+        task: the task, with the records of its outputs.
         gather: copies the task's input rows.
         mode: see ``Attempt``.
     """
@@ -55,7 +55,7 @@ class CpuAttempt(Attempt[CpuOutcome]):
         self._whole_inputs: list[CellInput] | None = None
 
     def run(self, first: int, end: int) -> CpuOutcome:
-        """See ``Attempt``."""
+        """Run the rows from ``first`` up to ``end`` (``Attempt.run``)."""
         if end - first == self.num_rows:
             inputs, sizes = self._gather(), self._sizes
         else:
@@ -80,14 +80,14 @@ class CpuAttempt(Attempt[CpuOutcome]):
         return CpuOutcome(bits, every, done, not_finite)
 
     def nothing(self) -> CpuOutcome:
-        """See ``Attempt``."""
+        """Return an outcome of zeros for all rows (``Attempt.nothing``)."""
         if self._is_loop:
             return _empty_outcome(self.cell, self._lengths, len(self._sizes), self._every)
         count = sum(self._sizes)
         return CpuOutcome([zero_bits(spec, count) for spec in self.cell.outputs.values()], [], NO_STEPS, {})
 
     def put(self, whole: CpuOutcome, first: int, end: int, outcome: CpuOutcome) -> None:
-        """See ``Attempt``."""
+        """Copy the outcome of some rows to its place in the whole (``Attempt.put``)."""
         whole.not_finite.update({first + row: output for row, output in outcome.not_finite.items()})
         positions: slice | list[int] = slice(first, end)
         if self._is_loop:
@@ -100,7 +100,7 @@ class CpuAttempt(Attempt[CpuOutcome]):
             output[positions] = value
 
     def _take(self, first: int, end: int) -> tuple[list[CellInput], list[int]]:
-        """Inputs of some rows first..end, and how many of them each step has."""
+        """Return the inputs of the rows from ``first`` up to ``end``, and the number of these rows at each step."""
         if self._whole_inputs is None:  # gathered anew: the cell may have written to those it was given
             self._whole_inputs = self._gather()
         rows = range(first, end)
@@ -113,12 +113,12 @@ class CpuAttempt(Attempt[CpuOutcome]):
 
 
 class _LoopRun:
-    """Runs several steps of a loop's rows together; a row leaves at the step that stops it or at its last.
+    """Several steps of a loop's rows; a row leaves at the step that stops it or at its last.
 
     Args:
-        stop: output that says stop, or -1.
-        every: outputs that are shown at every step.
-        least: after so many steps all leave with the first that does.
+        stop: the number of the output that says stop, or -1.
+        every: for each output, whether every step of it is a result.
+        least: after so many steps all rows leave with the first that does.
     """
 
     def __init__(
@@ -141,7 +141,7 @@ class _LoopRun:
         self._step = 0
 
     def run(self) -> CpuOutcome:
-        """Runs all rows to their ends."""
+        """Run all rows to their ends."""
         while self._active.size:
             count = self._active.size
             ahead = self._steps_ahead()
@@ -162,10 +162,10 @@ class _LoopRun:
         return self._outcome
 
     def _steps_ahead(self) -> int:
-        """How many steps a loop runs before its stop flags are looked at.
+        """Return the number of steps that a loop runs before its stop flags are looked at.
 
-        With few rows the calls cost more than the steps, so a cell with a steps-first form runs a few ahead; what lies
-        past a row's stop is dropped (DESIGN, rule 9).
+        With few rows the calls cost more than the steps, so a cell with a steps-first form runs a few steps ahead. The
+        steps after a row's stop are dropped (DESIGN, rule 9).
         """
         if not self._cell.has_steps or any(isinstance(value, RaggedRows) for value in self._inputs):
             return 1
@@ -176,7 +176,7 @@ class _LoopRun:
         return min(left, 8 if rows <= 4 else 4 if rows <= 16 else 2 if rows <= 64 else 1)
 
     def _run_ahead(self, ahead: int) -> list[torch.Tensor]:
-        """Outputs ``[ahead * rows, *shape]`` of the next steps; inputs apart from state are the same at each."""
+        """Return the outputs ``[ahead * rows, *shape]`` of the next steps; each has the same inputs but for state."""
         rows = self._active.size
         if ahead == 1:
             outputs = self._cell.run_padded(self._inputs)
@@ -189,7 +189,7 @@ class _LoopRun:
         return plain_outputs(self._cell, outputs, ahead * rows, CPU)
 
     def _stops(self, bits: list[NDArray[Any]], ahead: int) -> tuple[NDArray[np.bool_], NDArray[np.intp]]:
-        """Whether each row stopped in these steps ``[rows]``, and its last of them."""
+        """Return whether each row stopped in these steps ``[rows]``, and its last one of them ``[rows]``."""
         count = self._active.size
         if self._stop < 0:
             return np.zeros(count, bool), np.full(count, ahead - 1)
@@ -200,7 +200,7 @@ class _LoopRun:
         return has_stopped, np.where(has_stopped, stopped.argmax(0), ahead - 1)
 
     def _keep(self, outputs: list[torch.Tensor], bits: list[NDArray[Any]], last: NDArray[np.intp], ahead: int) -> None:
-        """Keeps what is shown of the steps up to each row's ``last``, and notes values not finite."""
+        """Keep the results of the steps up to each row's ``last``, and record rows with values that are not finite."""
         not_finite, active = self._outcome.not_finite, self._active
         taken = np.less_equal(np.arange(ahead)[:, None], last)
         for name, bad in positions_not_finite(self._cell, outputs, taken.size).items():
@@ -218,7 +218,7 @@ class _LoopRun:
         bits: list[NDArray[Any]],
         state: list[torch.Tensor],
     ) -> list[torch.Tensor]:
-        """Rows that stopped or took all their steps leave; returns the state of the others."""
+        """Remove the rows that stopped or took all their steps, and return the state of the others."""
         places = np.arange(leaving.size)  # a mask keeps the interpreter lock, which numpy.nonzero gives up
         left, stay = places[leaving], places[~leaving]
         taken = self._active[left]
@@ -236,7 +236,7 @@ class _LoopRun:
 
 
 def _empty_outcome(cell: Cell, lengths: NDArray[np.int32], num_steps: int, every: list[bool]) -> CpuOutcome:
-    """A loop's outcome of zeros, in which no row stopped."""
+    """Return a loop's outcome of zeros, in which no row stopped."""
     rows, specs = len(lengths), list(cell.outputs.values())
     return CpuOutcome(
         [zero_bits(spec, rows) for spec in specs],
@@ -247,12 +247,12 @@ def _empty_outcome(cell: Cell, lengths: NDArray[np.int32], num_steps: int, every
 
 
 def zero_bits(spec: RowSpec, *rows: int) -> NDArray[Any]:
-    """Rows of zeros, as ``as_bits`` has them."""
+    """Return rows of zeros, in the dtype that ``as_bits`` gives."""
     return np.zeros((*rows, *spec.shape), NUMPY_DTYPES.get(spec.dtype, np.dtype(np.int16)))
 
 
 def positions_not_finite(cell: Cell, outputs: list[torch.Tensor], positions: int) -> dict[str, NDArray[np.bool_]]:
-    """For each output that the cell declares finite: the positions where a value is not."""
+    """Return the positions with a value that is not finite, as a mask for each output that the cell declares finite."""
     return {
         name: ~torch.isfinite(value).reshape(positions, -1).all(1).numpy()
         for name, value in zip(cell.outputs, outputs)

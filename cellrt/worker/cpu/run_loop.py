@@ -1,7 +1,8 @@
-"""Runs a loop's task in one compiled call: step by step, each row until it stops or the run ends: at the latest with
-the first row that stops after ``H_LEAST_STEPS``, so that it is answered and another takes its place.
+"""A loop's task in one compiled call: step by step, each row until it stops or the run ends.
 
-The rows that go on are moved together after each step that some row left at, so the kernel never sees the others.
+After ``H_LEAST_STEPS`` steps the run ends with the first row that stops, so that its request is answered and another
+takes its place. After each step at which rows left, the rows that go on are moved together, so the kernel never sees
+the others.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from cellrt.native.row_types import Matrix, Rows
 
 @compiled
 def _kept_rows(buffer: Rows[int], port: Rows[int]) -> int:
-    """Rows that an output keeps: the last of each row, behind those of every step if some row shows them."""
+    """Return the rows that an output keeps: the last of each row, after those of every step if it shows them."""
     rows = buffer[layout.H_ROWS]
     return rows * (buffer[layout.H_STEPS] + 1) if buffer[port[RECORD] + layout.OUT_RESULT_STEPS] else rows
 
 
 @compiled
 def loop_bytes(buffer: Rows[int], ports: Matrix, num_inputs: int) -> int:
-    """Scratch for a loop's task."""
+    """Return the bytes of scratch for a loop's task."""
     rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
     size = 8 * (FIRST_INPUT + 2 * num_ports + num_inputs + 1 + rows)
     for k in range(num_ports):
@@ -53,7 +54,7 @@ def loop_bytes(buffer: Rows[int], ports: Matrix, num_inputs: int) -> int:
 
 @compiled
 def stop_output(buffer: Rows[int], ports: Matrix, num_inputs: int) -> int:
-    """Which output says stop, or -1."""
+    """Return the port of the output that says stop, or -1."""
     record = layout.HEADER + layout.INPUT * num_inputs + layout.OUTPUT * buffer[layout.H_STOP_OUTPUT]
     for k in range(num_inputs, ports.shape[0]):
         if buffer[layout.H_STOP_OUTPUT] >= 0 and ports[k, RECORD] == record:
@@ -73,7 +74,7 @@ def _keep(
     step: int,
     leaves: bool,
 ) -> None:
-    """Keeps the outputs of one row of a step, which are at ``place`` of the kernel's."""
+    """Keep the outputs of one row of a step, which are at position ``place`` of the kernel's outputs."""
     rows, steps = buffer[layout.H_ROWS], buffer[layout.H_STEPS]
     for k in range(num_inputs, ports.shape[0]):
         size = ports[k, ROW_BYTES]
@@ -87,7 +88,7 @@ def _keep(
 
 @compiled
 def _go_on(ports: Matrix, num_inputs: int, task: int, place: int, to: int) -> None:
-    """Readies the inputs of a row's next step, at ``to``, from this step's outputs at ``place``."""
+    """Prepare the inputs of a row's next step, at position ``to``, from this step's outputs at position ``place``."""
     for k in range(num_inputs):
         size, target = ports[k, ROW_BYTES], read_word(task, FIRST_INPUT + k) + to * ports[k, ROW_BYTES]
         if ports[k, FLAG] and place != to:
@@ -101,7 +102,7 @@ def _go_on(ports: Matrix, num_inputs: int, task: int, place: int, to: int) -> No
 
 @compiled
 def _move_values(port: Rows[int], task: int, number: int, offsets: int, place: int, to: int) -> None:
-    """Moves the values of a ragged input's row behind those of the row before ``to``."""
+    """Move the values of a ragged input's row to the end of those of the row before ``to``."""
     values, size = read_word(task, FIRST_INPUT + number), port[ROW_BYTES]
     first, start = read_word(offsets, place), read_word(offsets, to)
     count = read_word(offsets, place + 1) - first
@@ -111,7 +112,7 @@ def _move_values(port: Rows[int], task: int, number: int, offsets: int, place: i
 
 @compiled
 def _ends(buffer: Rows[int], active: int, flags: int, count: int, step: int) -> bool:
-    """Whether a row stops at a step, or has taken all that it may."""
+    """Return whether any row stops at a step, or has taken all the steps that it may."""
     for place in range(count):
         if step + 1 == buffer[buffer[layout.H_LENGTHS] + read_word(active, place)]:
             return True
@@ -124,8 +125,12 @@ def _ends(buffer: Rows[int], active: int, flags: int, count: int, step: int) -> 
 def run_loop(
     buffer: Rows[int], ports: Matrix, num_inputs: int, own: int, host: int, kernel: int, constants: int, task: int
 ) -> int:
-    """As ``run_task``, for a loop; ``task`` is the address of its scratch. Writes how many steps each row took."""
+    """Run a loop's task as ``run_task`` does, and write the steps that each row took.
+
+    ``task`` is the address of the scratch.
+    """
     rows, num_ports = buffer[layout.H_ROWS], ports.shape[0]
+    # The scratch: the kernel's words, addresses of kept rows, the batch size, the active rows, then inputs and outputs.
     kept = task + 8 * (FIRST_INPUT + num_ports + num_inputs)
     sizes = kept + 8 * num_ports
     active = sizes + 8
@@ -142,11 +147,13 @@ def run_loop(
             at = aligned(at + rows * ports[k, ROW_BYTES])
             write_word(kept, k, at)
             at = aligned(at + _kept_rows(buffer, ports[k]) * ports[k, ROW_BYTES])
+    # All rows are active at first.
     for row in range(rows):
         write_word(active, row, row)
     stop = stop_output(buffer, ports, num_inputs)
     if stop >= 0 and ports[stop, ROW_BYTES] != 1:
         return REFUSED
+    # Each step runs the active rows, keeps what they gave, and moves those that go on to the front.
     count, step, has_ended = rows, 0, False
     write_word(task, STEPS, 1)
     write_word(task, BATCH_SIZES, sizes)
@@ -175,6 +182,7 @@ def run_loop(
                 write_word(active, left, row)
                 left += 1
         count, step = left, step + 1
+    # Copy states and results of all rows to the arenas, once no step can refuse any more.
     for k in range(num_inputs, num_ports):
         results = read_word(kept, k)
         states = results + (_kept_rows(buffer, ports[k]) - rows) * ports[k, ROW_BYTES]

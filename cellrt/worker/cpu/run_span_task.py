@@ -1,7 +1,7 @@
-"""Runs a whole task of a cell with spans or pages on a CPU in one compiled call, as ``run_task.py`` does for others.
+"""A whole task of a cell with spans or pages on a CPU in one compiled call, as ``run_task.py`` does for other cells.
 
-The kernel is handed tensors, each as a few words that say where it lies and what shape it has: those of the inputs in
-their order, then what all share (offsets, the node of each row, whether it is read), then the outputs.
+The kernel takes tensors, each as a few words with its address and its shape: first those of the inputs in their order,
+then those that all inputs share (offsets, the node of each row, whether the row is read), then the outputs.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cellrt.worker.cpu.run_loop import stop_output
 from cellrt.worker.cpu.run_task import note_stops
 from cellrt.worker.span_rows import fill_pages, fill_spans, most_pages_of
 
-# What an input is to the kernel, instead of the FLAG of ``task_memory.py``.
+# The kinds of inputs, in place of the FLAG of ``task_memory.py``.
 ROWS, RAGGED, PAGES, APPENDED_PAGES, SPAN = range(5)
 
 
@@ -56,7 +56,7 @@ def _scratch_bytes(buffer: Rows[int], ports: Matrix, num_inputs: int, num_words:
 
 @compiled
 def _place(task: int, number: int, at: int, count: int) -> int:
-    """Says of a tensor where it lies, and its first size; returns the address of its words."""
+    """Write the address of a tensor and its first size; return the address of its words."""
     tensor = task + 8 * (FIRST_TENSOR + TENSOR * number)
     write_word(tensor, AT, at)
     write_word(tensor, SIZES, count)
@@ -65,14 +65,17 @@ def _place(task: int, number: int, at: int, count: int) -> int:
 
 @compiled
 def _fill_up(at: int, count: int, rows: int, size: int) -> None:
-    """Repeats the first of ``count`` rows up to ``rows`` of them."""
+    """Repeat the first of ``count`` rows up to ``rows`` of them."""
     for row in range(count, rows):
         copy_bytes(at + row * size, at, size)
 
 
 @compiled
 def _gather_rows(buffer: Rows[int], port: Rows[int], own: int, task: int, number: int, rows: int, at: int) -> int:
-    """The rows of an input, ``rows`` of them if it has one for each of the task; returns what lies behind."""
+    """Gather the rows of an input, ``rows`` of them if it has one for each row of the task.
+
+    Return the address after them.
+    """
     count, size = buffer[port[RECORD] + layout.IN_COUNT], port[ROW_BYTES]
     place, wanted = gather(buffer, port, own, at), count
     if port[FLAG] == ROWS and rows > count:
@@ -96,7 +99,10 @@ def _gather_rows(buffer: Rows[int], port: Rows[int], own: int, task: int, number
 def _lay_out_pages(
     buffer: Rows[int], port: Rows[int], own: int, task: int, number: int, count: int, rows: int, at: int
 ) -> int:
-    """Tables, lengths and positions of a state that grows; its pages stay where they are."""
+    """Write tables, lengths and positions of a growing state, whose pages are not copied.
+
+    Return the address after them.
+    """
     spans, input = buffer[layout.H_NUM_SPANS], (port[RECORD] - layout.HEADER) // layout.INPUT
     width = most_pages_of(buffer, input)
     lengths = aligned(at + 4 * spans * width)
@@ -129,10 +135,10 @@ def run_span_task(
     least_rows: int,
     scratch: Rows[int],
 ) -> int:
-    """Runs the task in ``buffer`` with the kernel at an address; ``own`` is the worker's location.
+    """Run the task in ``buffer`` with the kernel at an address; ``own`` is the worker's location.
 
-    ``words`` are the kernel's, with all that is the same in each task. A task of fewer than ``least_rows`` rows has one
-    more, which is of no node. Returns as ``run_task``.
+    ``words`` are the kernel's words that are the same in each task. A task of fewer than ``least_rows`` rows gets one
+    more row, which belongs to no node. Return as ``run_task``.
     """
     count = buffer[layout.H_ROWS]
     rows = count + 1 if count < least_rows else count
@@ -142,6 +148,7 @@ def run_span_task(
     stop = stop_output(buffer, ports, num_inputs)
     if stop >= 0 and ports[stop, ROW_BYTES] != 1:
         return REFUSED
+    # Copy the kernel's words, then write what all inputs share: offsets, nodes, steps, and whether a row is read.
     spans, task = buffer[layout.H_NUM_SPANS], aligned(scratch.ctypes.data)
     copy_bytes(task, words.ctypes.data, 8 * words.size)
     offsets = aligned(task + 8 * words.size)
@@ -153,6 +160,7 @@ def run_span_task(
     _fill_up(nodes, count, rows, 4)
     _fill_up(steps, count, rows, 4)
     _fill_up(is_read, count, rows, 1)
+    # Gather or point to the inputs, each at one or several tensors of the kernel.
     at, number = aligned(is_read + rows), 0
     for k in range(num_inputs):
         if ports[k, FLAG] == SPAN:
@@ -171,6 +179,7 @@ def run_span_task(
     for k in range(num_inputs, ports.shape[0]):
         _place(task, number + k, at, rows)
         at = aligned(at + rows * ports[k, ROW_BYTES])
+    # Nothing is stored unless the kernel took the task and its outputs are finite.
     if call(kernel, constants, task) != 0:
         return REFUSED
     for k in range(num_inputs, ports.shape[0]):
@@ -187,5 +196,5 @@ def run_span_task(
 
 @compiled
 def _where(task: int, number: int) -> int:
-    """Where a tensor lies."""
+    """Return the address of a tensor's values."""
     return int(read_word(task + 8 * (FIRST_TENSOR + TENSOR * number), AT))

@@ -1,7 +1,7 @@
-"""Runs a whole task on a CPU in one compiled call: gathers its rows, calls the cell's kernel, puts its outputs.
+"""A whole task on a CPU in one compiled call: gather its rows, call the cell's kernel, store its outputs.
 
-Nothing of it touches Python, so the interpreter lock is free meanwhile. What the kernel cannot do (a token that does
-not exist) it refuses, and the task is run through the cell's module instead (``executor.py``).
+The call does not touch Python, so the interpreter lock is free meanwhile. The kernel refuses a task that it cannot run
+(a token that does not exist), and that task is run through the cell's module instead (``cpu_executor.py``).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from cellrt.worker.cpu.run_loop import loop_bytes, run_loop, stop_output
 
 @compiled
 def _scratch_bytes(buffer: Rows[int], ports: Matrix, num_inputs: int) -> int:
-    """Scratch for a task: its words, batch sizes, offsets, input rows and output rows."""
+    """Return the bytes of scratch for a task: its words, batch sizes, offsets, input rows and output rows."""
     positions = buffer[layout.H_POSITIONS]
     size = 8 * (FIRST_INPUT + ports.shape[0] + num_inputs + buffer[layout.H_STEPS])
     for k in range(ports.shape[0]):
@@ -55,9 +55,9 @@ def run_task(
     constants: int,
     scratch: Rows[int],
 ) -> int:
-    """Runs the task in ``buffer`` with the kernel at an address; ``own`` is the worker's location.
+    """Run the task in ``buffer`` with the kernel at an address; ``own`` is the worker's location.
 
-    Returns DONE, REFUSED (then nothing was put anywhere), or how many bytes of ``scratch`` are wanted.
+    Return DONE, REFUSED (then nothing was stored), or the bytes of ``scratch`` that are needed.
     """
     is_loop = buffer[layout.H_IS_LOOP] != 0
     wanted = loop_bytes(buffer, ports, num_inputs) if is_loop else _scratch_bytes(buffer, ports, num_inputs)
@@ -66,6 +66,7 @@ def run_task(
     if is_loop:
         return run_loop(buffer, ports, num_inputs, own, host, kernel, constants, aligned(scratch.ctypes.data))
     positions, steps, num_ports = buffer[layout.H_POSITIONS], buffer[layout.H_STEPS], ports.shape[0]
+    # The scratch: the kernel's words, the batch sizes, then inputs and outputs.
     task = aligned(scratch.ctypes.data)
     sizes = task + 8 * (FIRST_INPUT + num_ports + num_inputs)
     stop = stop_output(buffer, ports, num_inputs)
@@ -84,6 +85,7 @@ def run_task(
     for k in range(num_inputs, num_ports):
         write_word(task, FIRST_INPUT + k, at)
         at = aligned(at + positions * ports[k, ROW_BYTES])
+    # Nothing is stored unless the kernel took the task and its outputs are finite.
     if call(kernel, constants, task) != 0:
         return REFUSED
     for k in range(num_inputs, num_ports):
@@ -99,7 +101,7 @@ def run_task(
 
 @compiled
 def note_stops(buffer: Rows[int], flags: int) -> None:
-    """Answers which rows said stop at their first step: those that are of loops of several cells take no more."""
+    """Write the rows that said stop at their first step: in a loop of several cells, they take no more steps."""
     for row in range(buffer[layout.H_ROWS]):
         length = buffer[buffer[layout.H_LENGTHS] + row]
         buffer[buffer[layout.H_DONE_STEPS] + row] = -length if read_byte(flags, row) else length

@@ -1,4 +1,4 @@
-"""Tries a cell on the spans of a task on a CPU. What is tried again is a whole span: its rows look at each other."""
+"""Calls of a cell on some spans of a task on a CPU. A span is tried again as a whole: its rows read each other."""
 
 from __future__ import annotations
 
@@ -15,15 +15,18 @@ from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.span_form import SpanForm
 from cellrt.definition.spans import PagedRows, Spans, taken_rows
 from cellrt.definition.spec import CellInput
-from cellrt.worker.blame import Attempt, take_rows
 from cellrt.worker.cpu.attempt import CPU, NO_STEPS, CpuOutcome, positions_not_finite, zero_bits
+from cellrt.worker.failed_rows import Attempt, take_rows
 from cellrt.worker.outputs import plain_outputs
 from cellrt.worker.torch_state import CellMode
 
 
 class SpanAttempt(Attempt[CpuOutcome]):
-    """Tries a cell with spans on one task, which has one step of each row. The arguments are those of ``CpuAttempt``;
-    here the rows of ``Attempt`` are the task's spans. What its compiled form refuses goes through the module."""
+    """Calls of a cell with spans on one task, which has one step of each row.
+
+    The arguments are those of ``CpuAttempt``, but the rows of ``Attempt`` are the task's spans here. A task that the
+    compiled form refuses goes through the module.
+    """
 
     can_be_watched = True
 
@@ -40,7 +43,10 @@ class SpanAttempt(Attempt[CpuOutcome]):
         self._gather, self._count, self._offsets = gather, task.num_rows, task.spans.copy()
 
     def run(self, first: int, end: int) -> CpuOutcome:
-        """See ``Attempt``. A span that is run again appends what it appended before, to the same places."""
+        """Run the spans from ``first`` up to ``end`` (``Attempt.run``).
+
+        A span that is run again appends its rows to the same places as before.
+        """
         inputs, offsets, count = self._gather(), self._offsets, self._count
         if end - first < self.num_rows:
             inputs, offsets = self._take(inputs, first, end)
@@ -53,7 +59,7 @@ class SpanAttempt(Attempt[CpuOutcome]):
         return CpuOutcome([as_bits(value) for value in outputs], [], NO_STEPS, not_finite)
 
     def _take(self, inputs: list[CellInput], first: int, end: int) -> tuple[list[CellInput], NDArray[np.int32]]:
-        """The inputs of some spans, and where each begins among them, and the end."""
+        """Return the inputs of some spans, and their offsets ``[spans + 1]`` among these rows."""
         offsets, rows = taken_rows(torch.from_numpy(self._offsets), range(first, end))
         return [_taken(value, range(first, end), rows.tolist()) for value in inputs], offsets.numpy()
 
@@ -65,11 +71,11 @@ class SpanAttempt(Attempt[CpuOutcome]):
         return plain_outputs(self.cell, self.cell.run_step(*inputs), count, CPU)
 
     def nothing(self) -> CpuOutcome:
-        """See ``Attempt``."""
+        """Return an outcome of zeros for all rows (``Attempt.nothing``)."""
         return CpuOutcome([zero_bits(spec, self._count) for spec in self.cell.outputs.values()], [], NO_STEPS, {})
 
     def put(self, whole: CpuOutcome, first: int, end: int, outcome: CpuOutcome) -> None:
-        """See ``Attempt``."""
+        """Copy the outcome of some spans to its place in the whole (``Attempt.put``)."""
         whole.not_finite.update({first + span: output for span, output in outcome.not_finite.items()})
         rows = slice(int(self._offsets[first]), int(self._offsets[end]))
         for output, value in zip(whole.outputs, outcome.outputs):

@@ -1,4 +1,4 @@
-"""Compiles (or loads from disk) everything that serving will call, so that no request waits for it."""
+"""Compilation, or loading from disk, of everything that serving will call, so that no request waits for it."""
 
 from __future__ import annotations
 
@@ -46,18 +46,20 @@ LIMITS = Limits(max_requests=4, max_nodes=64, max_values=64, max_links=256, max_
 
 
 def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
-    """Runs a request to its end, cancels one, loses a worker and copies a row. Minutes the first time, then 20 ms.
+    """Run a request to its end, cancel one, lose a worker and copy a row: in minutes the first time, then in 20 ms.
 
-    ``half_way`` is called between what ``warm_up_second_half`` does not do and what it does too.
+    ``half_way`` is called before the part that ``warm_up_second_half`` does too.
     """
     processor, kind, chain = _processor()
     bytes_, rows = np.zeros((2, 8), np.uint8), np.zeros(1, np.int32)
+    # Compile and admit a graph, then cancel it.
     words = [OP_EXTERNAL, kind, 3, OP_EXTERNAL, kind, 1, OP_CHAIN, chain, 3, STEP, 0, 1, CARRY, 3, OP_RESULT, 6, 1, 1]
     shape = processor.compile(np.array(words, np.int32))
     cancelled = [processor.admit_many(each, np.arange(1))[0][0] for each in (shape, [shape])]
     half_way()
     for request in cancelled:
         processor.cancel(request)
+    # Run a request to its end, and lose the worker of another.
     for is_lost in (False, True):
         processor.admit_many([shape], np.arange(1))
         tasks = processor.schedule(1)
@@ -70,6 +72,7 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
                 processor.result_rows(ended, np.zeros(1, np.int32))
                 processor.copy_results(ended, np.zeros(1, np.int32), np.zeros((256, 8), np.uint8), bytes_)
                 processor.finish(ended)
+    # Call what growing states, sessions and the door need.
     processor.starvation(1)
     processor.suspend(1)
     for session in (processor.open_session() or 0, processor.copy_session(0, 1) or 0):
@@ -79,6 +82,7 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
     processor.tables.door[NUM_REGIONS] = 1
     if not processor.has_calls:
         processor.take_out(0)
+    # Copy rows in every way that clients and workers do.
     for values in (bytes_.reshape(-1), np.frombuffer(bytes(16), np.uint8)):  # one of them cannot be written to
         put_columns(bytes_, rows[None], 0, 1, values)
     _run_tasks(processor)
@@ -92,7 +96,7 @@ def warm_up(half_way: Callable[[], None] = lambda: None) -> None:
 
 
 def warm_up_second_half() -> None:
-    """Compiles what takes longest of the second half of ``warm_up``, without the first: it needs no request."""
+    """Compile what takes longest of the second half of ``warm_up``, without the first half: it needs no request."""
     processor, _, _ = _processor()
     processor.schedule(1)
     processor.lose_worker(1)
@@ -102,14 +106,14 @@ def warm_up_second_half() -> None:
 
 
 def _processor() -> tuple[Processor, int, int]:
-    """A processor with a kind of rows and a cell type."""
+    """Return a processor, a row kind and a cell type of it."""
     processor = Processor(1, LIMITS)
     kind = processor.add_kind(64, 64)
     return processor, kind, processor.add_type([Port(kind), Port(kind, carry=0)], [Port(kind)], max_batch=4)
 
 
 def _run_tasks(processor: Processor) -> None:
-    """Asks for scratch, or finds nothing launched, and so runs nothing; then asks for a word that nobody changes."""
+    """Ask for scratch, or find nothing launched, so that nothing runs; then ask for a word that no thread changes."""
     buffer, none = np.zeros(HEADER + INPUT, np.int32), np.zeros(0, np.int32)
     unpack_spans(buffer, 0, 0, none, none, none.astype(np.bool_))
     unpack_pages(buffer, 0, np.zeros((0, most_pages(buffer, 0)), np.int32), none, none)

@@ -1,7 +1,8 @@
 """The CPU worker: its thread runs tasks itself, one after the other, and takes the manager's turns.
 
-What it was given lies in a ring, which compiled code works off (``run_tasks.py``); Python runs what that cannot. Where
-there is nothing to do the thread sleeps in compiled code, too, and is woken by whoever has news or a task for it.
+Launched tasks lie in a ring, which compiled code works off (``run_tasks.py``); Python runs the tasks that it cannot.
+When there is nothing to do the thread sleeps in compiled code too, and is woken by a thread that has news or a task for
+it.
 """
 
 from __future__ import annotations
@@ -20,9 +21,8 @@ from cellrt.definition.modes import use_torch_threads
 from cellrt.native.futex import MAY_SPIN, NS, roused, woken
 from cellrt.native.row_types import Rows, new_table
 from cellrt.worker.base import ANSWERS, HELD, NOT_HELD, Done, Launch, Unfinished, Worker
-from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
-from cellrt.worker.cpu.executor import Executor
+from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.run_tasks import (
     AGAIN,
     ANSWERS_HELD,
@@ -35,6 +35,7 @@ from cellrt.worker.cpu.run_tasks import (
     Launched,
     run_tasks,
 )
+from cellrt.worker.failed_rows import Failure
 from cellrt.worker.turn_words import (
     ASLEEP,
     AWAKE,
@@ -52,19 +53,19 @@ from cellrt.worker.turn_words import (
 
 HOW = {TURN_HELD: HELD, ANSWERS_HELD: ANSWERS, TURN_WANTED: NOT_HELD}
 TURN_EVERY_NS = 300_000
-"""Tasks that were given together and take less are run without a turn between them."""
+"""The time between turns, in nanoseconds: tasks launched together that take less run without a turn between them."""
 
 
 class CpuWorker(Worker):
-    """Runs tasks in order on one thread.
+    """A worker that runs tasks in order on one thread.
 
     Args:
-        executor: what runs a task.
-        processor: whose tasks these are; compiled code takes turns on its tables.
+        executor: runs a task.
+        processor: the scheduler of these tasks; compiled code takes turns on its tables.
         words: of the engine (``turn_words.py``).
         location: of the worker: 1, 2, ...
-        queue_depth: tasks that it may have before the next is formed.
-        launched: the rings of all workers, one behind the other.
+        queue_depth: the tasks that it may have before the next is formed.
+        launched: the rings of all workers, one after the other.
         take_turns, has_news, ended, name: see ``Worker``.
         num_threads: torch threads of this worker; torch keeps one number for threads that start later, too.
     """
@@ -95,19 +96,19 @@ class CpuWorker(Worker):
         self._task_ids = np.zeros(processor.limits.max_tasks, np.int32)
         self._notices = processor.make_notices()
         self._failures: dict[int, list[Failure]] = {}
-        """By the place of their task among all."""
+        """The failures of tasks, by the number of the task among all that were launched."""
         self._buffers: dict[tuple[int, int], NDArray[np.int32]] = {}
-        """By address and size: to make one takes longer than a small task."""
+        """The arrays of buffers, by address and size: to make one takes longer than a small task."""
         self._at: object = None
         self._first = self._count(COMPLETED)
 
     @property
     def num_outstanding(self) -> int:
-        """See ``Worker.num_outstanding``."""
+        """The number of tasks launched and not yet taken in (``Worker.num_outstanding``)."""
         return self._count(LAUNCHED) - self._count(TAKEN_IN)
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
-        """See ``Worker.launch``."""
+        """Put a task in the ring (``Worker.launch``)."""
         at = self._count(LAUNCHED)
         buffer_at = buffer.__array_interface__["data"][0]
         self._launched[at % len(self._launched)] = task, type_id, buffer_at, buffer.size, 0, 0, 0, 0, 0
@@ -116,30 +117,30 @@ class CpuWorker(Worker):
         roused(self._words, self._rest_at, AWAKE)
 
     def wake(self) -> bool:
-        """See ``Worker.wake``."""
+        """Wake the thread if it sleeps (``Worker.wake``)."""
         at = self._rest_at
         return self._words.item(at) == ASLEEP and bool(woken(self._words, at, ASLEEP, AWAKE))
 
     def rest(self, seconds: float) -> None:
-        """See ``Worker.rest``."""
+        """Let the worker wait for so many seconds (``Worker.rest``)."""
         self._turns[0]["away_until_ns"] = time.perf_counter_ns() + int(NS * seconds)
         self.wake()
 
     def end(self) -> None:
-        """See ``Worker.end``."""
+        """Let the thread end after its tasks (``Worker.end``)."""
         self._words[self._line + ENDS] = 1
         roused(self._words, self._rest_at, AWAKE)
 
     def has_finished(self) -> bool:
-        """See ``Worker.has_finished``."""
+        """Return whether there is a completed task to poll (``Worker.has_finished``)."""
         return self._count(TAKEN_IN) < self._count(FINISHED)
 
     def has_completed(self) -> bool:
-        """See ``Worker.has_completed``."""
+        """Return whether any of its tasks was completed (``Worker.has_completed``)."""
         return self._count(COMPLETED) > self._first
 
     def poll(self) -> list[Done]:
-        """See ``Worker.poll``."""
+        """Take the completed tasks in order (``Worker.poll``)."""
         done = []
         for at in range(self._count(TAKEN_IN), self._count(FINISHED)):
             row = self._launched[at % len(self._launched)]
@@ -150,7 +151,7 @@ class CpuWorker(Worker):
         return done
 
     def take_notices(self) -> Notices | None:
-        """See ``Worker.take_notices``."""
+        """Take the notices of tasks completed in compiled turns (``Worker.take_notices``)."""
         count = self._count(NUM_NOTICES)
         if not count:
             return None
@@ -158,7 +159,7 @@ class CpuWorker(Worker):
         return Notices(self._notices[:count])
 
     def take_unfinished(self) -> Unfinished:
-        """See ``Worker.take_unfinished``."""
+        """Take the tasks that a dead worker did not finish (``Worker.take_unfinished``)."""
         first, begun, end = (self._count(which) for which in (TAKEN_IN, BEGUN, LAUNCHED))
         left = [self._launch_at(at) for at in range(first, end)]
         for which in (BEGUN, FINISHED, TAKEN_IN):
@@ -166,7 +167,7 @@ class CpuWorker(Worker):
         return Unfinished(left[: begun - first], left[begun - first :])
 
     def forget(self, cell_type: CellType) -> None:
-        """See ``Worker.forget``."""
+        """Forget a cell type (``Worker.forget``)."""
         self._executor.forget(cell_type.id)
 
     def _count(self, which: int) -> int:
@@ -194,7 +195,7 @@ class CpuWorker(Worker):
                 self._take_turns(HOW[answer])
 
     def _work_off(self) -> int:
-        """Runs what is launched, as far as compiled code can; returns why it came back."""
+        """Run launched tasks as far as compiled code can; return why it came back."""
         self._turns[0]["num_turns"] = self._words[NUM_TURNS]  # before the addresses: tables change in turns
         self._turns[0]["turn_every_ns"] = TURN_EVERY_NS
         if len(self._notices) < self._processor.num_notices:
@@ -207,7 +208,7 @@ class CpuWorker(Worker):
         return int(run_tasks(at, *where, self._task_ids, self._notices))
 
     def _run_in_python(self) -> None:
-        """Runs the task that was begun last."""
+        """Run the task that was begun last."""
         at = self._count(BEGUN) - 1
         row = self._launched[at % len(self._launched)]
         buffer = self._buffer_at(int(row["buffer_at"]), int(row["buffer_ints"]))
@@ -222,10 +223,10 @@ class CpuWorker(Worker):
 def run_timed(
     executor: Executor, type_id: int, buffer: NDArray[np.int32], num_threads: int
 ) -> tuple[int, int, int, list[Failure]]:
-    """Runs a task: its start, its end and what it took, as ``Done`` has them, and its failures.
+    """Run a task; return its start, its end and its busy time, as ``Done`` has them, and its failures.
 
-    What it took is the thread's own time, as what waiting adds is not the task's; near what passed, as a cell may wait
-    for something itself.
+    The busy time is the thread's own time, without its waits. It is at least a share of the time that passed, as a cell
+    may wait for something itself.
     """
     start_ns, start_busy_ns = time.perf_counter_ns(), time.thread_time_ns()
     failures = executor.execute(type_id, buffer)

@@ -11,11 +11,11 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.worker.blame import describe_error
 from cellrt.worker.device.capturable import NotCapturableError
 from cellrt.worker.device.device import Captured, Device, DoneEvent, Work
 from cellrt.worker.device.packing import RunSteps
 from cellrt.worker.device.signature import Signature
+from cellrt.worker.failed_rows import describe_error
 
 MAX_COUNTED = 4096
 STALE_AFTER = 1024

@@ -10,9 +10,9 @@ from numpy.typing import NDArray
 from cellrt.core.state.task_layout import TaskView
 from cellrt.definition.cell import Cell
 from cellrt.errors import CellError
-from cellrt.worker.blame import Failure, Failures
 from cellrt.worker.device.limits import Limits
 from cellrt.worker.device.signature import OUTSIDE, Signature
+from cellrt.worker.failed_rows import Failure, Failures
 
 
 def check_uploaded(cell: Cell, task: TaskView, values: NDArray[Any], limits: Limits, failures: Failures) -> None:

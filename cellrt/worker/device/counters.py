@@ -17,7 +17,7 @@ from typing import Protocol
 import torch
 
 from cellrt.errors import DefinitionError
-from cellrt.worker.blame import describe_error
+from cellrt.worker.failed_rows import describe_error
 
 
 class Counter(Protocol):

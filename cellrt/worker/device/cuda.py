@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from cellrt.worker.blame import describe_error
 from cellrt.worker.device import counters
 from cellrt.worker.device.capturable import Capturable
 from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.device import Captured, Device, Work, nothing
 from cellrt.worker.device.driver import find_driver
 from cellrt.worker.device.streams import STREAMS, capturing
+from cellrt.worker.failed_rows import describe_error
 
 SMALL_BYTES = 64 << 10
 """The largest upload on the compute stream itself: such a copy costs less than ordering two streams."""

@@ -15,10 +15,10 @@ import torch
 
 from cellrt.definition.spec import CellInput
 from cellrt.errors import InternalError
-from cellrt.worker.blame import Attempt, part_of, take_rows
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.placement import PlacedCell, zeros
 from cellrt.worker.device.signature import HAD_STOPPED, NOT_FINITE, OUTSIDE
+from cellrt.worker.failed_rows import Attempt, part_of, take_rows
 from cellrt.worker.outputs import plain_outputs
 from cellrt.worker.torch_state import CellMode
 

@@ -22,7 +22,6 @@ from cellrt.definition.cell import Cell
 from cellrt.errors import InternalError
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Launch
-from cellrt.worker.blame import Failure
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.device import launch as compiled
 from cellrt.worker.device.captures import Captures
@@ -37,6 +36,7 @@ from cellrt.worker.device.plans import Plan, Plans
 from cellrt.worker.device.ring import Ring, bytes_for
 from cellrt.worker.device.shape import compile_shapes
 from cellrt.worker.device.works import WORD_BYTES, Works
+from cellrt.worker.failed_rows import Failure
 
 
 @dataclass(frozen=True)

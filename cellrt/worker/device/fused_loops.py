@@ -15,11 +15,11 @@ import torch
 from cellrt.definition.fused import IndexedRows, SpannedRows, StepRows
 from cellrt.definition.spec import CellInput
 from cellrt.kernels.loop_rows import LoopRows, LoopTask, begin, go_on
-from cellrt.worker.blame import Failures
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
 from cellrt.worker.device.loop_reading import carried_inputs, keeps_steps
 from cellrt.worker.device.operations import Counts, Operations
 from cellrt.worker.device.signature import NOT_FINITE, NOWHERE, OUTSIDE, OutputSignature
+from cellrt.worker.failed_rows import Failures
 from cellrt.worker.torch_state import CellMode
 
 

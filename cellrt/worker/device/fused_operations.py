@@ -16,11 +16,11 @@ import torch
 
 from cellrt.definition.fused import IndexedRows, RunSizes, SpannedRows, StepRows
 from cellrt.definition.spec import CellInput
-from cellrt.worker.blame import Failures, describe_error, take_rows
 from cellrt.worker.device.device_attempt import DeviceOutcome, Inputs
 from cellrt.worker.device.fused_reading import SPAN, CannotFuseError
 from cellrt.worker.device.operations import Counts, Operations
 from cellrt.worker.device.signature import HAD_STOPPED, NOWHERE, OUTSIDE, OutputSignature
+from cellrt.worker.failed_rows import Failures, describe_error, take_rows
 from cellrt.worker.torch_state import CellMode
 
 

@@ -9,10 +9,10 @@ from numpy.typing import NDArray
 
 from cellrt.core.state.task_layout import TaskView
 from cellrt.worker.base import Launch
-from cellrt.worker.blame import Failures
 from cellrt.worker.device import launch as compiled
 from cellrt.worker.device.plans import Plan
 from cellrt.worker.device.ring import Block, Ring, block_at
+from cellrt.worker.failed_rows import Failures
 
 
 @dataclass(slots=True)

@@ -9,11 +9,11 @@ import torch
 
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput
-from cellrt.worker.blame import Failure, Failures, take_rows
 from cellrt.worker.device.device_attempt import DeviceAttempt, DeviceOutcome, Inputs
 from cellrt.worker.device.node_reading import words_of
 from cellrt.worker.device.operations import Counts, Operations
 from cellrt.worker.device.signature import InputSignature
+from cellrt.worker.failed_rows import Failure, Failures, take_rows
 
 
 class NodeAttempt(DeviceAttempt):

@@ -13,7 +13,6 @@ import torch
 from cellrt.core.state.tables import HOST
 from cellrt.definition.spec import CellInput, RaggedRows, RowSpec, plain
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.blame import Failures, run_or_blame
 from cellrt.worker.device.device import Device
 from cellrt.worker.device.device_attempt import DeviceAttempt, DeviceOutcome, Inputs, without
 from cellrt.worker.device.limits import Limits
@@ -27,6 +26,7 @@ from cellrt.worker.device.signature import (
     Signature,
     Source,
 )
+from cellrt.worker.failed_rows import Failures, run_or_blame
 
 ANSWER = RowSpec((), torch.int32)
 

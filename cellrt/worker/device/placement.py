@@ -29,7 +29,6 @@ from cellrt.definition.fused import (
 from cellrt.definition.modes import torch_threads
 from cellrt.definition.spec import CellInput, RowSpec
 from cellrt.errors import CellError, InternalError
-from cellrt.worker.blame import describe_error
 from cellrt.worker.device.compilations import COMPILATIONS
 from cellrt.worker.device.limits import Limits, find_limits
 from cellrt.worker.device.moved import move
@@ -40,6 +39,7 @@ from cellrt.worker.device.torch_compile import (
     check_compilable,
     warn_not_compiled,
 )
+from cellrt.worker.failed_rows import describe_error
 from cellrt.worker.torch_state import HOST_THREADS, on_a_new_thread
 
 EXAMPLE_ROWS = 64

@@ -10,7 +10,6 @@ from collections import Counter
 
 import torch
 
-from cellrt.worker.blame import Failures
 from cellrt.worker.device import step_words
 from cellrt.worker.device.captures import Captures
 from cellrt.worker.device.device import Device, Work
@@ -23,6 +22,7 @@ from cellrt.worker.device.packing import RunSteps
 from cellrt.worker.device.placement import PlacedCell
 from cellrt.worker.device.signature import Signature
 from cellrt.worker.device.steps_reading import at_rows
+from cellrt.worker.failed_rows import Failures
 
 WORD_BYTES = 8
 

@@ -1,8 +1,8 @@
-"""Runs one task: gathers input rows by index, calls the cell, puts its outputs where the task says.
+"""The execution of one task on a CPU: gather input rows by index, call the cell, store its outputs where the task says.
 
-The scheduler's buffer (``core/state/task_layout.py``) is the only thing it reads. A cell with a compiled form does
-all of it in one compiled call; the others, and whatever that form refuses, go through the cell's module. Rows on which
-that fails (``blame.py``) get zeros, and their flags in the buffer are set.
+The executor reads nothing but the scheduler's buffer (``core/state/task_layout.py``). A cell with a compiled form does
+all of it in one compiled call. The others, and the tasks that such a form refuses, go through the cell's module. Rows
+on which the module fails (``worker/failed_rows.py``) get zeros, and their flags in the buffer are set.
 """
 
 from __future__ import annotations
@@ -26,20 +26,22 @@ from cellrt.definition.task_memory import CARRY, DONE, FIRST_ARENA, FLAG, RECORD
 from cellrt.errors import CellError
 from cellrt.native.row_types import new_table
 from cellrt.worker.arenas import Arenas
-from cellrt.worker.blame import Attempt, Failure, Failures, run_or_blame
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.cpu.attempt import CpuAttempt, CpuOutcome
 from cellrt.worker.cpu.run_span_task import APPENDED_PAGES, PAGES, SPAN, run_span_task
 from cellrt.worker.cpu.run_task import run_task
 from cellrt.worker.cpu.run_tasks import RUNNABLE_CELL
 from cellrt.worker.cpu.span_attempt import SpanAttempt
+from cellrt.worker.failed_rows import Attempt, Failure, Failures, run_or_blame
 from cellrt.worker.span_rows import most_pages, unpack_pages, unpack_spans
 from cellrt.worker.torch_state import CellMode
 
 
 class CompiledCell(NamedTuple):
-    """A cell type with a compiled form, as ``run_task`` takes it, or with ``words`` and ``least_rows`` as
-    ``run_span_task`` does."""
+    """The arguments of ``run_task`` for a cell type with a compiled form.
+
+    With ``words`` and ``least_rows`` they are those of ``run_span_task``.
+    """
 
     ports: NDArray[np.int64]
     num_inputs: int
@@ -51,13 +53,14 @@ class CompiledCell(NamedTuple):
 
 
 def _compiled_cell(cell_type: CellType, location: int, arenas: list[Arenas]) -> CompiledCell | None:
-    """Where the compiled form of a cell type finds everything; None if it has none."""
+    """Return the addresses and sizes that the compiled form of a cell type needs; None if it has no such form."""
     cell = cell_type.cell
     form = cell_type.form
     if form is None or any(cell.outputs[name].dtype != torch.float32 for name in cell.finite):
         return None
     if cell.has_spans and not isinstance(form, SpanForm):
         return None
+    # Describe each port: its record in the buffer, the bytes of a row, and its arena at each location.
     inputs, outputs = list(cell.inputs), list(cell.outputs)
     ports = np.zeros((len(inputs) + len(outputs), FIRST_ARENA + len(arenas)), np.int64)
     for port, (name, spec) in zip(ports, form.inputs.items()):
@@ -73,6 +76,7 @@ def _compiled_cell(cell_type: CellType, location: int, arenas: list[Arenas]) -> 
     made = CompiledCell(ports, len(inputs), form.function.address, form.constants.ctypes.data, form)
     if not isinstance(form, SpanForm):
         return made
+    # Kernels of spans take pages in place, so that they need the number of pages, too.
     num_pages: dict[str, int] = {}
     for port, (name, spec) in zip(ports, form.inputs.items()):
         port[FLAG] = APPENDED_PAGES if spec.appends else PAGES if spec.page_size else SPAN if spec.span else spec.ragged
@@ -82,7 +86,10 @@ def _compiled_cell(cell_type: CellType, location: int, arenas: list[Arenas]) -> 
 
 
 class Executor:
-    """Executes tasks at one location. One thread calls it; reads other locations' arenas where the task says so."""
+    """The executor of tasks at one location.
+
+    One thread calls it. It reads other locations' arenas where a task says so.
+    """
 
     def __init__(self, location: int, arenas: list[Arenas], types: Mapping[int, CellType]) -> None:
         self._location = location
@@ -90,15 +97,15 @@ class Executor:
         self._types = types
         self._compiled: dict[int, CompiledCell | None] = {}
         self.cells = new_table(MAX_TYPES, RUNNABLE_CELL)
-        """Those that are compiled and have run once, by type, for ``run_tasks.py``."""
+        """The types whose form is compiled and has run once, by type, for ``run_tasks.py``."""
         self._replicas: dict[int, Cell] = {}
-        """Cells that run as their modules do, each with a module of this thread's own."""
+        """The cells that run as their modules do, each with a module of this thread's own."""
         self.scratch = np.empty(1 << 16, np.uint8)
-        """Memory for a task; changes as it grows."""
+        """Memory for a task; it is replaced as it grows."""
         self._mode: CellMode | None = None
 
     def execute(self, type_id: int, buffer: NDArray[np.int32]) -> list[Failure]:
-        """Runs the task in ``buffer``; writes results, done steps and failure flags. Returns the failed rows."""
+        """Run the task in ``buffer``; write results, done steps and failure flags. Return the failed rows."""
         if type_id not in self._compiled:
             self._compile(type_id)
         compiled = self._compiled[type_id]
@@ -107,19 +114,22 @@ class Executor:
         return self._run_module(self._types[type_id], buffer)
 
     def load(self) -> None:
-        """Loads what runs tasks; takes some seconds in a new process. Nothing is run: it asks for scratch."""
+        """Load the code that runs tasks, which takes some seconds in a new process.
+
+        No task is run: the calls only ask for scratch.
+        """
         header, ports, none = np.zeros(HEADER, np.int32), np.zeros((0, FIRST_ARENA), np.int64), np.zeros(0, np.uint8)
         run_task(header, ports, 0, self._location, HOST, 0, 0, none)
         run_span_task(header, ports, 0, self._location, HOST, 0, 0, np.zeros(1, np.int64), 0, none)
 
     def prepare(self, type_id: int) -> None:
-        """Makes what the tasks of a type need, before the first comes."""
+        """Make what the tasks of a type need, before the first one comes."""
         cell_type = self._types[type_id]
         if self._compile(type_id) is None:
             self._replica_of(cell_type)
 
     def forget(self, type_id: int) -> None:
-        """Drops what was kept for a cell type that no task has."""
+        """Drop what was kept for a cell type that no task has."""
         self._compiled.pop(type_id, None)
         self.cells[type_id] = 0
         self._replicas.pop(type_id, None)
@@ -136,7 +146,7 @@ class Executor:
         return made
 
     def _run_compiled(self, cell: CompiledCell, buffer: NDArray[np.int32]) -> bool:
-        """Runs a task in one compiled call; False if the cell's form refused it."""
+        """Run a task in one compiled call and return whether it ran: a cell's form may refuse it."""
         ports, num_inputs, function, constants, _, words, least_rows = cell
         what = buffer, ports, num_inputs, self._location, HOST, function, constants
         while True:
@@ -155,6 +165,7 @@ class Executor:
                 return self._gather_spans(task, cell_type)
             return [self._gather(task, kind, *words) for kind, words in zip(cell_type.input_kinds, task.inputs)]
 
+        # Run the cell, and find the rows on which it fails.
         if self._mode is None:
             self._mode = CellMode("cpu")
         attempt: Attempt[CpuOutcome]
@@ -170,9 +181,10 @@ class Executor:
             failures[:] = [Failure(row, each.error) for each in failures for row in task.rows_of_span(each.row)]
         for failure in failures:
             task.has_failed[failure.row] = 1
+        # Write the steps that rows of loops took, then store the outputs.
         if task.is_loop:
             task.done_steps[:] = outcome.done_steps
-        elif task.stop_output >= 0:  # of those of its rows that are steps of loops
+        elif task.stop_output >= 0:  # of the rows that are steps of loops
             stopped = outcome.outputs[task.stop_output][: task.num_rows].astype(bool)
             task.done_steps[:] = np.where(stopped, -task.lengths, task.lengths)
         for number, (kind, words) in enumerate(zip(cell_type.output_kinds, task.outputs)):
@@ -207,10 +219,11 @@ class Executor:
         return RaggedRows(values, torch.from_numpy(task.buffer[offsets_at:rows_at].astype(np.int64)))
 
     def _gather_spans(self, task: TaskView, cell_type: CellType) -> list[CellInput]:
-        """The inputs of a cell that is told which rows are of one node."""
+        """Return the inputs of a cell with spans or pages, which takes the rows of each node together."""
         count, spans, buffer = task.num_rows, task.spans, task.buffer
         offsets, (nodes, steps) = torch.from_numpy(spans.copy()), np.empty((2, count), np.int32)
         is_read = np.empty(count, np.bool_)
+        # All inputs share the spans; pages are passed as tables and not copied.
         unpack_spans(buffer, len(task.inputs), len(task.outputs), nodes, steps, is_read)
         of_rows, read = torch.from_numpy(nodes), torch.from_numpy(is_read)
         inputs: list[CellInput] = []
@@ -238,7 +251,7 @@ class Executor:
         return inputs
 
     def _gather_mixed(self, kind: int, handles: NDArray[np.int32]) -> torch.Tensor:
-        """Rows from several locations, in the order of their handles."""
+        """Return rows from several locations, in the order of their handles."""
         own = self._arenas[self._location]
         values = own.empty_bits(kind, len(handles))
         for location, arenas in enumerate(self._arenas):
@@ -259,13 +272,13 @@ class Executor:
         result_rows_at: int,
         shows_every_step: int,
     ) -> None:
-        """Copies one output's rows to its arena rows and its results to the host."""
+        """Copy one output's rows to its arena rows and its results to the host."""
         buffer, value = task.buffer, outcome.outputs[number]
         if stores:
             rows, positions = buffer[rows_at : rows_at + stores], buffer[positions_at : positions_at + stores]
             self._arenas[self._location].move(kind, rows, value, positions)
         if results:
-            if shows_every_step:  # of some rows of a loop; of the others the last, which lie behind
+            if shows_every_step:  # of some rows of a loop; the last steps of the others lie after these
                 steps = outcome.every_step[number]
                 value = np.concatenate([steps.reshape(-1, *value.shape[1:]), value])
             rows = buffer[result_rows_at : result_rows_at + results]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from cellrt.core.explanation import explain
 from cellrt.core.processor import Processor
+from cellrt.core.waiting_reasons import explain
 from tests.core.graphs import add_step, add_tree, admit, chain, make_processor, run, tree, two_chains
 
 NAMES = {0: "lstm", 1: "decoder", 2: "leaf", 3: "inner"}

@@ -1,4 +1,4 @@
-"""What a live request waits for, in words: which part of it, which step, which worker."""
+"""The explanation of what a live request waits for, in words: which part of it, which step, which worker."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from cellrt.core.state.record_layout import body_at, record_at
 from cellrt.core.state.tables import CHAIN, GRAPH, NUM_PRIORITIES, Tables
 
 Namer = Callable[[int], str]
-"""Returns the name of a cell type, by its id."""
+"""A function that returns the name of a cell type, by its id."""
 
 
 def explain(processor: Processor, request: int, name_of: Namer) -> list[str]:
