@@ -1,6 +1,7 @@
 """The layout of the memory that a client in another process shares with the engine.
 
-``requests/region_entries.py`` reads it, ``process/region.py`` writes it. First come words of 8 bytes, then so many slots of the client's memory, each for the tensors and results of one request.
+``requests/region_entries.py`` reads it, ``process/region.py`` writes it. First come words of 8 bytes, then slots, each
+for the tensors and results of one request.
 """
 
 from __future__ import annotations
