@@ -34,7 +34,6 @@ from cellrt.core.state.region_layout import (
 )
 from cellrt.engine.answers import Answers
 from cellrt.engine.together import Reader
-from cellrt.graph.results import ResultLayout
 from cellrt.native.answer_wait import comes_soon, have_told, is_elsewhere, is_there, rouse, sleep_here
 from cellrt.native.answer_word import ELSEWHERE, THERE
 from cellrt.native.atomics import stored
@@ -121,14 +120,12 @@ class SlotPlan:
         self._answers = Answers([Reader(layout, formats[layout.kind].spec) for layout in template.results])
         self._begin, self._end = at, at + self._answers.num_bytes
         plain = [layout for layout in template.results if not layout.is_loop]
+        counts = [-1 if layout.is_single else len(layout.positions) for layout in plain]
+        sizes = [abs(count) * formats[layout.kind].num_bytes for count, layout in zip(counts, plain)]
         self._places: list[tuple[int, int]] | None = None
         """The indices and rows of results, if they lie as in a message."""
-        if len(plain) == len(template.results) and all(its.num_bytes % WORD_BYTES == 0 for its in map(self._of, plain)):
-            counts = [-1 if layout.is_single else len(layout.positions) for layout in plain]
+        if len(plain) == len(template.results) and not any(size % WORD_BYTES for size in sizes[:-1]):
             self._places = list(enumerate(counts))
-
-    def _of(self, layout: ResultLayout) -> RowFormat:
-        return self._formats[layout.kind]
 
     def packed(self, slot: memoryview) -> Packed:
         """Return a copy of the results in a slot."""
