@@ -17,7 +17,8 @@ _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_
 _result_rows = completion.result_rows
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
 _join, _leave = door.join, door.leave
-_lift, _has_handed_in, _has_more = region_entries.lift, region_entries.has_handed_in, region_entries.has_more
+_lift, _take = region_entries.lift, region_entries.take
+_has_handed_in, _has_more = region_entries.has_handed_in, region_entries.has_more
 _share_states, _cut_back = session_state.share_states, session_state.cut_back
 _starvation, _suspend = suspension.starvation, suspension.suspend
 
@@ -143,7 +144,7 @@ def take_out(at: Rows[int], region: int, submissions: Rows[int]) -> int:
         if number < 0:
             break
         submissions[count] = number
-        its.taken += 1
+        _take(its)
         count += 1
     return count
 

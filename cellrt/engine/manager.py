@@ -27,7 +27,7 @@ from cellrt.engine.trace import Trace
 from cellrt.engine.turns import Call, Turns
 from cellrt.engine.waiting import Deadlines
 from cellrt.errors import CellrtError, DeviceError, EngineClosedError, InternalError, SessionError
-from cellrt.native.atomics import stored
+from cellrt.native.atomics import added, stored
 from cellrt.native.row_types import Rows
 from cellrt.view.timeline import Timeline
 from cellrt.worker.arenas import Arenas, copy_page
@@ -196,7 +196,9 @@ class Manager:
     def _has_arrivals(self) -> bool:
         """Whether requests came by the door that no turn has seen."""
         words = self.turns.words
-        return self._processor.has_arrivals or words.item(CALLED) != words.item(HEARD)
+        if self._processor.has_arrivals:
+            return True
+        return not self.regions.is_closed and added(words, CALLED, 0) != words.item(HEARD)
 
     def _by_hand(self) -> int:
         """Why the next turns must be taken in Python (``turn_words.py``)."""

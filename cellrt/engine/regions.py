@@ -67,11 +67,15 @@ class RegionClient(Protocol):
 
 
 class _Known(NamedTuple):
-    """A plan that a client names by a number. ``tensors``: kind and bytes of each of a request's tensors."""
+    """A plan that a client names by a number. ``tensors``: kind and bytes of each of a request's tensors.
+
+    ``binding``: the client's number of the model, with which it goes.
+    """
 
     model: Model
     plan: Plan
     tensors: np.ndarray[tuple[int, int], np.dtype[np.int64]]
+    binding: int
 
 
 class Regions:
@@ -112,16 +116,16 @@ class Regions:
         row = self._rows[at : at + 1]
         row["at"], row["plans_at"], row["taken"] = address, plans.ctypes.data, 0
         row["first"], row["client"], row["bell"] = MAX_SUBMISSIONS + at * NUM_SLOTS, number, bell
-        row["is_wanted"] = row["is_broken"] = 0
+        row["is_wanted"] = row["is_broken"] = row["lifted"] = 0
         self._words[NUM_REGIONS] = max(int(self._words[NUM_REGIONS]), at + 1)
         row["is_open"] = 1
         return at
 
-    def publish(self, at: int, model: Model, plan: Plan, tensors: Sequence[tuple[int, int]]) -> int:
+    def publish(self, at: int, model: Model, plan: Plan, tensors: Sequence[tuple[int, int]], binding: int) -> int:
         """Let a client name what runs for its requests; return the number, or 0 if there are too many, or requests of
         this plan do not go by a region. By one thread at a time, under the gate.
 
-        ``tensors``: kind and bytes of each of a request's tensors.
+        ``tensors``: kind and bytes of each of a request's tensors; ``binding``: as of ``forget``.
         """
         queue = self._queue_of_model(model)
         if len(tensors) > MAX_TENSORS or len(self._known[at]) >= MAX_PLANS or queue < 0:
@@ -133,7 +137,7 @@ class Regions:
             row = self._plans[at][number % MAX_PLANS : number % MAX_PLANS + 1]
         self._num_plans = number
         given = np.array([*tensors, *[(0, 0)] * (MAX_TENSORS - len(tensors))], np.int64)
-        self._known[at][number] = _Known(model, plan, given)
+        self._known[at][number] = _Known(model, plan, given, binding)
         row["template_at"], row["lengths_at"] = plan.template.template.address, plan.lengths_address
         row["answers_at"], row["tensors_at"] = plan.answers.address, given.ctypes.data
         row["num_tensors"], row["num_lengths"] = len(tensors), plan.template.lengths.size
@@ -158,12 +162,13 @@ class Regions:
     def _queues_row(self, at: int) -> memoryview:
         return self._queues[at * self._width : (at + 1) * self._width]
 
-    def forget(self, at: int, is_gone: Callable[[Model], bool]) -> None:
-        """Have a client name no plans of models that are gone any more, after what it has handed in so far."""
+    def forget(self, at: int, binding: int | None) -> None:
+        """Have a client name no plans any more that were named for a binding, or none at all, after what it has handed
+        in so far."""
         self._take_back(at)
         busy = {int(self._table["plan"][row]) for row in self._busy(at)}
         for number, known in list(self._known[at].items()):
-            if is_gone(known.model):
+            if binding in (None, known.binding):
                 self._plans[at]["number"][number % MAX_PLANS] = 0
                 if number not in busy:
                     del self._known[at][number]
@@ -200,9 +205,10 @@ class Regions:
         )
 
     def _busy(self, at: int) -> list[int]:
-        """Submissions of a region that are here."""
+        """Return the submissions of a region that are here, and were admitted."""
         first = MAX_SUBMISSIONS + at * NUM_SLOTS
-        found: list[int] = (first + np.flatnonzero(self._table["is_there"][first : first + NUM_SLOTS])).tolist()
+        rows = self._table[first : first + NUM_SLOTS]
+        found: list[int] = (first + np.flatnonzero(rows["is_there"] & rows["num_admitted"])).tolist()
         return found
 
     def all(self) -> Iterator[RequestGroup]:

@@ -7,7 +7,7 @@ completes leave together. Belongs to the holder of the turn. The legal states an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -19,7 +19,6 @@ from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
 from cellrt.engine.door import Door, Told
 from cellrt.engine.places import Size
-from cellrt.engine.registry import Model
 from cellrt.engine.replies import Replies
 from cellrt.engine.request_group import ALONE, NO_INPUTS, Asked, RequestGroup, SessionRecord
 from cellrt.engine.sessions import Sessions
@@ -229,11 +228,11 @@ class Requests:
         group = self._door.regions.find(region, id)
         return group if group is not None and self._take_over(group) else None
 
-    def forget_plans(self, region: int, is_gone: Callable[[Model], bool]) -> None:
+    def forget_plans(self, region: int, binding: int | None) -> None:
         """See ``Regions.forget``."""
         self.join()
         self.tell_by_door()
-        self._door.regions.forget(region, is_gone)
+        self._door.regions.forget(region, binding)
 
     def close_region(self, region: int) -> None:
         """Goes on in Python with all requests of a client in another process, and looks for no more."""

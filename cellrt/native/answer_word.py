@@ -54,5 +54,5 @@ def say_there_to_others(word_at: int) -> bool:
 def say_elsewhere(word_at: int) -> None:
     """Say to another process that results come by a message."""
     word = words_at(word_at, 1, 1)[0]
-    if exchange(word, 0, ELSEWHERE) == ASLEEP_HERE:
-        wake(word, 0)
+    exchange(word, 0, ELSEWHERE)
+    wake(word, 0)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from cellrt.native.answer_word import ELSEWHERE, OPEN, THERE
+from cellrt.native.answer_word import ELSEWHERE, THERE
 from cellrt.native.atomics import add, load, replace, store
 from cellrt.native.futex import wake
 from cellrt.native.jit import short_entry
@@ -16,7 +16,6 @@ def handed_in(
     count: int,
     ring: int,
     num_slots: int,
-    answers: int,
     handed: int,
     turn_words: Rows[int],
     first: int,
@@ -28,13 +27,12 @@ def handed_in(
 ) -> None:
     """Hand in the first ``count`` of slots, whose requests are written, call the engine and wake a worker that rests.
 
-    ``ring``, ``answers``, ``handed``: where these are among ``words`` (``core/state/region_layout.py``). ``first``,
+    ``ring``, ``handed``: where these are among ``words`` (``core/state/region_layout.py``). ``first``,
     ``step``, ``called``: where the words of workers are among ``turn_words``, of which the first that is ``known`` is
     set to ``value``, and how often the engine was called.
     """
     end = words[handed]
     for k in range(count):
-        store(words, answers + slots[k], OPEN)  # behind the request's number, as who waits for another looks at that
         words[ring + (end + k) % num_slots] = slots[k]
     store(words, handed, end + count)
     add(turn_words, called, 1)

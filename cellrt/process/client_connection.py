@@ -206,7 +206,7 @@ class ClientConnection:
         elif kind == Kind.TEMPLATE:
             self._templates.append(read_template(body))
         elif kind == Kind.FORGET:
-            self._forget_plans(lambda model: True)
+            self._forget_plans(None)
             (self._generation,) = LENGTH.unpack(body)
             self._templates.clear()
             self._seen.clear()
@@ -268,22 +268,21 @@ class ClientConnection:
             if size > SLOT_BYTES:
                 return
             with manager.turns.gate:
-                named = manager.regions.publish(self._region[0], model, plan, tensors)
+                named = manager.regions.publish(self._region[0], model, plan, tensors, template.binding)
             if named:
                 self._plans[named] = template
                 self.tell(Message(Kind.PLAN, (PLAN.pack(self._generation, number, named),)))
 
-    def _forget_plans(self, is_gone: Callable[[Model], bool]) -> None:
-        """Have the client name no plans of models that are gone any more."""
+    def _forget_plans(self, binding: int | None) -> None:
+        """Have the client name no plans of a binding any more, or none at all."""
         if self._region is None or not self._plans:
             return
         manager = self._server.engine._manager
         with suppress(EngineClosedError):
-            manager.turns.call(partial(manager.requests.forget_plans, self._region[0], is_gone))
+            manager.turns.call(partial(manager.requests.forget_plans, self._region[0], binding))
         self._server.take_returned()  # with the plans there
         for number, template in list(self._plans.items()):
-            model = self.models.get(template.binding)
-            if model is None or is_gone(model):
+            if binding in (None, template.binding):
                 del self._plans[number]
 
     def ends_of(self, id: int) -> Callable[[RequestGroup], Ends]:
@@ -486,9 +485,7 @@ class ClientConnection:
         self._server.engine._manager.end_session(record, SessionError(f"the client of {record} is gone"))
 
     def _release(self, number: int) -> None:
-        gone = self.models.get(number)
-        if gone is not None:
-            self._forget_plans(lambda model: model is gone)
+        self._forget_plans(number)
         with self.lock:
             model = self.models.pop(number, None)
         if model is not None:

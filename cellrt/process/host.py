@@ -27,7 +27,7 @@ from cellrt.core.state import region_layout as layout
 from cellrt.core.state.region_layout import WORD_BYTES
 from cellrt.engine.engine import Engine
 from cellrt.engine.regions import Returned
-from cellrt.errors import CellrtError, EngineClosedError
+from cellrt.errors import CellrtError, EngineClosedError, InternalError
 from cellrt.native.futex import HAS_BELLS
 from cellrt.native.row_types import Rows
 from cellrt.process import address as addresses
@@ -191,8 +191,12 @@ class EngineServer:
             connection, returned = self._returned.popleft()
             if isinstance(returned, int):
                 connection.cancel_here(returned)
-            else:
+                continue
+            try:
                 connection.submit_returned(returned)
+            except Exception as bug:  # it costs this request alone
+                log.exception("a request that came by a region could not be submitted")
+                connection.tell((returned.id, InternalError(f"{type(bug).__name__}: {bug}")))
 
     def call(
         self, connection: ClientConnection, number: int, name: str, arguments: dict[str, Any], blob: bytes

@@ -232,17 +232,19 @@ class Link:
 
         Raise the error that ended the connection.
         """
-        region, plans = self._region, list[SlotPlan]()
+        region = self._region
         if region is None or not region.has_plans:
             return None
-        for binding, alike in asked:
-            plan = region.plan_of(template_of(binding.number, alike), binding.formats)
-            if plan is None:
-                return None
-            plans.append(plan)
+        templates = [template_of(binding.number, alike) for binding, alike in asked]
         futures: dict[int, RemoteFuture] = {}
 
         def write() -> None:
+            plans = list[SlotPlan]()
+            for template, (binding, _) in zip(templates, asked):  # here, as another thread may have them forgotten
+                plan = region.plan_of(template, binding.formats)
+                if plan is None:
+                    return
+                plans.append(plan)
             count, now_ns = sum([len(alike.places) for _, alike in asked]), time.perf_counter_ns()
             slots = region.take_slots(count)
             if not slots:
@@ -293,10 +295,19 @@ class Link:
         """Wait until all requests have ended; return False after so many seconds."""
         if not self.is_parents:
             self.send_news()  # and makes good what was interrupted
-            region = self._region
-            if region is not None:
-                region.have_all_told()
+            if (region := self._region) is not None:
+                return self._drain_region(region, timeout)
         return self._unanswered.drain(timeout)
+
+    def _drain_region(self, region: Region, timeout: float | None) -> bool:
+        """Wait until all requests have ended, while the reader is told of each that comes by the region."""
+        with self._lock:
+            region.num_drains += 1
+        try:
+            region.have_all_told()
+            return self._unanswered.drain(timeout)
+        finally:
+            region.num_drains -= 1
 
     def leave(self) -> None:
         """End the connection soon; from any thread, without waiting."""
@@ -440,8 +451,6 @@ class Link:
             self._wire.close()
             self._poll.close()
             region, self._region = self._region, None
-            if region is not None:
-                region.close()
         self._unanswered.end(error)
         if region is not None:
             region.forget()

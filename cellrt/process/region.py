@@ -7,6 +7,7 @@ of the region from when it is handed in until its results are taken out. One tha
 from __future__ import annotations
 
 import os
+import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
@@ -35,7 +36,7 @@ from cellrt.core.state.region_layout import (
 from cellrt.engine.answers import Answers
 from cellrt.engine.together import Reader
 from cellrt.native.answer_wait import comes_soon, have_told, is_elsewhere, is_there, rouse, sleep_here
-from cellrt.native.answer_word import ELSEWHERE, THERE
+from cellrt.native.answer_word import ELSEWHERE, OPEN, THERE, TO_BE_TOLD
 from cellrt.native.atomics import stored
 from cellrt.native.region_calls import ended, handed_in
 from cellrt.process.model_binding import RowFormat
@@ -43,14 +44,14 @@ from cellrt.process.outcomes import Arrived, Packed
 from cellrt.process.recorded import Template, add_bytes
 from cellrt.worker.turn_words import ASLEEP, AWAKE, CALLED, LINE, REST, line_of
 
-_ENTRY = Struct("3q2i")
+_ENTRY = Struct("4q")
 
 
 def _id_of(slot: int) -> int:
     return ENTRIES + slot * (ENTRY_BYTES // WORD_BYTES) + 1
 
 
-_WHERE = RING, NUM_SLOTS, ANSWER_WORDS, HANDED
+_WHERE = RING, NUM_SLOTS, HANDED
 _WORKERS, _WAKE = (line_of(1) + REST, LINE), (ASLEEP, AWAKE, CALLED)
 
 
@@ -149,7 +150,7 @@ class Region:
     Args:
         memory: of the region.
         turn_words: of the engine's workers, which sleep on theirs.
-        bell: the descriptor of an eventfd, which wakes the reader; it is closed with the region.
+        bell: the descriptor of an eventfd, which wakes the reader; it is closed when nobody has the region any more.
         num_workers: of the engine.
         unanswered: the client's requests.
     """
@@ -159,6 +160,7 @@ class Region:
     ) -> None:
         warm_up()
         self.bell = bell
+        weakref.finalize(self, os.close, bell).atexit = False
         self._memory, self._unanswered, self._num_workers = memory, unanswered, num_workers
         self._at = addressof(c_char.from_buffer(memory))
         self._head = memory[:HEAD_BYTES].cast("q")
@@ -175,6 +177,8 @@ class Region:
         """The future and plan of each request that has a slot, by its number."""
         self._written: list[int] = []
         """Slots that are about to be handed in."""
+        self.num_drains = 0
+        """The number of threads that wait for all requests: then the reader is told of each."""
         self._num_before = 0
         """The number of requests that were handed in before them."""
         self._to_call: deque[SlotFuture] = deque()
@@ -243,7 +247,9 @@ class Region:
         for (first, size), values in zip(plan.tensors, tensors):
             self._memory[begin + first : begin + first + size] = values[number * size : (number + 1) * size]
         at = (ENTRIES * WORD_BYTES) + slot * ENTRY_BYTES
-        _ENTRY.pack_into(self._memory, at, plan.number, future.id, now_ns, priority, 0)
+        _ENTRY.pack_into(self._memory, at, plan.number, future.id, now_ns, priority)
+        # Behind the number, at which those look who wait for the request before; and before anybody finds the request.
+        stored(self._words, ANSWER_WORDS + slot, TO_BE_TOLD if self.num_drains else OPEN)
         future.region, future.slot, future.word_at = self, slot, self._at + (ANSWER_WORDS + slot) * WORD_BYTES
         self._slots[future.id] = slot
         self._held[future.id] = future, plan
@@ -278,12 +284,14 @@ class Region:
         its, word = self._held.get(id), self._head[ANSWER_WORDS + slot]
         if its is None or word not in (THERE, ELSEWHERE):
             return None
-        future, plan = its
-        if word == ELSEWHERE:
+        (future, plan), begin = its, HEAD_BYTES + slot * SLOT_BYTES
+        packed = None if word == ELSEWHERE else plan.packed(self._memory[begin : begin + SLOT_BYTES])
+        if self._head[_id_of(slot)] != id:  # it is another's by now, and the word may be, too
+            return None
+        if packed is None:
             future.leave_region()
             return -1
-        begin = HEAD_BYTES + slot * SLOT_BYTES
-        return arrived.add(plan.packed(self._memory[begin : begin + SLOT_BYTES]))
+        return arrived.add(packed)
 
     def release(self, id: int) -> None:
         """Free the slot of a request whose future has ended, or waits for a message; once."""
@@ -350,11 +358,8 @@ class Region:
                 self.ring()
 
     def forget(self) -> None:
-        """Leave the region to the parent, in a forked process."""
+        """Have futures look at the region no more: the connection has ended, or is the parent's in a forked process."""
+        for future, _ in list(self._held.values()):
+            future.leave_region()
         self._held, self._slots, self._free = {}, {}, []
         self.forget_plans()
-
-    def close(self) -> None:
-        """Give the bell up; no thread may poll it any more."""
-        self.forget_plans()
-        os.close(self.bell)

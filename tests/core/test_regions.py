@@ -64,8 +64,7 @@ class Region:
         """Write an entry to a slot, and its number to the ring, as far as there is such a slot."""
         if 0 <= slot < NUM_SLOTS:
             at = ENTRIES + slot * ENTRY_BYTES // WORD_BYTES
-            self.words[at : at + 3] = plan, id, arrival_ns
-            self.words[at + 3 : at + 4].view(np.int32)[0] = priority
+            self.words[at : at + 4] = plan, id, arrival_ns, priority
         self.words[RING + self.words[HANDED] % NUM_SLOTS] = slot
 
     def is_inside(self, first: int, size: int) -> bool:
@@ -113,3 +112,15 @@ def test_what_finds_no_place_in_a_queue_is_left_for_python():
     assert not region.processor.join()
     assert region.processor.num_live == 1 and region.t.queues["come"][:2].tolist() == [1, 1]
     assert region.processor.take_out(0) == [MAX_SUBMISSIONS + 1]
+
+
+def test_what_found_no_place_is_the_same_request_whatever_its_client_writes_then():
+    region = Region()
+    region.t.queues["most"][1] = 0
+    region.write(3, NUMBER, 1, 0, 1)
+    region.words[HANDED] = 1
+    assert not region.processor.join()
+    region.words[RING] = 9
+    region.t.queues["most"][1] = 1
+    assert region.processor.join() and region.processor.num_live == 1
+    assert np.flatnonzero(region.t.submissions["is_there"]).tolist() == [MAX_SUBMISSIONS + 3]

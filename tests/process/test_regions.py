@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import os
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -12,10 +14,13 @@ import torch
 
 from cellrt.core.state.region_layout import ENTRIES, ENTRY_BYTES, HANDED, NUM_SLOTS, RING, SLOT_BYTES, WORD_BYTES
 from cellrt.errors import CancelledError, CellError, DeviceError, EngineClosedError, OverloadError
+from cellrt.graph.known import Alike
 from cellrt.graph.reference import run_one_by_one
+from cellrt.process import link
 from cellrt.process.client import Client, connect
 from cellrt.process.host import EngineServer
 from cellrt.process.numbering import Numbering
+from cellrt.process.recorded import Template, template_of
 from cellrt.process.region import Region
 from cellrt.process.source import ModelSource
 from cellrt.worker.cpu.cpu_executor import Executor
@@ -32,7 +37,7 @@ REQUESTS = {
     "layers": (models.layers, torch.ones(WIDTH)),
     "half": (models.half, torch.ones(3, dtype=torch.bfloat16)),
 }
-OUT_OF_ORDER = 7
+OUT_OF_ORDER, SOON_S = 7, 0.05
 
 
 @pytest.fixture
@@ -231,6 +236,81 @@ def test_a_worker_that_dies_costs_what_ran_on_it_and_the_last_all_that_comes(ser
     for _ in range(2):
         future = client.submit("chain", steps(3))
         assert isinstance(future.exception(WAIT_S), EngineClosedError if forever else type(None))
+
+
+def test_the_reader_takes_no_results_of_the_request_that_had_a_slot_before(client, monkeypatch):
+    hand_in = Region.hand_in
+
+    def hand_in_late(self):
+        self.ring()
+        time.sleep(SOON_S)
+        hand_in(self)
+
+    assert_same(client.submit("chain", steps(3, 1.0)).result(WAIT_S), run_one_by_one(models.chain, steps(3, 1.0)))
+    monkeypatch.setattr(Region, "hand_in", hand_in_late)
+    future = client.submit("chain", steps(3, 7.0))
+    assert_same(future.result(WAIT_S), run_one_by_one(models.chain, steps(3, 7.0)))
+
+
+def test_a_thread_waits_for_a_request_that_fails_and_has_a_callback(client):
+    told: list[object] = []
+    bad = torch.cat([steps(1, HOLD_LONG), steps(1), steps(1, RAISE)])
+    future = client.submit("chain", bad)
+    future.add_done_callback(told.append)
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        assert isinstance(pool.submit(future.exception).result(WAIT_S), CellError)
+    assert told == [future]
+
+
+def test_who_drains_hears_of_what_is_handed_in_meanwhile(client):
+    first = client.submit("chain", steps(3, HOLD_LONG))
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        drained = pool.submit(client.drain)
+        until(lambda: region_of(client).num_drains, "it drains")
+        second = client.submit("chain", steps(3, HOLD))
+        assert drained.result(WAIT_S)
+    assert first.result(WAIT_S) and second.result(WAIT_S)
+
+
+def test_plans_are_forgotten_while_another_thread_submits(client, monkeypatch):
+    is_forgotten = threading.Event()
+
+    def forget(binding: int, alike: Alike) -> Template:
+        if threading.current_thread() is not threading.main_thread():
+            client._link._numbering.MAX_TEMPLATES = 0  # the next template that is new is one too many
+            is_forgotten.set()
+            client.submit("chain", steps(5, 2.0)).result(WAIT_S)
+        return template_of(binding, alike)
+
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        monkeypatch.setattr(link, "template_of", lambda *what: (monkeypatch.undo(), forget(*what))[1])
+        future = pool.submit(client.submit, "chain", steps(3, 5.0)).result(WAIT_S)
+    assert is_forgotten.is_set()
+    assert_same(future.result(WAIT_S), run_one_by_one(models.chain, steps(3, 5.0)))
+
+
+def test_the_release_of_one_binding_leaves_another_of_the_same_model(client):
+    value = client._link.call("bind", model="chain", known=[]).value  # as for a thread that knows of no other
+    other = client._bindings.binding_of(value)
+    assert other.number != client.binding("chain").number
+    client._link.give_up(other)
+    before = num_handed_in(client)
+    assert_same(client.submit("chain", steps(3, 5.0)).result(WAIT_S), run_one_by_one(models.chain, steps(3, 5.0)))
+    assert num_handed_in(client) == before + 1
+
+
+def test_a_forked_process_takes_nothing_of_its_parents(client):
+    told = threading.Event()
+    future = client.submit("chain", steps(3, HOLD_LONG))
+    future.add_done_callback(lambda _: told.set())
+    pid = os.fork()
+    if pid == 0:
+        try:
+            future.cancel()
+        finally:
+            os._exit(0)
+    os.waitpid(pid, 0)
+    assert told.wait(WAIT_S) and future.result(WAIT_S)
 
 
 BROKEN = {

@@ -15,7 +15,7 @@ It may take over a submission at any time (``engine/door.py``); its requests are
 from __future__ import annotations
 
 from cellrt.core.requests.admission import admit, finish, set_lengths
-from cellrt.core.requests.region_entries import has_more, has_places, lift, plan_of, ring_bells, take_places
+from cellrt.core.requests.region_entries import has_more, has_places, lift, plan_of, ring_bells, take, take_places
 from cellrt.core.state.copying import copy_at
 from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED, NOTICE_SESSION
 from cellrt.core.state.pointers import OpenTemplate, template_at
@@ -100,7 +100,7 @@ def _join_regions(t: Tables) -> bool:
             if not _admit_all(t, submission, at):
                 return False
             take_places(t, plan)
-            region.taken += 1
+            take(region)
     return True
 
 

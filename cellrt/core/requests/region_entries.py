@@ -23,7 +23,6 @@ from cellrt.core.state.region_layout import (
     RING,
     SLOT_BYTES,
     WORD_BYTES,
-    Entry,
 )
 from cellrt.core.state.tables import (
     MAX_SUBMISSIONS,
@@ -49,7 +48,7 @@ ENGINE = 0
 INT_BYTES = 4
 PLAN_INTS = dtype_of(RegionPlan).itemsize // INT_BYTES
 
-_entry_at, _plan_at = row_view(Entry), row_view(RegionPlan)
+_plan_at = row_view(RegionPlan)
 
 
 @compiled
@@ -72,26 +71,34 @@ def has_more(region: Region) -> bool:
 def lift(t: Tables, region: Region) -> int:
     """Make the next request of a region a submission, unless it is one; return its number, or -1 if it does not fit:
     then the region is broken, and no turn looks there any more."""
+    if region.lifted > 0:  # it found no room before; what the client writes by now means nothing
+        return region.lifted - 1
     words = words_at(region.at, 1, NUM_WORDS)[0]
-    slot = words[RING + region.taken % NUM_SLOTS]
-    if 0 <= slot < NUM_SLOTS and 0 < load(words, HANDED) - region.taken <= NUM_SLOTS:
+    slot, num_left = load(words, RING + region.taken % NUM_SLOTS), load(words, HANDED) - region.taken
+    if 0 <= slot < NUM_SLOTS and 0 < num_left <= NUM_SLOTS:
         at = region.first + int(slot)
         submission = t.submissions[at]
-        if submission.is_there != 0 and submission.num_admitted == 0:  # it found no room before
-            return at
         if submission.is_there == 0 and _read(t, region, submission, at, int(slot)):
             submission.is_there = 1
+            region.lifted = at + 1
             return at
     region.is_broken, region.is_open = 1, 0
     return -1
 
 
 @compiled
+def take(region: Region) -> None:
+    """Record that the next request of a region is admitted, or Python has it."""
+    region.lifted = 0
+    region.taken += 1
+
+
+@compiled
 def _read(t: Tables, region: Region, submission: Submission, at: int, slot: int) -> bool:
-    """Write a submission as a client's entry says; return whether that fits."""
-    its = ints_at(region.at + ENTRIES * WORD_BYTES + slot * ENTRY_BYTES, 1, ENTRY_BYTES // INT_BYTES)[0]
-    entry = _entry_at(its, 0)
-    number, priority, arrival_ns = entry.plan, entry.priority, entry.arrival_ns
+    """Write a submission as a client's entry says; return whether that fits. Each word of the entry is read once."""
+    words, entry = words_at(region.at, 1, NUM_WORDS)[0], ENTRIES + slot * (ENTRY_BYTES // WORD_BYTES)
+    number, id, arrival_ns = load(words, entry), load(words, entry + 1), load(words, entry + 2)
+    priority = load(words, entry + 3)
     if number <= 0 or not 0 <= priority < NUM_PRIORITIES:
         return False
     plan = _plan_at(ints_at(region.plans_at, MAX_PLANS, PLAN_INTS)[number % MAX_PLANS], 0)
@@ -111,7 +118,7 @@ def _read(t: Tables, region: Region, submission: Submission, at: int, slot: int)
     submission.deadline_ns = submission.schedule_by_ns = NEVER
     submission.order, submission.priority, submission.client = 0.0, priority, region.client
     submission.count, submission.num_admitted, submission.num_answered = 1, 0, 0
-    submission.plan, submission.id = number, entry.id
+    submission.plan, submission.id = number, id
     return True
 
 

@@ -6,7 +6,7 @@ for the tensors and results of one request.
 
 from __future__ import annotations
 
-from cellrt.native.row_types import CACHE_LINE, Row, i4, i8
+from cellrt.native.row_types import CACHE_LINE
 
 PAGE_BYTES = 4096
 WORD_BYTES = 8
@@ -24,20 +24,11 @@ RING = 2 * _LINE
 ANSWER_WORDS = RING + NUM_SLOTS
 """The first of ``NUM_SLOTS`` words: the answer of each slot (``native/answer_word.py``)."""
 ENTRIES = ANSWER_WORDS + NUM_SLOTS
-"""The first word of ``NUM_SLOTS`` rows of ``Entry``, one of each slot."""
-
-
-class Entry(Row):
-    """A request that a client hands in: two rows are a cache line."""
-
-    plan: i8  # as of a ``RegionPlan``
-    id: i8  # the client's number of it
-    arrival_ns: i8  # on the monotonic clock
-    priority: i4
-    flags: i4  # Python's
+"""The first word of ``NUM_SLOTS`` rows, one of each slot, which say what is in it."""
 
 
 ENTRY_BYTES = 32
+"""A row of four words: the number of the request's plan, the client's number of it, when it came, its priority."""
 NUM_WORDS = ENTRIES + NUM_SLOTS * ENTRY_BYTES // WORD_BYTES
 HEAD_BYTES = -(-NUM_WORDS * WORD_BYTES // PAGE_BYTES) * PAGE_BYTES
 REGION_BYTES = HEAD_BYTES + NUM_SLOTS * SLOT_BYTES

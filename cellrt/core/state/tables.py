@@ -254,6 +254,7 @@ class Region(Row):
     client: i4  # as of a request
     bell: i4  # descriptor of an eventfd that wakes the client
     is_open: i4  # 1: turns look for requests there
+    lifted: i4  # 1 + the submission of the next request, if that is one and waits for room; else 0
     is_wanted: i4  # 1: its bell is rung at the end of what answers requests
     is_broken: i4  # 1: what was found there does not fit; Python ends the connection
 

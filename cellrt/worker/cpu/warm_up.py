@@ -135,7 +135,7 @@ def _run_tasks(processor: Processor) -> None:
         roused(words, 1, 0)
         woken(words, 1, 1, 0)
         added(words, 1, 0)
-    handed_in(words, words, 0, 1, 1, 1, 1, words, 1, 1, 0, 0, 0, 1)
+    handed_in(words, words, 0, 1, 1, 1, words, 1, 1, 0, 0, 0, 1)
     ended(words, 1, 0, words)
     say_elsewhere(word_at)
     sleep_here(word_at, word_at, 0, 0)
