@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.templates.node_sets import first_values
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
@@ -105,15 +106,20 @@ class Tree(Node):
     ``tree.nodes.h`` is output ``h`` of each node, in the order of the tree's parents.
     """
 
-    __slots__ = ("nodes",)
+    __slots__ = ("_cells", "_first_node", "_parents")
 
     def __init__(
-        self, graph: object, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
+        self, graph: object, cells: tuple[Cell, Cell], parents: NDArray[np.int32], first: int, root: int
     ) -> None:
-        self.nodes = TreeNodes(graph, cells, parents, firsts)
-        # The root's is the last, as every child comes before its parent. Others than ``max`` hand over the interpreter
-        # lock also for a few numbers.
-        super().__init__(graph, cells[parents.size > 1], int(firsts.max()))
+        self._cells, self._parents, self._first_node = cells, parents, first
+        self._graph, self._cell, self._first = graph, cells[parents.size > 1], root
+
+    @property
+    def nodes(self) -> TreeNodes:
+        """The outputs of every node."""
+        leaf, inner = self._cells
+        firsts = first_values(self._parents, len(leaf.outputs), len(inner.outputs), self._first_node)
+        return TreeNodes(self._graph, self._cells, self._parents, firsts)
 
 
 class TreeNodes(Handle):
