@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
@@ -27,6 +28,12 @@ class ResultLayout(NamedTuple):
     positions: Sequence[int]
     is_loop: bool
     is_single: bool
+
+
+@lru_cache(maxsize=256)
+def only_result(name: str, kind: int) -> tuple[ResultLayout, ...]:
+    """Return the layout of one output that is all of a request's results."""
+    return (ResultLayout(name, kind, (0,), False, True),)
 
 
 class StateLayout(NamedTuple):
