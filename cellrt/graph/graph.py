@@ -27,6 +27,7 @@ from cellrt.graph.symbols import (
     Chain,
     Dag,
     GrowingState,
+    ListedOutputs,
     Loop,
     LoopOfCells,
     LoopSteps,
@@ -320,7 +321,7 @@ class Graph(Recorder):
     ) -> Tree:
         """Add a tree: ``leaf`` at nodes without children, ``inner`` at the others; return the root.
 
-        ``.h`` of it is the root's output, ``.nodes.h`` the list of every node's, in the order of ``parents``.
+        ``.h`` of it is the root's output, ``.nodes.h`` a sequence of every node's, in the order of ``parents``.
 
         Args:
             parents: ``[nodes]``: each node's parent, -1 for the one root, in any order.
@@ -405,6 +406,8 @@ class Graph(Recorder):
             if isinstance(result, Output):
                 is_loop = result.value in self._loop_values
                 return ResultLayout(name, kind, placement.of_value(result.value), is_loop, True)
+            if isinstance(result, ListedOutputs):
+                return ResultLayout(name, kind, placement.of_listed(result.values()), False, False)
             if isinstance(result, Steps):
                 return ResultLayout(name, kind, placement.of_chain(result), False, False)
             return ResultLayout(name, kind, placement.of_steps(result.value), True, False)

@@ -259,7 +259,8 @@ class Recorder:
         row = RowSpec(spec.shape, spec.dtype)
         if isinstance(source, Steps):
             self._check_source(cell, name, row, source)
-            return _range_words(source.values())
+            given = source.values()
+            return _range_words(given) if isinstance(given, range) else [LIST, len(given), *given]
         if isinstance(source, LoopSteps):
             self._check_source(cell, name, row, source)
             self._emitted[source.value] = None

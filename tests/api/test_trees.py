@@ -260,6 +260,7 @@ class Summed(nn.Module):
 
 SUMMED = cell(Summed(), {"x": (SIZE,), "h": ragged(SIZE), "c": ragged(SIZE)})
 LEAF, PAIR, SUM = leaf(), pair(), child_sum()
+HALF = cell(lambda h: {"half": h / 2}, {"h": (SIZE,)}, name="half")
 
 
 def by_hand(parents: list[int], leaf: Cell, inner: Cell, leaf_xs: list[Any], inner_xs: list[Any]) -> list[Any]:
@@ -334,7 +335,8 @@ def random_binary(num_leaves: int, seed: int) -> list[int]:
 def test_a_client_makes_as_many_calls_for_a_large_tree_or_dag_as_for_a_small_one(engine: Engine) -> None:
     def of_parents(graph: Graph, parents: np.ndarray) -> object:
         xs = np.ones(((len(parents) + 1) // 2, SIZE), np.float32)
-        return {"h": graph.tree(parents, leaf=LEAF, inner=PAIR, leaf_inputs={"x": xs}).h}
+        tree = graph.tree(parents, leaf=LEAF, inner=PAIR, leaf_inputs={"x": xs})
+        return {"root": tree.h, "nodes": tree.nodes.h, "after": graph.chain(HALF, h=tree.nodes.h).half}
 
     def of_sources(graph: Graph, sources: np.ndarray) -> object:
         xs = np.ones((len(sources) + 1, SIZE), np.float32)
@@ -369,3 +371,27 @@ def num_calls(engine: Engine, name: str, request: object) -> int:
         sys.setprofile(None)
     future.result(60)
     return count
+
+
+def test_outputs_of_every_node_are_as_a_list_of_them() -> None:
+    """An input, a result beside that of the root, and whatever lists are for."""
+
+    def function(graph: Graph, way: int) -> object:
+        tree = graph.tree([3, 4, 4, -1, 3], leaf=LEAF, inner=PAIR, leaf_inputs={"x": torch.eye(3, SIZE)})
+        listed: Any = tree.nodes.h if way else [*tree.nodes.h]
+        first = {"root": tree.h, "every": listed, "again": listed} if way < 2 else {"every": listed, "root": tree.h}
+        total = SUM(x=listed[3], h=listed).h
+        more = listed + [total]  # noqa: RUF005
+        return first | {
+            "again": listed,
+            "total": total,
+            "half": graph.chain(HALF, h=listed, reverse=True).half,
+            "few": graph.chain(HALF, h=listed[1:3]).half,
+            "more": SUM(x=more[-1], h=[total] + listed).h,  # noqa: RUF005
+            "count": SUM(x=listed[-1], h=more).h,
+        }
+
+    expected, *others = (run_one_by_one(model(function), way) for way in range(4))
+    assert expected["every"].shape == expected["half"].shape == (5, SIZE)
+    for other in others:
+        assert other.keys() == expected.keys() and all(torch.equal(other[name], expected[name]) for name in other)

@@ -24,6 +24,7 @@ from cellrt.core.templates.program import (
     OP_EXTERNAL,
     OP_NODE,
     OP_RESULT,
+    OP_RESULTS,
     OP_TREE,
     STEP,
     read_only,
@@ -59,7 +60,10 @@ class Nodes:
             self.draw.choice((self.source, self.node, self.node, self.node, self.tree, self.dag))()
         self.node()
         for _ in range(self.draw.randint(1, 3)):
-            if self.draw.random() < 0.5:
+            if self.draw.random() < 0.3:
+                values = self.draw.sample(self.made, self.draw.randint(0, min(5, len(self.made))))
+                self.program += [OP_RESULTS, len(values), *values]
+            elif self.draw.random() < 0.5:
                 self.program += [OP_RESULT, self.draw.choice(self.made), 1, 1]
             else:
                 first, last = sorted((self.draw.choice(self.made), self.made[-1]))

@@ -2,7 +2,7 @@
 
 So a program of a tree has a word for each node and not five, its bytes tell one shape from another, and nobody who
 records one looks at a node. Whoever reads a program has its TREE and DAG operations written out as NODEs first, so what
-they mean is said here alone.
+they mean is said here alone. So it is of many results, RESULTS.
 
 The nodes of a set are numbered; NODEs of a dag are in that order, those of a tree come after their children: leaves
 first, then whoever has all of them. ``read`` are three words (mode, a, b) for each input of a cell, of a tree's leaves
@@ -26,6 +26,8 @@ from cellrt.core.templates.program import (
     OP_DAG,
     OP_EXTERNAL,
     OP_NODE,
+    OP_RESULT,
+    OP_RESULTS,
     OP_TREE,
     SOURCE,
     STEP,
@@ -116,6 +118,8 @@ def _num_read(program: Ints, at: int, types: Rows[CellType]) -> int:
 @compiled
 def _end_of_set(program: Ints, at: int, types: Rows[CellType]) -> int:
     """Return where the set at ``at`` ends."""
+    if program[at] == OP_RESULTS:
+        return int(at + 2 + program[at + 1])
     read = READ_WORDS * _num_read(program, at, types)
     if program[at] == OP_TREE:
         return int(at + TREE_HEAD + read + program[at + 5] + program[at + 3])
@@ -125,6 +129,8 @@ def _end_of_set(program: Ints, at: int, types: Rows[CellType]) -> int:
 @compiled
 def _num_written(program: Ints, at: int, types: Rows[CellType]) -> int:
     """Return how many words the set at ``at`` is, written out."""
+    if program[at] == OP_RESULTS:
+        return int(4 * program[at + 1])
     num_inputs = types[program[at + 1]].num_inputs
     if program[at] == OP_DAG:
         each = _num_for_each(program, at + DAG_HEAD, num_inputs)
@@ -197,6 +203,11 @@ def _write_nodes(
 @making
 def _write_set(program: Ints, at: int, types: Rows[CellType], words: Ints, end: int, value: int) -> tuple[int, int]:
     """Write out the set at ``at``, as ``_write_nodes``."""
+    if program[at] == OP_RESULTS:
+        for k in range(at + 2, at + 2 + program[at + 1]):
+            words[end], words[end + 1], words[end + 2], words[end + 3] = OP_RESULT, program[k], 1, 1
+            end += 4
+        return end, value
     is_tree = program[at] == OP_TREE
     read = at + (TREE_HEAD if is_tree else DAG_HEAD)
     values = read + READ_WORDS * _num_read(program, at, types)
@@ -227,7 +238,7 @@ def has_sets(program: Ints, types: Rows[CellType]) -> bool:
     """Return whether a program has sets."""
     at = 0
     while at < program.size:
-        if program[at] in (OP_TREE, OP_DAG):
+        if program[at] in (OP_TREE, OP_DAG, OP_RESULTS):
             return True
         at = end_of(program, at, types)
     return False
@@ -238,7 +249,7 @@ def write_out(program: Ints, types: Rows[CellType], value: int) -> Ints:
     """Return a program, or what is left of one from value id ``value`` on, with its sets written out."""
     size = at = 0
     while at < program.size:
-        if program[at] in (OP_TREE, OP_DAG):
+        if program[at] in (OP_TREE, OP_DAG, OP_RESULTS):
             size, at = size + _num_written(program, at, types), _end_of_set(program, at, types)
         else:
             end = end_of(program, at, types)
@@ -246,7 +257,7 @@ def write_out(program: Ints, types: Rows[CellType], value: int) -> Ints:
     words = np.empty(size, np.int32)
     at = end = 0
     while at < program.size:
-        if program[at] in (OP_TREE, OP_DAG):
+        if program[at] in (OP_TREE, OP_DAG, OP_RESULTS):
             end, value = _write_set(program, at, types, words, end, value)
             at = _end_of_set(program, at, types)
             continue

@@ -18,6 +18,7 @@ from cellrt.core.templates.program import (
     OP_CHAIN,
     OP_DAG,
     OP_MEMBER,
+    OP_RESULTS,
     OP_TREE,
     SOURCE,
     STEP,
@@ -123,7 +124,7 @@ def operations(program: bytes, ports: Ports) -> Iterator[Operation]:
     words = array("i", program).tolist()
     at = value = 0
     while at < len(words):
-        if words[at] in (OP_TREE, OP_DAG):
+        if words[at] in (OP_TREE, OP_DAG, OP_RESULTS):
             left = read_only(np.array(words[at:], np.int32))
             words[at:] = written_out(left, _types_of(ports), value).tolist()
         made, at = _read(words, at, value, ports)
@@ -177,20 +178,23 @@ def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Seq
     renamed, words, ports = program.copy(), program.tolist(), [(count, 0) for count in num_inputs]
     at = 0
     while at < len(words):
-        named = [at + 1, at + 2] if words[at] == OP_TREE else [at + 1] if words[at] == OP_DAG else []
-        if named:
-            read = READ_WORDS * sum(num_inputs[words[k]] for k in named)
-            at += read + (
-                TREE_HEAD + words[at + 5] + words[at + 3]
-                if words[at] == OP_TREE
-                else DAG_HEAD + words[at + 4] + words[at + 2] + 1 + words[at + 3]
-            )
+        if words[at] in (OP_TREE, OP_DAG, OP_RESULTS):
+            named, end = _types_in_set(words, at, num_inputs)
         else:
             made, end = _read(words, at, 0, ports)
-            if made.is_unit:
-                names = WORDS[made.op][1]
-                layers = at + 1 + len(names)
-                named = [at + 1 + names.index("cell_type"), *range(layers, layers + len(made.layers))]
-            at = end
+            layers = at + 1 + len(WORDS[made.op][1])
+            named = [at + 1, *range(layers, layers + len(made.layers))] if made.is_unit else []
         renamed[named] = [ids[words[k]] for k in named]
+        at = end
     return renamed
+
+
+def _types_in_set(words: list[int], at: int, num_inputs: Sequence[int]) -> tuple[list[int], int]:
+    """Return where the set at ``at`` names cell types, and where it ends."""
+    if words[at] == OP_RESULTS:
+        return [], at + 2 + words[at + 1]
+    if words[at] == OP_DAG:
+        head, arrays = DAG_HEAD + words[at + 4], words[at + 2] + 1 + words[at + 3]
+        return [at + 1], at + head + READ_WORDS * num_inputs[words[at + 1]] + arrays
+    read = READ_WORDS * (num_inputs[words[at + 1]] + num_inputs[words[at + 2]])
+    return [at + 1, at + 2], at + TREE_HEAD + read + words[at + 5] + words[at + 3]

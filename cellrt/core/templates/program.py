@@ -29,6 +29,7 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
                                           a NODE for each node of a tree, by arrays (``node_sets.py``)
     DAG      cell_type nodes sources count read* value* offset* source*
                                           a NODE for each node of an acyclic graph of one cell
+    RESULTS  count value*                 a RESULT for each of these values
 
     input = FIXED value | STEP base stride | EACH count value* | CARRY base
           | LIST count value* | RANGE base stride count | NEXT base output | PAGED state | NOTHING 0
@@ -63,8 +64,8 @@ OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS
 )
 OP_PAGES, OP_MEMBER = 11, 12
 NUM_OPS = 13
-OP_TREE, OP_DAG = 13, 14
-"""Many NODEs each: who reads a program has them written out first."""
+OP_TREE, OP_DAG, OP_RESULTS = 13, 14, 15
+"""Many NODEs or RESULTs each: who reads a program has them written out first."""
 FIXED, STEP, CARRY, LIST = range(4)
 RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(5, 14)  # 4 is ``node_sets.PICK``
 NUM_MODES = 14
@@ -211,7 +212,7 @@ def _num_listed(program: NDArray[np.int32], at: int) -> int:
 
 @compiled
 def end_of(program: NDArray[np.int32], at: int, types: Rows[CellType]) -> int:
-    """Return where the operation at ``at`` ends; it is no TREE or DAG."""
+    """Return where the operation at ``at`` ends; it is no TREE, DAG or RESULTS."""
     op = program[at]
     num_ports = types[program[at + 1]].num_inputs if TABLES[op] == UNIT else 0
     at += 1 + COLUMNS[op, 0] + _num_others(program, at)
@@ -276,7 +277,7 @@ def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: Rows[
 
 @making
 def read_program(program: NDArray[np.int32], types: Rows[CellType], ports: Rows[PortInfo]) -> Draft:
-    """Read a program without TREE and DAG into a draft, with the cell types and ports of the tables."""
+    """Read a program without TREE, DAG and RESULTS into a draft, with the cell types and ports of the tables."""
     ends = np.zeros(NUM_TABLES, np.int64)
     num_inputs, num_listed, num_layers = _count(program, types, ends)
     operations, inputs = make_rows(ends.sum(), OPERATION), make_rows(num_inputs, INPUT)
