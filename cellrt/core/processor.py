@@ -352,11 +352,11 @@ class Processor:
             rows = np.empty(sum([one.num_externals + one.num_states + 1 for one in template]), np.int32)
             count = admit_each(self._at, addresses_of(template), sequences, *how, rows, ids)
         else:
-            width, at, its = template.num_states + 1, template.template.at, template.lengths[None]
+            width, at, its = template.num_states + 1, template.at, template.lengths[None]
             if lengths is None:
                 rows = np.empty((num, template.num_externals + width), np.int32)
             else:
-                rows, its = np.empty(template.template.num_externals(lengths) + num * width, np.int32), lengths
+                rows, its = np.empty(template.count_externals(lengths) + num * width, np.int32), lengths
             count = admit_many(self._at, at, its, sequences, *how, rows.reshape(-1), ids)
         if not count and ids[0] == TOO_LARGE:
             raise RequestTooLargeError(

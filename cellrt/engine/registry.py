@@ -44,7 +44,6 @@ class Plan:
         kindred: the template, if its requests may be admitted together with those of other lengths; None: with any
             request that has no lengths.
         num_nodes: nodes of the graph; a loop counts as its step limit.
-        num_bytes: memory of the template's rows.
     """
 
     __slots__ = (
@@ -52,7 +51,6 @@ class Plan:
         "answers",
         "kindred",
         "lengths_address",
-        "num_bytes",
         "num_nodes",
         "program",
         "readers",
@@ -62,22 +60,18 @@ class Plan:
         "template",
     )
 
-    def __init__(
-        self,
-        template: SizedTemplate,
-        recorded: Recorded,
-        readers: Sequence[Reader],
-        answers: Answers,
-        answered_with: object,
-    ) -> None:
-        self.answers = answers
-        self.lengths_address = int(template.lengths.ctypes.data) if template.lengths.size else 0
-        self.template, self.readers, self.answered_with = template, readers, answered_with
-        self.program, self.results, self.states = recorded.program, recorded.results, recorded.states
-        self.stepped = [reader for reader, layout in zip(readers, self.results) if not layout.is_single]
-        """The readers of the results that a stream gets step by step."""
-        self.kindred = template.template if template.lengths.size else None
-        self.num_nodes, self.num_bytes = template.num_steps, template.num_bytes
+    def __init__(self, template: SizedTemplate, recorded: Recorded, its: _Answers, answered_with: object) -> None:
+        self.template, self.num_nodes, self.answered_with = template, template.num_steps, answered_with
+        self.program, _, self.results, self.states = recorded
+        _, self.readers, self.answers, self.stepped = its
+        self.lengths_address, self.kindred = 0, None
+        if template.lengths.size:
+            self.lengths_address, self.kindred = int(template.lengths.ctypes.data), template.template
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the template's rows."""
+        return self.template.num_bytes
 
 
 class _Answers(NamedTuple):
@@ -86,12 +80,14 @@ class _Answers(NamedTuple):
     results: tuple[ResultLayout, ...]
     readers: Sequence[Reader]
     answers: Answers
+    stepped: Sequence[Reader]
 
     @classmethod
     def of(cls, results: tuple[ResultLayout, ...], kinds: Sequence[RowSpec]) -> _Answers:
         """Make the readers of results."""
         readers = [Reader(layout, kinds[layout.kind]) for layout in results]
-        return cls(results, readers, Answers(readers))
+        stepped = [reader for reader, layout in zip(readers, results) if not layout.is_single]
+        return cls(results, readers, Answers(readers), stepped)
 
     def goes_with(self, results: tuple[ResultLayout, ...]) -> bool:
         """Return whether these are the same results, but for their positions."""
@@ -314,42 +310,40 @@ class Model:
         plan = self.plans_by_program.get(recorded.program)
         if plan is None:
             plan = self._plan(self._compile(recorded.program), recorded)
-            self.plans_by_program.add(recorded.program, plan)
+            if self.plans_by_program.is_worth(recorded.program):
+                self.plans_by_program.add(recorded.program, plan)
+            return plan
         if plan.results != recorded.results or plan.states != recorded.states:
             plan = self._plan(plan.template, recorded)
         return plan
 
     def _plan(self, template: SizedTemplate, recorded: Recorded) -> Plan:
         if not template.lengths.size:
-            return self._plan_without_lengths(template, recorded)
+            # Requests whose results lie alike are answered together, whatever their graphs: trees, of which only the
+            # root is a result.
+            alike = self._alike.get(recorded.results) or self._answers_of(recorded.results)
+            return Plan(template, recorded, alike, alike)
         known = self._latest.get(template.template)
         if known is not None and known.results == recorded.results:
-            return Plan(template, recorded, *known[1:], known)
+            return Plan(template, recorded, known, known)
         made = _Answers.of(recorded.results, self._registry.kinds)
         if known is None or not known.goes_with(recorded.results):
             known = self._latest[template.template] = made
-        return Plan(template, recorded, *made[1:], known)
+        return Plan(template, recorded, made, known)
 
-    def _plan_without_lengths(self, template: SizedTemplate, recorded: Recorded) -> Plan:
-        """Return the plan of a graph without lengths.
-
-        Requests whose results lie alike are answered together, whatever their graphs: trees, whose only result is the
-        root.
-        """
-        known = self._alike.get(recorded.results)
-        if known is None:
-            known = _Answers.of(recorded.results, self._registry.kinds)
-            if len(self._alike) >= MAX_ALIKE:
-                self._alike = {}
-            self._alike[recorded.results] = known
-        return Plan(template, recorded, *known[1:], known)
+    def _answers_of(self, results: tuple[ResultLayout, ...]) -> _Answers:
+        """Return the answers of a graph without lengths, and remember them."""
+        if len(self._alike) >= MAX_ALIKE:
+            self._alike = {}
+        made = self._alike[results] = _Answers.of(results, self._registry.kinds)
+        return made
 
     def _compile(self, program: bytes) -> SizedTemplate:
         try:
             template = self._processor.compile(np.frombuffer(program, np.int32))
         except RequestTooLargeError as error:
             raise RequestTooLargeError(f"model {self.name!r}: {error}") from None
-        if problem := self.why_never(template):
+        if not template.fits and (problem := self.why_never(template)):
             raise RequestTooLargeError(f"model {self.name!r}: the request needs {problem}")
         return template
 

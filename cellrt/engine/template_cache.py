@@ -7,6 +7,8 @@ from collections import OrderedDict
 from typing import Generic, Protocol, TypeVar
 
 MAX_CACHED_BYTES = 1 << 20
+MAX_ASKED = 1 << 10
+"""Programs that came once and are remembered; then all are forgotten."""
 OVERHEAD_BYTES = 2048
 """The bytes of a template besides its rows: Python objects, and the allocator's rounding."""
 
@@ -33,6 +35,9 @@ class TemplateCache(Generic[T]):
         self._max_bytes = max_bytes
         self._templates: OrderedDict[bytes, T] = OrderedDict()
         self._num_bytes = 0
+        self._is_crowded = False
+        self._asked: dict[int, None] = {}
+        """Hashes of programs that came when some had left for others."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -47,6 +52,19 @@ class TemplateCache(Generic[T]):
         """Return the template of a program, if it is kept."""
         return self._templates.get(program)
 
+    def is_worth(self, program: bytes) -> bool:
+        """Return whether to keep the template of a program that is not: unless it comes for the first time and others would
+        have to leave. Of programs that come once, as most trees, none pushes out one that comes again."""
+        if not self._is_crowded:
+            return True
+        name, asked = hash(program), self._asked
+        if name in asked:
+            return True
+        if len(asked) >= MAX_ASKED:
+            self._asked = asked = {}
+        asked[name] = None
+        return False
+
     def add(self, program: bytes, template: T) -> None:
         """Keep a template, unless it alone is larger than the cache."""
         size = _size(program, template)
@@ -56,6 +74,7 @@ class TemplateCache(Generic[T]):
             self._templates[program] = template
             self._num_bytes += size
             while self._num_bytes > self._max_bytes:
+                self._is_crowded = True
                 self._num_bytes -= _size(*self._templates.popitem(last=False))
 
 

@@ -9,7 +9,7 @@ from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 
 Word = tuple[int, int, int]
-"""(mode, a, b) of an input, as ``graph/dag_program.py`` reads it."""
+"""(mode, a, b) of an input, as ``core/templates/node_sets.py`` reads it."""
 
 
 @lru_cache(maxsize=256)

@@ -1,28 +1,30 @@
-"""Trees and other acyclic graphs, whose nodes read each other: each is recorded in one piece."""
+"""Trees and other acyclic graphs, whose nodes read each other: each is recorded in one piece, as arrays."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cellrt.core.templates.program import CARRY, FIXED, LIST, STEP
+from cellrt.core.templates.node_sets import FOR_EACH_SOURCE, PICK, READ_WORDS
+from cellrt.core.templates.program import CARRY, FIXED, LIST, OP_DAG, OP_TREE, STEP
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
 from cellrt.graph.children import Word, child_word
-from cellrt.graph.dag_program import FOR_EACH_SOURCE, PICK, dag_program, is_dag, why_no_dag
+from cellrt.graph.dag_checks import is_dag, why_no_dag
 from cellrt.graph.recorder import Recorder, Source
 from cellrt.graph.row_bits import LISTS, as_integers, num_steps
 from cellrt.graph.symbols import Dag, Tree
-from cellrt.graph.tree_program import count_leaves, tree_program, why_no_tree
+from cellrt.graph.tree_checks import count_leaves, why_no_tree
 
 OF_A_TREE = -1
 """A value in place of the number of sources: nodes read their children, and nothing is given for each of them."""
 A_NODE, A_SOURCE = "a node", "a source"
 A_LEAF, AN_INNER_NODE = "for each leaf of parents", "for each node of parents that has children"
-NO_VALUES = np.empty(0, np.int32)
 
 
 def tree_of_cells(
@@ -35,33 +37,36 @@ def tree_of_cells(
 ) -> Tree:
     """Record a tree; see ``Graph.tree``."""
     checked = as_integers(parents, "tree: expected parents as integers [nodes], at least one", 1)
-    num_leaves = count_leaves(checked) if checked.dtype == np.int32 else -1
+    num_leaves, *num_children = count_leaves(checked) if checked.dtype == np.int32 else (-1,)
     if num_leaves < 0:
         raise RequestError(f"tree: {why_no_tree(checked)}")
-    num_inner = checked.size - num_leaves
-    leaf_type, inner_type = graph._begin(leaf), graph._begin(inner)
-    graph._count_nodes(checked.size, inner)
+    size = checked.size
+    words = [OP_TREE, graph._begin(leaf), graph._begin(inner), size, num_leaves]
+    graph._count_nodes(size, inner)
     picked: list[int] = []
-    leaf_words = _words(graph, leaf, None, leaf_inputs, num_leaves, OF_A_TREE, picked)
-    inner_words = _words(graph, inner, leaf, inner_inputs, num_inner, OF_A_TREE, picked)
-    words, firsts, problem = tree_program(
-        checked,
-        leaf_type,
-        inner_type,
-        len(leaf.outputs),
-        len(inner.outputs),
-        leaf_words,
-        inner_words,
-        _listed(picked),
-        graph._num_values,
-    )
-    if problem >= 0:
-        named = 1 + int(inner_words[inner_words[:, 0] == CARRY, 1].max())
-        given = int((checked == problem).sum())
-        raise RequestError(f"tree: node {problem} has {given} children, cell {inner.name!r} reads {named} by name")
-    graph._program.frombytes(words.tobytes())
-    graph._take_values(num_leaves * len(leaf.outputs) + num_inner * len(inner.outputs))
-    return Tree(graph, (leaf, inner), checked, firsts)
+    read = _words(graph, leaf, None, leaf_inputs, num_leaves, OF_A_TREE, picked)
+    of_children = _words(graph, inner, leaf, inner_inputs, size - num_leaves, OF_A_TREE, picked)
+    named = _num_named(of_children) if inner_inputs else _reading_of(inner, leaf, True).num_named
+    if named and size > 1 and num_children != [named, named]:
+        raise RequestError(f"tree: {_why_other_children(checked, inner, named)}")
+    program = graph._program
+    program.fromlist([*words, len(picked), *read, *of_children, *picked])  # which takes half of what ``extend`` does
+    program.frombytes(checked.tobytes())
+    leaf_values, inner_values = len(leaf.outputs), len(inner.outputs)
+    first = graph._take_values(num_leaves * leaf_values + (size - num_leaves) * inner_values)
+    return Tree(graph, (leaf, inner), checked, first, graph._num_values - (inner_values if size > 1 else leaf_values))
+
+
+def _num_named(read: Sequence[int]) -> int:
+    """Return how many children an inner cell reads by name, from the words of its inputs; 0 if it reads all."""
+    return max([1 + child for mode, child in zip(read[::READ_WORDS], read[1::READ_WORDS]) if mode == CARRY], default=0)
+
+
+def _why_other_children(parents: NDArray[np.int32], inner: Cell, named: int) -> str:
+    """Return which node has not as many children as its cell names."""
+    counts = np.bincount(parents[parents >= 0], minlength=parents.size)
+    node = int(np.flatnonzero((counts > 0) & (counts != named))[0])
+    return f"node {node} has {counts[node]} children, cell {inner.name!r} reads {named} by name"
 
 
 def dag_of_cell(graph: Recorder, cell: Cell, offsets: object, sources: object, inputs: Mapping[str, Source]) -> Dag:
@@ -70,18 +75,75 @@ def dag_of_cell(graph: Recorder, cell: Cell, offsets: object, sources: object, i
     read = as_integers(sources, "dag: expected sources as integers [sources]", 0)
     if begins.dtype != np.int32 or read.dtype != np.int32 or not is_dag(begins, read):
         raise RequestError(f"dag: {why_no_dag(begins, read)}")
-    cell_type, count = graph._begin(cell), begins.size - 1
+    count = begins.size - 1
+    words = [OP_DAG, graph._begin(cell), count, read.size]
     graph._count_nodes(count, cell)
     picked: list[int] = []
     input_words = _words(graph, cell, cell, inputs, count, read.size, picked)
-    if read.size and LIST not in input_words[:, 0]:
+    if read.size and LIST not in input_words[::READ_WORDS]:
         raise RequestError(
             f"dag: cell {cell.name!r} reads no source: none of its outputs {list(cell.outputs)} has the name of a "
             "ragged input"
         )
-    words = dag_program(begins, read, cell_type, len(cell.outputs), input_words, _listed(picked), graph._num_values)
-    graph._program.frombytes(words.tobytes())
+    program = graph._program
+    program.fromlist([*words, len(picked), *input_words, *picked])
+    program.frombytes(begins.tobytes())
+    program.frombytes(read.tobytes())
     return Dag(graph, cell, graph._take_values(count * len(cell.outputs)), count)
+
+
+class _Unread(NamedTuple):
+    """An input of a cell of many nodes.
+
+    Attributes:
+        name, spec: of the input.
+        otherwise: what it reads where it is not given: a word, nothing for zeros, or a text that says what is wrong.
+        refused: why it cannot be given; empty if it can.
+        whose: a row of it is for each of these.
+    """
+
+    name: str
+    spec: RowSpec
+    otherwise: Word | str | None
+    refused: str
+    whose: str
+
+
+class _Reading(NamedTuple):
+    """The words of a cell at many nodes.
+
+    Attributes:
+        inputs: one by one.
+        words: of them where none is given; None if one must be, or is zeros.
+        num_named: how many children it reads by name then; 0 if it reads all.
+    """
+
+    inputs: Sequence[_Unread]
+    words: Sequence[int] | None
+    num_named: int
+
+
+@lru_cache(maxsize=256)
+def _reading_of(cell: Cell, maker: Cell | None, is_tree: bool) -> _Reading:
+    """Return how a cell reads at many nodes; ``maker`` as of ``_words``."""
+    found: list[_Unread] = []
+    for name, spec in cell.inputs.items():
+        otherwise: Word | str | None = f"missing; expected {spec}"
+        refused, whose = "", A_SOURCE if spec.ragged else A_NODE if not is_tree else AN_INNER_NODE if maker else A_LEAF
+        if spec.has_nodes:
+            otherwise = refused = f"a cell of a {'tree' if is_tree else 'dag'} can have no {spec}"
+        elif spec.ragged and (is_tree or name in cell.outputs):
+            refused = f"reads the {'children' if is_tree else 'sources'} of a node and cannot be given"
+            otherwise = (LIST, 0, 0) if maker is None else child_word(cell, name, maker)
+        elif is_tree and maker is not None:
+            otherwise = child_word(cell, name, maker)
+        elif name in cell.carry:
+            otherwise = None
+        elif spec.ragged:
+            otherwise = f"missing, and not the name of an output, of which it would get the sources'; expected {spec}"
+        found.append(_Unread(name, spec, otherwise, refused, whose))
+    words = [word for each in found if isinstance(each.otherwise, tuple) for word in each.otherwise]
+    return _Reading(found, words if len(words) == READ_WORDS * len(found) else None, _num_named(words))
 
 
 def _words(
@@ -92,8 +154,8 @@ def _words(
     num_nodes: int,
     num_sources: int,
     picked: list[int],
-) -> NDArray[np.int32]:
-    """Return (mode, a, b) for each input of a cell at many nodes, as ``graph/dag_program.py`` reads them.
+) -> Sequence[int]:
+    """Return mode, a and b of each input of a cell at many nodes, as ``core/templates/node_sets.py`` reads them.
 
     Args:
         maker: the cell whose outputs the nodes read; None for leaves.
@@ -101,35 +163,22 @@ def _words(
 
     Raise RequestError naming the input.
     """
+    reading = _reading_of(cell, maker, num_sources == OF_A_TREE)
+    if not inputs and reading.words is not None:
+        return reading.words
     for name in inputs:
         if name not in cell.inputs:
             raise RequestError(f"{graph._where(cell, name)}: unknown; the cell has inputs {list(cell.inputs)}")
-    is_tree = num_sources == OF_A_TREE
-    words: list[Word] = []
-    for name, spec in cell.inputs.items():
-        word: Word | str
-        if spec.has_nodes:
-            word = f"a cell of a {'tree' if is_tree else 'dag'} can have no {spec}"
-        elif spec.ragged and (is_tree or name in cell.outputs):
-            if name in inputs:
-                word = f"reads the {'children' if is_tree else 'sources'} of a node and cannot be given"
-            else:
-                word = (LIST, 0, 0) if maker is None else child_word(cell, name, maker)
-        elif name in inputs:
-            whose = A_SOURCE if spec.ragged else A_NODE if not is_tree else A_LEAF if maker is None else AN_INNER_NODE
-            word = _given(graph, cell, name, inputs[name], num_sources if spec.ragged else num_nodes, whose, picked)
-        elif is_tree and maker is not None:
-            word = child_word(cell, name, maker)
-        elif name in cell.carry:
-            word = FIXED, graph._zero(spec), 0
-        elif spec.ragged:
-            word = f"missing, and not the name of an output, of which it would get the sources'; expected {spec}"
-        else:
-            word = f"missing; expected {spec}"
+    words: list[int] = []
+    for name, spec, otherwise, refused, whose in reading.inputs:
+        word: Word | str | None = otherwise
+        if name in inputs:
+            count = num_sources if spec.ragged else num_nodes
+            word = refused or _given(graph, cell, name, inputs[name], count, whose, picked)
         if isinstance(word, str):
             raise RequestError(f"{graph._where(cell, name)}: {word}")
-        words.append(word)
-    return np.array(words, np.int32).reshape(-1, 3)
+        words += (FIXED, graph._zero(spec), 0) if word is None else word
+    return words
 
 
 def _given(
@@ -154,7 +203,3 @@ def _given(
         return mode + STEP, values.start, values.step
     picked += values
     return mode + PICK, len(picked) - count, 0
-
-
-def _listed(picked: list[int]) -> NDArray[np.int32]:
-    return np.array(picked, np.int32) if picked else NO_VALUES  # of most graphs, in no time

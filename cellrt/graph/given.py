@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
+from cellrt.core.templates.operations import operations
 from cellrt.core.templates.program import (
     CARRY,
     EACH,
@@ -15,7 +16,6 @@ from cellrt.core.templates.program import (
     OP_EXTERNAL,
     RANGE,
     STEP,
-    operations,
 )
 
 AS_GIVEN = frozenset((FIXED, STEP, EACH, LIST, RANGE))

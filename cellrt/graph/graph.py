@@ -13,7 +13,7 @@ from typing import Literal, overload
 import numpy as np
 import torch
 
-from cellrt.core.templates.program import CARRY, FIXED, NOTHING, OP_CHAIN, OP_CONSTANT, OP_NODE
+from cellrt.core.templates.program import CARRY, FIXED, NOTHING, OP_CHAIN, OP_CONSTANT, OP_NODE, OP_RESULT
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
@@ -21,12 +21,13 @@ from cellrt.graph.dags import dag_of_cell, tree_of_cells
 from cellrt.graph.growing import check_span
 from cellrt.graph.loops import Step, loop_of_cells, loop_of_layers, loop_of_one
 from cellrt.graph.recorder import Recorder, Source
-from cellrt.graph.results import RESULTS, Placement, Recorded, ResultLayout
+from cellrt.graph.results import RESULTS, Placement, Recorded, ResultLayout, only_result
 from cellrt.graph.row_bits import bits_of, copied, describe_source, spec_of
 from cellrt.graph.symbols import (
     Chain,
     Dag,
     GrowingState,
+    ListedOutputs,
     Loop,
     LoopOfCells,
     LoopSteps,
@@ -320,7 +321,7 @@ class Graph(Recorder):
     ) -> Tree:
         """Add a tree: ``leaf`` at nodes without children, ``inner`` at the others; return the root.
 
-        ``.h`` of it is the root's output, ``.nodes.h`` the list of every node's, in the order of ``parents``.
+        ``.h`` of it is the root's output, ``.nodes.h`` a sequence of every node's, in the order of ``parents``.
 
         Args:
             parents: ``[nodes]``: each node's parent, -1 for the one root, in any order.
@@ -376,6 +377,13 @@ class Graph(Recorder):
         if not results:
             raise RequestError("the graph has no result: the unfolder returned an empty dict")
         states = self._states.end() if "_states" in vars(self) else ()
+        if len(results) == 1 and not self._loop_values:
+            ((name, result),) = results.items()
+            if type(result) is Output and type(name) is str:  # the usual, in half the time
+                self._check_result(result, name)
+                self._program.fromlist([OP_RESULT, result.value, 1, 1])
+                layouts = only_result(name, self._binding.kind(result.spec))
+                return Recorded(self._program.tobytes(), self._externals, layouts, states)
         placement = Placement(self._program, self._loop_values)
         if self._loop_values:
             for result in results.values():
@@ -398,6 +406,8 @@ class Graph(Recorder):
             if isinstance(result, Output):
                 is_loop = result.value in self._loop_values
                 return ResultLayout(name, kind, placement.of_value(result.value), is_loop, True)
+            if isinstance(result, ListedOutputs):
+                return ResultLayout(name, kind, placement.of_listed(result.values()), False, False)
             if isinstance(result, Steps):
                 return ResultLayout(name, kind, placement.of_chain(result), False, False)
             return ResultLayout(name, kind, placement.of_steps(result.value), True, False)

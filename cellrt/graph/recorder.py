@@ -8,6 +8,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.templates.program import (
@@ -20,6 +21,7 @@ from cellrt.core.templates.program import (
     RANGE,
     STEP,
 )
+from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError, RequestTooLargeError
@@ -165,7 +167,7 @@ class Recorder:
 
     def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
         kind, count = self._binding.kind(spec), len(rows)
-        self._program.extend([OP_EXTERNAL, kind, count])
+        self._program.fromlist([OP_EXTERNAL, kind, count])
         self._externals.append((kind, rows))
         return self._take_values(count)
 
@@ -257,7 +259,8 @@ class Recorder:
         row = RowSpec(spec.shape, spec.dtype)
         if isinstance(source, Steps):
             self._check_source(cell, name, row, source)
-            return _range_words(source.values())
+            given = source.values()
+            return _range_words(given) if isinstance(given, range) else [LIST, len(given), *given]
         if isinstance(source, LoopSteps):
             self._check_source(cell, name, row, source)
             self._emitted[source.value] = None
@@ -336,6 +339,14 @@ class Recorder:
 
     def _stepped(self, cell: Cell, name: str, spec: RowSpec, source: Source) -> Sequence[int]:
         """Return the values of an input with one for each step of a chain; a range if they are evenly spaced."""
+        if (  # the usual, in half the time
+            type(source) is np.ndarray
+            and source.dtype is NUMPY_DTYPES.get(spec.dtype)
+            and source.ndim
+            and source.shape[1:] == spec.shape
+        ):
+            first = self._external(spec, copied(source))
+            return range(first, first + len(source))
         if isinstance(source, Steps):
             self._check_source(cell, name, spec, source)
             return source.values()

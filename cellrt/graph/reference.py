@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from cellrt.core.templates.operations import Input, Operation, operations
 from cellrt.core.templates.program import (
     CARRY,
     EMITTED,
@@ -30,9 +31,6 @@ from cellrt.core.templates.program import (
     OP_STATE,
     PAGED,
     SAME,
-    Input,
-    Operation,
-    operations,
 )
 from cellrt.definition.cell import Cell
 from cellrt.definition.modes import workers_modes

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
-from cellrt.core.templates.program import OP_RESULT, OP_RESULT_LAST, OP_RESULT_STEPS
+from cellrt.core.templates.program import OP_RESULT, OP_RESULT_LAST, OP_RESULT_STEPS, OP_RESULTS
 from cellrt.graph.symbols import LoopSteps, Output, Steps
 
 RESULTS = (Output, Steps, LoopSteps)
@@ -27,6 +28,12 @@ class ResultLayout(NamedTuple):
     positions: Sequence[int]
     is_loop: bool
     is_single: bool
+
+
+@lru_cache(maxsize=256)
+def only_result(name: str, kind: int) -> tuple[ResultLayout, ...]:
+    """Return the layout of one output that is all of a request's results."""
+    return (ResultLayout(name, kind, (0,), False, True),)
 
 
 class StateLayout(NamedTuple):
@@ -95,12 +102,25 @@ class Placement:
         key = (steps._base, steps._stride, len(steps))
         if key in self._chains:
             return self._chains[key]
-        values = steps.values()
-        if any(value in values for value in self._values) or any(_meet(values, range(*one)) for one in self._ranges()):
+        values = range(key[0], key[0] + key[1] * key[2], key[1])
+        is_known = any([value in values for value in self._values])
+        if is_known or any(_meet(values, range(*one)) for one in self._ranges()):
             return tuple(self.of_value(output.value)[0] for output in steps)  # what is a result already has its place
         self._program.extend([OP_RESULT, *key])
         self._chains[key] = self._take(len(steps))
         return self._chains[key]
+
+    def of_listed(self, values: Sequence[int]) -> Sequence[int]:
+        """Return rows of outputs of nodes, none of which is there twice."""
+        known = self._values
+        if any([value in range(*one) for one in self._ranges() for value in values]):
+            return tuple([self.of_value(value)[0] for value in values])
+        new = [value for value in values if value not in known] if known else values
+        if new:
+            self._program.fromlist([OP_RESULTS, len(new), *new])
+        rows = self._take(len(new))
+        known.update(zip(new, zip(rows)))
+        return rows if len(new) == len(values) else tuple([known[value][0] for value in values])
 
     def _ranges(self) -> Iterator[tuple[int, int, int]]:
         return ((base, base + stride * count, stride) for base, stride, count in self._chains)

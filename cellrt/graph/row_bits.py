@@ -24,6 +24,9 @@ LISTS = (list, tuple)
 NUMBERS = (int, float)
 
 INTEGER, FLOAT, BOOL = (RowSpec((), dtype) for dtype in (torch.int64, torch.float32, torch.bool))
+I4 = np.dtype(np.int32)
+FEW = 256
+"""Numbers that NumPy copies without giving up the interpreter lock: it begins with 500."""
 TORCH_DTYPES = {numpy: dtype for dtype, numpy in NUMPY_DTYPES.items()}
 
 
@@ -47,6 +50,9 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
 
     Integers are widened, Python's numbers converted if they fit. Raise RequestError with what was expected and got.
     """
+    wanted = NUMPY_DTYPES.get(spec.dtype)
+    if type(source) is np.ndarray and source.dtype is wanted:  # as each of these is one object for the whole process
+        return source
     is_list = isinstance(source, LISTS)  # first: to ask whether something is a tensor takes as long as four others
     if is_list and source and not isinstance(source[0], NUMBERS) and isinstance(source[0], torch.Tensor):  # type: ignore[index]
         source, is_list = _stacked(spec, source), False  # type: ignore[arg-type]
@@ -61,7 +67,6 @@ def bits_of(spec: RowSpec, source: object) -> NDArray[Any]:
             raise RequestError(
                 f"expected {spec}, got {describe(source)} with layout {source.layout} on device {source.device}"
             ) from None
-    wanted = NUMPY_DTYPES.get(spec.dtype)
     try:
         try:
             array = np.asarray(source)
@@ -123,12 +128,15 @@ def _integers_together(parts: Sequence[Any]) -> NDArray[Any]:
 
 
 def copied(array: NDArray[Any]) -> NDArray[Any]:
-    """Return a copy in C order, made without giving up the interpreter lock: NumPy does, and then waits to get it
-    back.
+    """Return a copy in C order, made without giving up the interpreter lock: of more than a few numbers NumPy does,
+    and then waits to get it back.
     """
+    if array.size <= FEW:
+        return array.copy()
     if not array.flags.c_contiguous or array.nbytes > LARGE_BYTES:
         return np.array(array, order="C")
-    return np.frombuffer(bytearray(array.data), array.dtype).reshape(array.shape)
+    flat = np.frombuffer(bytearray(array.data), array.dtype)
+    return flat if array.ndim == 1 else flat.reshape(array.shape)
 
 
 def rows_of(spec: RowSpec, sources: Sequence[object]) -> NDArray[Any] | None:
@@ -142,6 +150,8 @@ def rows_of(spec: RowSpec, sources: Sequence[object]) -> NDArray[Any] | None:
 
 def num_steps(source: object, spec: RowSpec) -> int:
     """Return how many steps a source has values for; -1 if it is one row for all steps."""
+    if type(source) is np.ndarray:
+        return len(source) if source.ndim == len(spec.shape) + 1 else -1
     if not isinstance(source, LISTS):
         if isinstance(source, Steps):
             return len(source)
@@ -224,6 +234,8 @@ def as_integers(values: object, expected: str, least: int) -> NDArray[Any]:
 
     Raise RequestError, which begins with ``expected``, if they are no integers ``[n]``, or fewer than ``least``.
     """
+    if type(values) is np.ndarray and values.dtype is I4 and values.ndim == 1 and values.size >= least:
+        return values.copy()
     if (
         isinstance(values, list) and values and type(values[0]) is int and len(values) >= least
     ):  # the usual, in half the time

@@ -12,6 +12,7 @@ from typing import Any, NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.templates.node_sets import first_values
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.errors import RequestError
@@ -105,15 +106,20 @@ class Tree(Node):
     ``tree.nodes.h`` is output ``h`` of each node, in the order of the tree's parents.
     """
 
-    __slots__ = ("nodes",)
+    __slots__ = ("_cells", "_first_node", "_parents")
 
     def __init__(
-        self, graph: object, cells: tuple[Cell, Cell], parents: NDArray[np.int32], firsts: NDArray[np.int32]
+        self, graph: object, cells: tuple[Cell, Cell], parents: NDArray[np.int32], first: int, root: int
     ) -> None:
-        self.nodes = TreeNodes(graph, cells, parents, firsts)
-        # The root's is the last, as every child comes before its parent. Others than ``max`` hand over the interpreter
-        # lock also for a few numbers.
-        super().__init__(graph, cells[parents.size > 1], int(firsts.max()))
+        self._cells, self._parents, self._first_node = cells, parents, first
+        self._graph, self._cell, self._first = graph, cells[parents.size > 1], root
+
+    @property
+    def nodes(self) -> TreeNodes:
+        """The outputs of every node."""
+        leaf, inner = self._cells
+        firsts = first_values(self._parents, len(leaf.outputs), len(inner.outputs), self._first_node)
+        return TreeNodes(self._graph, self._cells, self._parents, firsts)
 
 
 class TreeNodes(Handle):
@@ -129,7 +135,7 @@ class TreeNodes(Handle):
     def __repr__(self) -> str:
         return f"TreeNodes({self._parents.size} nodes)"
 
-    def __getattr__(self, name: str) -> list[Output]:
+    def __getattr__(self, name: str) -> ListedOutputs:
         leaf, inner = self._cells if self._parents.size > 1 else self._cells[:1] * 2
         for cell in (leaf, inner):
             if name not in cell.places:
@@ -141,7 +147,7 @@ class TreeNodes(Handle):
             )
         places = np.full(self._parents.size, leaf.places[name])
         places[self._parents[self._parents >= 0]] = inner.places[name]
-        return [Output(self._graph, value, spec) for value in (self._firsts + places).tolist()]
+        return ListedOutputs(self._graph, (self._firsts + places).tolist(), spec)
 
 
 class State(Handle):
@@ -199,12 +205,41 @@ class Steps(Handle):
     def __iter__(self) -> Iterator[Output]:
         return (self._at(k) for k in range(self._count))
 
-    def values(self) -> range:
+    def values(self) -> range | list[int]:
         """Return the value ids of the outputs, in order."""
         return range(self._base, self._base + self._count * self._stride, self._stride)
 
     def _at(self, index: int) -> Output:
         return Output(self.graph, self._base + index * self._stride, self.spec)
+
+
+class ListedOutputs(Steps):
+    """The same output of each node of a tree, in the order of its parents: a sequence of outputs.
+
+    As a list of them, but made when asked for one.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, graph: object, values: list[int], spec: RowSpec) -> None:
+        super().__init__(graph, 0, 1, len(values), spec)
+        self._values = values
+
+    def __repr__(self) -> str:
+        return f"ListedOutputs({self._count} of {self.spec})"
+
+    def values(self) -> list[int]:
+        """Return the value ids of the outputs, in order."""
+        return self._values
+
+    def __add__(self, others: Sequence[object]) -> list[object]:
+        return [*self, *others]
+
+    def __radd__(self, others: Sequence[object]) -> list[object]:
+        return [*others, *self]
+
+    def _at(self, index: int) -> Output:
+        return Output(self.graph, self._values[index], self.spec)
 
 
 Sequence.register(Steps)  # not its base: whether something is Steps is asked at every input, and would then take long

@@ -10,6 +10,7 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
+from cellrt.core.templates.operations import Input, Operation, operations
 from cellrt.core.templates.partition import partition
 from cellrt.core.templates.program import (
     CARRY,
@@ -26,9 +27,6 @@ from cellrt.core.templates.program import (
     PAGED,
     RANGE,
     SAME,
-    Input,
-    Operation,
-    operations,
 )
 from cellrt.definition.cell import Cell
 from cellrt.view.paper import NEEDS_MATPLOTLIB

@@ -10,13 +10,38 @@ from torch import nn
 
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
-from cellrt.definition.spec import RaggedRows, ragged, rows
+from cellrt.definition.spec import RaggedRows, RowSpec, ragged, rows
 from cellrt.engine.engine import Engine
 from cellrt.graph.reference import run_one_by_one
 from cellrt.graph.unfolder import Unfolder, unfold
 
 SIZE = 4
 INTEGER = rows(dtype=torch.int64)
+
+
+class Numbering:
+    """A binding without an engine, that gives each cell and each kind of rows a number of its own."""
+
+    max_nodes = 1000
+
+    def __init__(self) -> None:
+        self.types: dict[str, int] = {}
+        self.kinds: dict[object, int] = {}
+        self.constants: dict[object, int] = {}
+        self.ports: list[tuple[int, int]] = []
+        """Inputs and outputs of each cell, as ``operations`` is told."""
+
+    def cell_type(self, made: Cell) -> int:
+        if made.identity not in self.types:
+            self.types[made.identity] = len(self.types)
+            self.ports.append((len(made.inputs), len(made.outputs)))
+        return self.types[made.identity]
+
+    def kind(self, spec: RowSpec) -> int:
+        return self.kinds.setdefault((spec.shape, spec.dtype), len(self.kinds))
+
+    def constant_row(self, kind: int, content: bytes) -> int:
+        return self.constants.setdefault((kind, content), len(self.constants))
 
 
 class Recurrent(nn.Module):

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
 from cellrt.core.state.ports import Port
+from cellrt.core.templates.operations import operations
 from cellrt.core.templates.program import (
     CARRY,
     EACH,
@@ -39,7 +40,6 @@ from cellrt.core.templates.program import (
     STEP,
     WORDS,
     WORDS_OF_INPUT,
-    operations,
 )
 from tests.core.graphs import make_processor
 

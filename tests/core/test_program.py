@@ -8,6 +8,7 @@ import numba
 import numpy as np
 import pytest
 
+from cellrt.core.templates.operations import operations, rename_types
 from cellrt.core.templates.program import (
     CARRY,
     EACH,
@@ -36,10 +37,8 @@ from cellrt.core.templates.program import (
     STEP,
     WORDS,
     WORDS_OF_INPUT,
-    operations,
     read_only,
     read_program,
-    rename_types,
 )
 from tests.core.lengthy import NUM_PORTS, Lengthy, processor_of_all
 

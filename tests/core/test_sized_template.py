@@ -35,7 +35,7 @@ from cellrt.core.templates.program import (
     STEP,
 )
 from cellrt.core.templates.sized_template import KnownTemplates, Room, SizedTemplate, compile_template
-from cellrt.core.templates.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, open_memory
+from cellrt.core.templates.template import ARRAYS, FITS, NUM_EXTERNALS, compile_program, open_words
 from tests.core.author import CELLS, Author
 from tests.core.graphs import add_step, add_tree, leaves, make_processor, tree
 from tests.core.lengthy import NUM_PORTS, Lengthy, processor_of_all, with_lengths
@@ -64,7 +64,7 @@ def compiled(program: NDArray[np.int32], known: KnownTemplates, processor: Proce
 
 def assert_is_what_compiles(made: SizedTemplate, program: NDArray[np.int32], processor: Processor = PROCESSOR) -> None:
     alone = compile_program(program, processor.tables.types, processor.tables.ports, *room_of(processor))
-    wanted = open_memory(*alone[:3])
+    wanted = open_words(alone.words, alone.patches)
     for name in ARRAYS:
         one, other = getattr(made.arrays, name), getattr(wanted, name)
         assert one.shape == other.shape and one.tobytes() == other.tobytes(), name

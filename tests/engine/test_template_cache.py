@@ -62,6 +62,21 @@ def test_a_cache_is_never_larger_than_it_may_be_and_keeps_the_latest(lengths, ma
         assert len(cache) == len(set(lengths))
 
 
+def test_a_program_that_comes_once_pushes_out_none_that_comes_again():
+    (first, template), *others = [chain(length) for length in range(1, 400)]
+    cache: TemplateCache[SizedTemplate] = TemplateCache(4 * (OVERHEAD_BYTES + template.num_bytes + len(first)))
+    for program, one in ((first, template), *others[:200]):
+        assert cache.get(program) is None
+        if cache.is_worth(program):
+            cache.add(program, one)
+    kept = {program for program, _ in ((first, template), *others) if cache.get(program) is not None}
+    assert kept and kept <= {first, *(program for program, _ in others[:4])}
+    for program, _ in others[200:]:
+        assert not cache.is_worth(program) and cache.is_worth(program)
+    cache.add(*others[-1])
+    assert cache.get(others[-1][0]) is not None
+
+
 def test_threads_that_compile_the_same_templates_leave_no_bytes_behind():
     templates = [chain(length) for length in range(1, 40)]
     cache = TemplateCache(sum(template.num_bytes for _, template in templates) // 2 + 20 * OVERHEAD_BYTES)

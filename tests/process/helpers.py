@@ -14,7 +14,7 @@ from tests.engine.helpers import SMALL
 from tests.steps import HOLD_LONG, WIDTH
 from tests.waiting import until
 
-MODELS = ("chain", "loop", "layers", "kept", "grown", "half")
+MODELS = ("chain", "loop", "layers", "shapes", "kept", "grown", "half")
 
 
 def start(workers: int = 1, **options: Any) -> EngineProcess:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from cellrt.definition.define import cell
-from cellrt.definition.spec import grows, rows
+from cellrt.definition.spec import RaggedRows, grows, ragged, rows
 from cellrt.graph.graph import Graph
 from cellrt.graph.loops import LoopBody
 from cellrt.graph.symbols import State
@@ -55,6 +55,23 @@ def kept(graph: Graph, x: Tensor) -> dict[str, object]:
 def grown(graph: Graph, x: Tensor) -> dict[str, object]:
     total = graph.pages(TOTAL, keep=True)
     return {"x": graph.chain(TOTAL, x=x, total=total).x, "made": graph.loop(TOTAL, x=x, total=total, max_steps=3).x}
+
+
+def added(h: RaggedRows) -> dict[str, Tensor]:
+    counts = h.offsets.diff()
+    of_row = torch.repeat_interleave(torch.arange(counts.shape[0]), counts, output_size=h.values.shape[0])
+    return {"h": torch.ones(counts.shape[0], WIDTH).index_add(0, of_row, h.values)}
+
+
+ADDED = cell(added, {"h": ragged(WIDTH)})
+
+
+@unfold("shapes", example={"parents": [2, 2, -1], "x": torch.zeros(2, WIDTH)})
+def shapes(graph: Graph, request: dict[str, Any]) -> dict[str, object]:
+    """A tree, a dag, and a node that reads both."""
+    tree = graph.tree(request["parents"], leaf=STEP, inner=ADDED, leaf_inputs={"x": request["x"]})
+    dag = graph.dag(ADDED, [0, 0, 1, 3], [0, 1, 0])
+    return {"root": tree.h, "nodes": tree.nodes.h, "dag": dag.h, "both": ADDED(h=[tree.h, dag.h[1]]).h}
 
 
 @unfold("half", example=torch.zeros(3, dtype=torch.bfloat16))

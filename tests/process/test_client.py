@@ -46,6 +46,7 @@ TOO_MANY = 40_000
         (models.chain, [[1.0, 2.0], [3.0, 4.0]]),
         (models.loop, torch.ones(WIDTH)),
         (models.layers, torch.ones(WIDTH)),
+        (models.shapes, {"parents": [5, 5, 6, 6, -1, 4, 4], "x": torch.arange(8.0).reshape(4, WIDTH)}),
         (models.half, torch.ones(3, dtype=torch.bfloat16)),
     ],
 )

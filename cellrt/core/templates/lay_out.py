@@ -232,20 +232,17 @@ def write_nodes(
         if before >= 0 and group[before] == group[unit] and _follows(draft, unit, before):
             nodes[k - 1].bits |= CHAIN_NEXT
         before = unit
-    # Write the readers, then list the nodes that wait for none.
-    _write_readers(draft, edges, group, new, nodes, links, subgraphs)
-    for k in range(num_nodes):
-        if nodes[k].pending == 0:
-            _append_ready(nodes, subgraphs[nodes[k].subgraph], k)
+    write_readers(edges, group, new, nodes, links, subgraphs)
     return nodes, links, most
 
 
 @compiled
-def _write_readers(
-    draft: Draft, edges: Edges, group: Ints, new: Ints, nodes: Rows[Node], links: Ints, subgraphs: Rows[Subgraph]
+def write_readers(
+    edges: Edges, group: Ints, new: Ints, nodes: Rows[Node], links: Ints, subgraphs: Rows[Subgraph]
 ) -> None:
-    """Write each node's readers after its inputs; count the producers that nodes and subgraphs wait for."""
-    for unit in range(draft.units.size):
+    """Write behind each node's inputs who reads it; count what nodes and subgraphs wait for, and list the nodes that
+    are ready. ``new``: of each unit its node, or -1."""
+    for unit in range(new.size):
         for k in range(edges.starts[unit], edges.starts[unit + 1]):
             before = edges.producers[k]
             if new[before] < 0:
@@ -264,6 +261,9 @@ def _write_readers(
             else:
                 subgraphs[group[unit]].waiting += 1
                 node.bits |= CROSSING
+    for k in range(nodes.size):
+        if nodes[k].pending == 0:
+            _append_ready(nodes, subgraphs[nodes[k].subgraph], k)
 
 
 @making

@@ -1,9 +1,10 @@
 """A recorded program: the operations that an unfolder called, and the nodes and values that they stand for.
 
 An unfolder's calls are recorded as a *program*: a flat int32 array of operations over value ids, in order. Equal
-programs are equal graphs. Only ``WORDS`` and ``WORDS_OF_INPUT`` say which words an operation and an input have:
-``read_program`` reads them into a ``Draft``, from which templates are compiled (``template.py``), and ``operations``
-reads them one by one for all others. A node, a chain, a loop or a member of one is a *unit* there.
+programs are equal graphs. Which words an operation and an input have is said in ``WORDS`` and ``WORDS_OF_INPUT``, and
+nowhere else: ``read_program`` reads them into a ``Draft`` for what compiles templates (``template.py``), ``operations``
+(``operations.py``) one by one for all others; ``node_graphs.py`` knows the few that graphs of nodes alone have. A node,
+a chain, a loop or a member of one is a *unit* there.
 
 Operations (value ids count up from 0 in order of creation; an operation's outputs take the next ids)::
 
@@ -22,8 +23,13 @@ Operations (value ids count up from 0 in order of creation; an operation's outpu
     STATE kind start                      one value: a state of the request's session before the request. In a new
                                           session it is value ``start``, or zeros for -1
     PAGES kind page_size keeps            a growing state; ``keeps``: it is a state of the request's session
-    KEEP value base stride count          after step k, STATE value ``value`` is value ``base + k * stride``.
-                                          Count 0: it is value ``base``, once the whole request is done
+    KEEP value base stride count          STATE value ``value`` is after step k what value ``base + k * stride`` is.
+                                          Count 0: what value ``base`` is, once the whole request is done
+    TREE     leaf_type inner_type nodes leaves count read* read* value* parent*
+                                          a NODE for each node of a tree, by arrays (``node_sets.py``)
+    DAG      cell_type nodes sources count read* value* offset* source*
+                                          a NODE for each node of an acyclic graph of one cell
+    RESULTS  count value*                 a RESULT for each of these values
 
     input = FIXED value | STEP base stride | EACH count value* | CARRY base
           | LIST count value* | RANGE base stride count | NEXT base output | PAGED state | NOTHING 0
@@ -41,9 +47,7 @@ from value ``base`` on, and its outputs are those of the last of them.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import NamedTuple
 
@@ -60,8 +64,10 @@ OP_EXTERNAL, OP_CONSTANT, OP_NODE, OP_CHAIN, OP_LOOP, OP_RESULT, OP_RESULT_STEPS
 )
 OP_PAGES, OP_MEMBER = 11, 12
 NUM_OPS = 13
+OP_TREE, OP_DAG, OP_RESULTS = 13, 14, 15
+"""Many NODEs or RESULTs each: who reads a program has them written out first."""
 FIXED, STEP, CARRY, LIST = range(4)
-RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(5, 14)  # 4 is ``dags.PICK``
+RANGE, EACH, NEXT, PAGED, NOTHING, EMITTED, SAME, LAST, LEADS = range(5, 14)  # 4 is ``node_sets.PICK``
 NUM_MODES = 14
 
 UNIT, SOURCE, RESULT, KEEP, PAGES = range(5)
@@ -102,143 +108,6 @@ WORDS_OF_INPUT: Mapping[int, tuple[str, ...]] = MappingProxyType(
     }
 )
 """The words of an input after its mode, by the names of ``Input``; the values of LIST and EACH come after these."""
-
-
-@dataclass(slots=True)
-class Input:
-    """An input of a unit.
-
-    Attributes:
-        mode: FIXED ...
-        first, stride, count: the values that it names are ``first + k * stride``, if they are not listed; first is -1
-            if it names none. Of STEP the count is the steps of its unit, of EMITTED the most that are emitted.
-        output: which one of the step before it reads after the first.
-        state: of PAGED, the number of the PAGES.
-        value: of SAME and LAST an output of the own body, of EMITTED one of a loop.
-        listed: those of LIST and EACH.
-    """
-
-    mode: int
-    first: int = -1
-    stride: int = -1
-    count: int = 1
-    output: int = -1
-    state: int = -1
-    value: int = -1
-    unused: int = -1
-    listed: list[int] = field(default_factory=list)
-
-    def named(self) -> Sequence[int]:
-        """Return the values that it names."""
-        if self.mode in (LIST, EACH):
-            return self.listed
-        return [self.first + k * self.stride for k in range(self.count)] if self.first >= 0 else []
-
-    def named_at(self, step: int) -> Sequence[int]:
-        """Return the values that it names for a step; for carried state, those for the first one."""
-        if self.mode in (STEP, LEADS):
-            return [self.first + step * self.stride]
-        return [self.listed[step]] if self.mode == EACH else self.named()
-
-
-@dataclass(slots=True)
-class Operation:
-    """An operation of a program.
-
-    Attributes:
-        op: OP_EXTERNAL ...
-        cell_type, stop, left, kind, row, start, page_size, keeps, state: as above; -1 if it has none.
-        length: steps, of a loop at most; rows of a tensor; values of a result; else 1.
-        first, stride: the values of a result, or of KEEP, are ``first + k * stride``.
-        value: the first that it makes.
-        inputs: of a unit.
-        layers: cell types of the steps of a loop that are of different ones.
-        at: its position in the program.
-    """
-
-    op: int
-    cell_type: int = -1
-    length: int = 1
-    stop: int = -1
-    left: int = -1
-    kind: int = -1
-    row: int = -1
-    start: int = -1
-    page_size: int = -1
-    keeps: int = -1
-    first: int = -1
-    stride: int = -1
-    state: int = -1
-    value: int = -1
-    inputs: list[Input] = field(default_factory=list)
-    layers: list[int] = field(default_factory=list)
-    at: int = 0
-
-    @property
-    def is_unit(self) -> bool:
-        """True if it is of a cell."""
-        return WORDS[self.op][0] == UNIT
-
-    @property
-    def num_steps(self) -> int:
-        """The number of steps of which each output is a value."""
-        return self.length if self.op == OP_CHAIN else 1
-
-
-def operations(program: bytes, ports: Mapping[int, tuple[int, int]] | Sequence[tuple[int, int]]) -> Iterator[Operation]:
-    """Read a program.
-
-    Args:
-        program: its words.
-        ports: of each cell type, how many inputs and outputs it has.
-    """
-    words = array("i", program).tolist()
-    at = value = 0
-    while at < len(words):
-        made, end = Operation(words[at], value=value, at=at), at + 1
-        table, names = WORDS[made.op]
-        for name in names:
-            setattr(made, name, words[end])
-            end += 1
-        if made.op == OP_MEMBER and made.left < 0:
-            made.layers = words[end : end - made.left]
-            end -= made.left
-        if table == UNIT:
-            num_inputs, num_outputs = ports[made.cell_type]
-            for _ in range(num_inputs):
-                end = _read_input(words, end, made)
-            value += num_outputs * made.num_steps
-        elif table == SOURCE:
-            value += made.length
-        yield made
-        at = end
-
-
-def _read_input(words: list[int], at: int, unit: Operation) -> int:
-    """Read the next input of a unit; return where it ends."""
-    made, end = Input(words[at]), at + 1
-    for name in WORDS_OF_INPUT[made.mode]:
-        setattr(made, name, words[end])
-        end += 1
-    if made.mode in (LIST, EACH):
-        made.listed = words[end : end + made.count]
-        end += made.count
-    elif made.mode == STEP:
-        made.count = unit.num_steps
-    unit.inputs.append(made)
-    return end
-
-
-def rename_types(program: NDArray[np.int32], num_inputs: Sequence[int], ids: Sequence[int]) -> NDArray[np.int32]:
-    """Return a copy of a program in which cell type ``k``, of ``num_inputs[k]`` inputs, is ``ids[k]``."""
-    renamed = program.copy()
-    for operation in operations(program.tobytes(), [(count, 0) for count in num_inputs]):
-        if operation.is_unit:
-            names = WORDS[operation.op][1]
-            renamed[operation.at + 1 + names.index("cell_type")] = ids[operation.cell_type]
-            for k, layer in enumerate(operation.layers, operation.at + 1 + len(names)):
-                renamed[k] = ids[layer]
-    return renamed
 
 
 def read_only(program: NDArray[np.int32]) -> NDArray[np.int32]:
@@ -342,6 +211,17 @@ def _num_listed(program: NDArray[np.int32], at: int) -> int:
 
 
 @compiled
+def end_of(program: NDArray[np.int32], at: int, types: Rows[CellType]) -> int:
+    """Return where the operation at ``at`` ends; it is no TREE, DAG or RESULTS."""
+    op = program[at]
+    num_ports = types[program[at + 1]].num_inputs if TABLES[op] == UNIT else 0
+    at += 1 + COLUMNS[op, 0] + _num_others(program, at)
+    for _ in range(num_ports):
+        at += 1 + INPUT_COLUMNS[program[at], 0] + _num_listed(program, at)
+    return int(at)
+
+
+@compiled
 def _count(program: NDArray[np.int32], types: Rows[CellType], counts: NDArray[np.int64]) -> tuple[int, int, int]:
     """Count the operations of each table; return how many inputs, listed values and layers there are."""
     at = num_inputs = num_listed = num_layers = 0
@@ -397,8 +277,7 @@ def find_makers(units: NDArray[np.void], sources: NDArray[np.void], types: Rows[
 
 @making
 def read_program(program: NDArray[np.int32], types: Rows[CellType], ports: Rows[PortInfo]) -> Draft:
-    """Read a program into a draft, with the cell types and ports of the tables."""
-    # Count the operations of each table, and make room for them.
+    """Read a program without TREE, DAG and RESULTS into a draft, with the cell types and ports of the tables."""
     ends = np.zeros(NUM_TABLES, np.int64)
     num_inputs, num_listed, num_layers = _count(program, types, ends)
     operations, inputs = make_rows(ends.sum(), OPERATION), make_rows(num_inputs, INPUT)

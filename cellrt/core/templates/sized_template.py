@@ -19,21 +19,21 @@ from cellrt.core.state.settings import Limits
 from cellrt.core.state.tables import CellType, Node, PortInfo, Subgraph, Value
 from cellrt.core.templates.lay_out_records import most_refs
 from cellrt.core.templates.lengths import MOST_WORDS, Lengths, key_of, shorten
+from cellrt.core.templates.node_graphs import HAS_SETS, compile_nodes
+from cellrt.core.templates.node_sets import written_out
 from cellrt.core.templates.program import read_only, read_program
 from cellrt.core.templates.template import (
     ARRAYS,
     FITS,
-    ITEM_BYTES,
-    MOST_REFS,
     NUM_EXTERNALS,
-    NUM_STEPS,
+    NUM_WORDS,
+    OWN_ADDRESS,
     PATCHES,
-    Compiled,
     compile_draft,
     compile_program,
     has_room,
-    made_of,
-    open_memory,
+    open_words,
+    refuse_readers,
 )
 from cellrt.core.templates.uses import Ints
 from cellrt.native.jit import short_allocating, short_entry
@@ -41,6 +41,7 @@ from cellrt.native.row_types import Rows
 
 NO_PATCHES = np.zeros((0, 2), np.int32)
 NO_LENGTHS = np.zeros(0, np.int32)
+NO_SUMS = np.zeros((0, 1), np.int64)
 NUM_STATES = 3 * list(ARRAYS).index("states") + 1
 """The position of this number in the words of a template."""
 
@@ -70,70 +71,93 @@ class Template:
     use that memory.
 
     Attributes:
-        at: the address of its arrays, for compiled code.
-        address: the same as a number.
-        num_states: rows that a request keeps in a session.
-        numbers: as of ``Compiled``.
+        address: of its words, for compiled code.
+        sums: the ``numbers`` of what was compiled.
     """
 
-    def __init__(self, made: Compiled) -> None:
-        self._memory, self._words, self._patches, self.numbers = made
-        self.num_states = int(made.words[NUM_STATES])
-        if len(made.patches):
-            made.words[PATCHES : PATCHES + 3] = made.patches.ctypes.data, *made.patches.shape
-        self.address = int(made.words.ctypes.data)
-        self.at: Any = open_memory(*made[:3]) if numba.config.DISABLE_JIT else made.words
+    __slots__ = ("__weakref__", "_patches", "_words", "address", "sums")
+
+    def __init__(self, words: NDArray[np.int64], patches: NDArray[np.int32], sums: NDArray[np.int64]) -> None:
+        self._words, self._patches, self.sums, self.address = words, patches, sums, words.item(OWN_ADDRESS)
+        words[PATCHES : PATCHES + 3] = patches.ctypes.data, *patches.shape
+
+    @property
+    def at(self) -> Any:
+        """The words that an ``entry`` takes for it."""
+        return open_words(self._words, self._patches) if numba.config.DISABLE_JIT else self._words[:NUM_WORDS]
+
+    @property
+    def num_states(self) -> int:
+        """Rows that a request keeps in a session."""
+        return self._words.item(NUM_STATES)
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of its memory."""
-        return self._memory.nbytes + self._words.nbytes + self._patches.nbytes
+        """Memory of the rows."""
+        return self._words.nbytes + self._patches.nbytes
 
-    def num_externals(self, lengths: NDArray[np.int32]) -> int:
-        """Return how many rows come with requests of these lengths ``[requests, lengths]``, in all."""
-        return int(len(lengths) * self.numbers[0, 0] + lengths.sum(0, np.int64) @ self.numbers[0, 1:])
+    def count_externals(self, lengths: NDArray[np.int32]) -> int:
+        """Return how many rows come, in all, with requests of these lengths ``[requests, lengths]``."""
+        return int(len(lengths) * self.sums[0, 0] + lengths.sum(0, np.int64) @ self.sums[0, 1:])
 
-    def arrays(self, lengths: Lengths) -> OpenTemplate:
+    def open(self, lengths: Lengths) -> OpenTemplate:
         """Return a copy of the rows, with these lengths."""
-        memory = self._memory.copy()
-        memory.view(np.int32)[self._patches[:, 0]] = self._patches[:, 1] + self._patches[:, 2:] @ lengths
-        return open_memory(memory, self._words, self._patches)
+        made = open_words(self._words.copy(), self._patches)
+        if lengths.size:
+            made.memory[self._patches[:, 0]] = self._patches[:, 1] + self._patches[:, 2:] @ lengths
+        return made
 
 
-class SizedTemplate:
+class SizedTemplate(Template):
     """A template and the lengths of a request's chains, loops and tensors. Immutable, shared by requests.
 
     Attributes:
-        template, lengths: the arguments.
+        lengths: as they are called; of a graph without any, as most trees are, it is its own template.
         num_results, num_externals: result rows; rows that come with the request.
         num_places: rows of its results and sequences.
         num_steps: nodes and steps, a loop counted as its step limit.
-        num_states: as of the template.
         most_refs: most inputs of a node or step, a ragged one counted as its rows.
         fits: whether an empty engine has room for it.
     """
 
     __slots__ = (
         "_chains",
+        "_shared",
         "fits",
         "lengths",
         "most_refs",
         "num_externals",
         "num_places",
         "num_results",
-        "num_states",
         "num_steps",
-        "template",
     )
 
-    def __init__(self, template: Template, lengths: Lengths, fits: bool, most_refs: int) -> None:
-        self.template, self.lengths, self.fits, self.most_refs = template, lengths, fits, most_refs
-        numbers = template.numbers
-        self.num_externals, self.num_results, self.num_places, self.num_steps = (
-            numbers[:, 0] if not lengths.size else numbers[:, 0] + numbers[:, 1:] @ lengths
-        ).tolist()
-        self.num_states = template.num_states
+    def __init__(self, words: NDArray[np.int64]) -> None:
+        self._words, self._patches, self.sums = words, NO_PATCHES, NO_SUMS
+        self._shared: Template | None = None
         self._chains: tuple[tuple[int, int], ...] | None = None
+        self.lengths, self.address = NO_LENGTHS, words.item(OWN_ADDRESS)
+        numbers = words[NUM_EXTERNALS : FITS + 1].tolist()
+        self.num_externals, self.num_results, self.num_places, self.num_steps, self.most_refs, fits = numbers
+        self.fits = fits > 0
+        if self.num_steps < 0:
+            refuse_readers()
+
+    @classmethod
+    def of(cls, template: Template, lengths: Lengths) -> SizedTemplate:
+        """Return a template with lengths of its own; it is not known if it fits."""
+        made = cls.__new__(cls)
+        made._words, made._patches, made.sums = template._words, template._patches, template.sums
+        made.address, made.lengths, made._shared, made._chains = template.address, lengths, template, None
+        made.fits, made.most_refs = False, 0
+        numbers = (template.sums[:, 0] + template.sums[:, 1:] @ lengths).tolist()
+        made.num_externals, made.num_results, made.num_places, made.num_steps = numbers
+        return made
+
+    @property
+    def template(self) -> Template:
+        """The template that it shares with others of other lengths."""
+        return self if self._shared is None else self._shared
 
     @property
     def chains(self) -> tuple[tuple[int, int], ...]:
@@ -148,13 +172,13 @@ class SizedTemplate:
 
     @property
     def num_bytes(self) -> int:
-        """The bytes of memory that it does not share."""
-        return self.lengths.nbytes if self.lengths.size else self.template.num_bytes
+        """Memory of what it does not share."""
+        return self.lengths.nbytes if self.lengths.size else self._words.nbytes
 
     @property
     def arrays(self) -> OpenTemplate:
         """The rows; a copy."""
-        return self.template.arrays(self.lengths)
+        return self.open(self.lengths)
 
     def num_pages(self, kind: int | None = None) -> int:
         """Return the pages, of a kind or of all, that a request without a session may need."""
@@ -244,34 +268,24 @@ def compile_template(
     Raise RequestTooLargeError if one value has more than MAX_READERS readers.
     """
     program = read_only(program)
-    key, lengths, made = _find_lengths_or_compile(program, types, ports, room)
-    if lengths.size:
-        name = key.tobytes()
-        template = known.get(name)
-        if template is None and name not in known:
-            sized = compile_program(program, types, ports, *room, is_sized=True)
-            template = known.add(name, Template(sized) if sized.numbers.size else None)  # or another thread's
-        if template is not None:
-            return _with_lengths(template, lengths, types, room)
-    if made is None:
-        made = compile_program(program, types, ports, *room)
-    fits, most = bool(made.words[FITS]), int(made.words[MOST_REFS])
-    return SizedTemplate(Template(made), lengths[:0], fits, most)
-
-
-def _find_lengths_or_compile(
-    program: NDArray[np.int32], types: Rows[CellType], ports: Rows[PortInfo], room: Room
-) -> tuple[NDArray[np.int32], Lengths, Compiled | None]:
-    """Return the key and lengths of a program with lengths.
-
-    A short program without lengths is compiled, and the result returned.
-    """
+    words = compile_nodes(program, types, ports, room.limits, room.kind_rows)
+    if words.size > HAS_SETS:
+        return SizedTemplate(words)
+    if words.size == HAS_SETS:
+        program = read_only(written_out(program, types, 0))
     if program.size > MOST_WORDS:
-        return NO_LENGTHS, NO_LENGTHS, None
-    key, lengths, memory, words = _compile_briefly(program, types, ports, len(room.kind_rows), *room, ITEM_BYTES)
-    if lengths.size:
-        return key, lengths, None
-    return key, lengths, made_of(memory, words, NO_PATCHES, words[NUM_EXTERNALS : NUM_STEPS + 1, None])
+        return SizedTemplate(compile_program(program, types, ports, *room).words)
+    key, lengths, words = _compile_briefly(program, types, ports, len(room.kind_rows), *room)
+    if not lengths.size:
+        return SizedTemplate(words)
+    name = key.tobytes()
+    template = known.get(name)
+    if template is None and name not in known:
+        sized = compile_program(program, types, ports, *room, is_sized=True)
+        template = known.add(name, Template(*sized) if sized.numbers.size else None)  # or another thread's
+    if template is not None:
+        return _with_lengths(template, lengths, types, room)
+    return SizedTemplate(compile_program(program, types, ports, *room).words)
 
 
 @short_allocating
@@ -282,23 +296,18 @@ def _compile_briefly(
     num_kinds: int,
     limits: NDArray[np.int64],
     kind_rows: NDArray[np.int64],
-    item_bytes: NDArray[np.int64],
-) -> tuple[NDArray[np.int32], Lengths, NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the key and lengths of a program with lengths, or compile it.
-
-    This is one call, as each costs microseconds: most graphs that were not seen before are trees, which have no
-    lengths.
-    """
+) -> tuple[NDArray[np.int32], Lengths, NDArray[np.int64]]:
+    """Return the key and lengths of a program that has lengths; of one that has none what it is compiled to: in one
+    call, as each costs microseconds."""
     draft = read_program(program, types, ports)
     lengths = shorten(draft)
     if lengths.size > 0:
-        return key_of(draft), lengths, np.zeros(0, np.uint8), np.zeros(0, np.int64)
-    memory, words = compile_draft(draft, num_kinds, limits, kind_rows, item_bytes)
-    return lengths, lengths, memory, words
+        return key_of(draft), lengths, np.zeros(0, np.int64)
+    return lengths, lengths, compile_draft(draft, num_kinds, limits, kind_rows)
 
 
 def _with_lengths(template: Template, lengths: Lengths, types: Rows[CellType], room: Room) -> SizedTemplate:
-    made = SizedTemplate(template, lengths, False, 0)
+    made = SizedTemplate.of(template, lengths)
     rows = made.arrays
     parts = rows.nodes, rows.values, rows.links, rows.subgraphs, rows.lists, rows.states, rows.needs, rows.pages
     most = int(rows.nodes["num_refs"].max(initial=0))

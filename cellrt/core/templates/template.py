@@ -6,7 +6,7 @@ compiled call, because a request of a graph not seen before (most trees) waits f
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numba
 import numpy as np
@@ -57,32 +57,34 @@ NUM_ARRAYS = len(ARRAYS)
 ALL_KINDS = -1
 PATCHES, MEMORY = 3 * NUM_ARRAYS, 3 * NUM_ARRAYS + 3
 """The positions of the patches and of the memory in the words, after address, rows and columns of each array."""
-NUM_EXTERNALS, NUM_RESULTS, NUM_PLACES, NUM_STEPS, MOST_REFS, FITS = (MEMORY + 3 + k for k in range(6))
-"""The positions of a template's numbers after these; only a template without lengths has the last two."""
+NUM_EXTERNALS, NUM_RESULTS, NUM_PLACES, NUM_STEPS, MOST_REFS, FITS, OWN_ADDRESS = (MEMORY + 3 + k for k in range(7))
+"""The positions of a template's numbers after these; MOST_REFS and FITS are of one without lengths alone. Then the
+address of the words themselves."""
+NUM_WORDS = OWN_ADDRESS + 1
+"""Words in front of the memory."""
 
-ITEM_BYTES = np.array([dtype.itemsize for dtype, _ in ARRAYS.values()])
+COLUMNS = np.array([columns for _, columns in ARRAYS.values()])
+ROW_BYTES = np.array([dtype.itemsize * columns for dtype, columns in ARRAYS.values()])
 
 
 class Compiled(NamedTuple):
     """A compiled program.
 
     Attributes:
-        memory, words: the memory of its arrays; their addresses and sizes, and the template's numbers.
-        patches: ``[patches, 2 + lengths]``: for each word of the memory that depends on lengths its place, its
-            constant, and its factor for each length.
-        numbers: ``[numbers, 1 + lengths]``: for each number from NUM_EXTERNALS to NUM_STEPS the constant, and the
-            factors.
+        words: where its arrays are, and its numbers; behind them the memory of the arrays.
+        patches: ``[patches, 2 + lengths]``, of each word of the memory that depends on lengths where it is, its
+            constant, and what it is multiplied with of each length.
+        numbers: ``[numbers, 1 + lengths]``: of each from NUM_EXTERNALS to NUM_STEPS the constant, and the same.
     """
 
-    memory: NDArray[np.uint8]
     words: NDArray[np.int64]
     patches: NDArray[np.int32]
     numbers: NDArray[np.int64]
 
 
-def open_memory(memory: NDArray[np.uint8], words: NDArray[np.int64], patches: NDArray[np.int32]) -> OpenTemplate:
+def open_words(words: NDArray[np.int64], patches: NDArray[np.int32]) -> OpenTemplate:
     """Return the arrays in the memory of a template; each begins with a whole word."""
-    arrays, at = [], 0
+    arrays, memory, at = [], words[NUM_WORDS:].view(np.uint8), 0
     for k, (dtype, columns) in enumerate(ARRAYS.values()):
         size = int(words[3 * k + 1]) * columns * dtype.itemsize
         array = memory[at : at + size].view(dtype)
@@ -125,13 +127,26 @@ def _count_needs(
     for k in range(subgraphs.size):
         if subgraphs[k].record >= 0:
             _count_record(draft.types[subgraphs[k].cell_type], draft.ports, values, links, subgraphs[k], needs)
+    count_needs_of_nodes(draft.types, draft.ports, nodes, values, subgraphs, needs)
+
+
+@compiled
+def count_needs_of_nodes(
+    types: Rows[CellType],
+    ports: Rows[PortInfo],
+    nodes: Rows[Node],
+    values: Rows[Value],
+    subgraphs: Rows[Subgraph],
+    needs: NDArray[np.int64],
+) -> None:
+    """Count what the outputs of nodes take."""
     in_chain = False
     for k in range(nodes.size):
-        cell_type = draft.types[subgraphs[nodes[k].subgraph].cell_type]
+        cell_type = types[subgraphs[nodes[k].subgraph].cell_type]
         chained = nodes[k].bits & CHAIN_NEXT != 0
         for output in range(cell_type.num_outputs):
             value = values[nodes[k].first_value + output]
-            carried = chained and is_carried(draft.ports, cell_type, output)
+            carried = chained and is_carried(ports, cell_type, output)
             if carried and not in_chain:
                 needs[value.kind, 0] += 2
             if value.readers > (1 if carried else 0):
@@ -267,53 +282,75 @@ def pages_wanted(pages: Ints, kind: int) -> int:
 
 
 @making
-def _pack_part(
-    array: Any, columns: int, item_bytes: int, memory: NDArray[np.uint8], words: NDArray[np.int64], k: int, at: int
-) -> int:
-    """Copy one array into memory at ``at`` and write its address and shape; return where the next begins."""
-    size = array.shape[0] * columns * item_bytes
-    if size > 0:
-        copy_bytes(memory.ctypes.data + at, array.ctypes.data, size)
-    words[3 * k], words[3 * k + 1], words[3 * k + 2] = memory.ctypes.data + at, array.shape[0], columns
-    return int(at + (size + 7) // 8 * 8)
+def make_room(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return the words of a template and, behind them, room for its arrays, of so many rows each. One block: each
+    array more costs a microsecond."""
+    size = NUM_WORDS
+    for k in range(NUM_ARRAYS):
+        size += (sizes[k] * ROW_BYTES[k] + 7) // 8
+    words = np.zeros(size, np.int64)
+    at = words[OWN_ADDRESS] = words.ctypes.data
+    at += 8 * NUM_WORDS
+    words[PATCHES + 2], words[MEMORY], words[MEMORY + 1], words[MEMORY + 2] = 2, at, 2 * (size - NUM_WORDS), 1
+    for k in range(NUM_ARRAYS):
+        words[3 * k], words[3 * k + 1], words[3 * k + 2] = at, sizes[k], COLUMNS[k]
+        at += (sizes[k] * ROW_BYTES[k] + 7) // 8 * 8
+    return words
 
 
 @making
-def pack(arrays: Arrays, item_bytes: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the memory of a template and its words. It is one block: each array more costs a microsecond."""
+def _copy_part(array: Any, words: NDArray[np.int64], k: int) -> None:
+    """Copy an array to its room."""
+    if array.shape[0] > 0:
+        copy_bytes(words[3 * k], array.ctypes.data, array.shape[0] * ROW_BYTES[k])
+
+
+@making
+def pack(arrays: Arrays) -> NDArray[np.int64]:
+    """Return the words of a template with these arrays, and their memory."""
     nodes, values, links, subgraphs, externals, lists, states, needs, pages = arrays
-    total = nodes.size * item_bytes[0] + values.size * item_bytes[1] + subgraphs.size * item_bytes[3]
-    total += 4 * (links.size + externals.size + lists.size + states.size + needs.size + pages.size)
-    memory = np.zeros((total + 8 * NUM_ARRAYS + 7) // 8 * 8, np.uint8)
-    words = np.zeros(FITS + 1, np.int64)
-    at = _pack_part(nodes, 1, item_bytes[0], memory, words, 0, 0)
-    at = _pack_part(values, 1, item_bytes[1], memory, words, 1, at)
-    at = _pack_part(links, 1, 4, memory, words, 2, at)
-    at = _pack_part(subgraphs, 1, item_bytes[3], memory, words, 3, at)
-    at = _pack_part(externals, 3, 4, memory, words, 4, at)
-    at = _pack_part(lists, 2, 4, memory, words, 5, at)
-    at = _pack_part(states, 4, 4, memory, words, 6, at)
-    at = _pack_part(needs, 2, 4, memory, words, 7, at)
-    _pack_part(pages, 4, 4, memory, words, 8, at)
-    words[PATCHES + 2], words[MEMORY], words[MEMORY + 1], words[MEMORY + 2] = 2, memory.ctypes.data, memory.size // 4, 1
-    return memory, words
+    sizes = np.array(
+        (
+            nodes.size,
+            values.size,
+            links.size,
+            subgraphs.size,
+            externals.shape[0],
+            lists.shape[0],
+            states.shape[0],
+            needs.shape[0],
+            pages.shape[0],
+        )
+    )
+    words: NDArray[np.int64] = make_room(sizes)
+    _copy_part(nodes, words, 0)
+    _copy_part(values, words, 1)
+    _copy_part(links, words, 2)
+    _copy_part(subgraphs, words, 3)
+    _copy_part(externals, words, 4)
+    _copy_part(lists, words, 5)
+    _copy_part(states, words, 6)
+    _copy_part(needs, words, 7)
+    _copy_part(pages, words, 8)
+    return words
 
 
 @making
 def compile_draft(
-    draft: Draft, num_kinds: int, limits: NDArray[np.int64], kind_rows: NDArray[np.int64], item_bytes: NDArray[np.int64]
-) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return a template's memory and words, as ``Template`` takes them; words that depend on lengths stand for sums."""
+    draft: Draft, num_kinds: int, limits: NDArray[np.int64], kind_rows: NDArray[np.int64]
+) -> NDArray[np.int64]:
+    """Return a template's words and memory, as ``Template`` takes them; in place of what depends on lengths are
+    sums."""
     arrays, numbers = _lay_out(draft, num_kinds)
     nodes, values, links, subgraphs, _, lists, states, needs, pages = arrays
-    memory, words = pack(arrays, item_bytes)
+    words: NDArray[np.int64] = pack(arrays)
     for k in range(5):
         words[NUM_EXTERNALS + k] = numbers[k]
     if draft.sums.size == 0:
         words[FITS] = has_room(
             nodes, values, links, subgraphs, lists, states, needs, pages, numbers[2], numbers[4], limits, kind_rows
         )
-    return memory, words
+    return words
 
 
 @allocating
@@ -324,27 +361,24 @@ def compile_rows(
     num_kinds: int,
     limits: NDArray[np.int64],
     kind_rows: NDArray[np.int64],
-    item_bytes: NDArray[np.int64],
     is_sized: bool,
-) -> tuple[NDArray[np.uint8], NDArray[np.int64], Ints, NDArray[np.int64]]:
-    """Return the parts of ``Compiled`` for a program with its lengths or, if it ``is_sized``, without.
-
-    There are no patches and no numbers if words depend on the lengths in another way than as sums.
-    """
+) -> tuple[NDArray[np.int64], Ints, NDArray[np.int64]]:
+    """Return what ``Compiled`` has, of a program with its lengths or, if it ``is_sized``, without; no patches and no
+    numbers if more depends on these than sums."""
     draft, num_lengths = read_program(program, types, ports), 0
     if is_sized:
         num_lengths = shorten(draft).size
         draft = with_sums(draft)
-    memory, words = compile_draft(draft, num_kinds, limits, kind_rows, item_bytes)
+    words = compile_draft(draft, num_kinds, limits, kind_rows)
     if not has_sums(draft.sums):
-        return memory, words, np.zeros((0, 2), np.int32), np.zeros((0, 1), np.int64)
+        return words, np.zeros((0, 2), np.int32), np.zeros((0, 1), np.int64)
     numbers = np.zeros((NUM_STEPS + 1 - NUM_EXTERNALS, 1 + num_lengths), np.int64)
     for k in range(numbers.shape[0]):
         if num_lengths > 0:
             split(words[NUM_EXTERNALS + k], numbers[k])
         else:
             numbers[k, 0] = words[NUM_EXTERNALS + k]
-    return memory, words, take_out(draft.sums, memory.view(np.int32), num_lengths), numbers
+    return words, take_out(draft.sums, words[NUM_WORDS:].view(np.int32), num_lengths), numbers
 
 
 def compile_program(
@@ -366,14 +400,12 @@ def compile_program(
 
     Raise RequestTooLargeError if one value has more than MAX_READERS readers.
     """
-    arguments = types, ports, len(kind_rows), limits, kind_rows, ITEM_BYTES, is_sized
-    return made_of(*compile_rows(read_only(program), *arguments))
+    made = Compiled(*compile_rows(read_only(program), types, ports, len(kind_rows), limits, kind_rows, is_sized))
+    if made.words[NUM_STEPS] < 0:
+        refuse_readers()
+    return made
 
 
-def made_of(
-    memory: NDArray[np.uint8], words: NDArray[np.int64], patches: NDArray[np.int32], numbers: NDArray[np.int64]
-) -> Compiled:
-    """Return a compiled program. Raise RequestTooLargeError if one value has more than MAX_READERS readers."""
-    if words[NUM_STEPS] < 0:
-        raise RequestTooLargeError(f"an output has more than {MAX_READERS} readers in one graph")
-    return Compiled(memory, words, patches, numbers)
+def refuse_readers() -> NoReturn:
+    """Raise RequestTooLargeError of a graph in which one value has too many readers."""
+    raise RequestTooLargeError(f"an output has more than {MAX_READERS} readers in one graph")
