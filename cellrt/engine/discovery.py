@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from cellrt.core.state.tables import NUM_PERMANENT
-from cellrt.core.templates.operations import rename_types
+from cellrt.core.templates.program_operations import rename_types
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.registry import Registry

@@ -53,8 +53,11 @@ class TemplateCache(Generic[T]):
         return self._templates.get(program)
 
     def is_worth(self, program: bytes) -> bool:
-        """Return whether to keep the template of a program that is not: unless it comes for the first time and others would
-        have to leave. Of programs that come once, as most trees, none pushes out one that comes again."""
+        """Return whether to keep the template of a program that is not kept.
+
+        It is not if the program comes for the first time and others would have to leave. So programs that come once, as
+        most trees, push out none that comes again.
+        """
         if not self._is_crowded:
             return True
         name, asked = hash(program), self._asked

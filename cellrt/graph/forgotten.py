@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from cellrt.core.templates.operations import Operation, operations
 from cellrt.core.templates.program import FIXED, OP_CHAIN, OP_CONSTANT, OP_NODE
+from cellrt.core.templates.program_operations import Operation, operations
 from cellrt.definition.cell import Cell
 
 

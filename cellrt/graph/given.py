@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from cellrt.core.templates.operations import operations
 from cellrt.core.templates.program import (
     CARRY,
     EACH,
@@ -17,6 +16,7 @@ from cellrt.core.templates.program import (
     RANGE,
     STEP,
 )
+from cellrt.core.templates.program_operations import operations
 
 AS_GIVEN = frozenset((FIXED, STEP, EACH, LIST, RANGE))
 """Modes of inputs whose sources are all named; others read what was computed, if not at the first step."""

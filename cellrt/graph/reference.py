@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from cellrt.core.templates.operations import Input, Operation, operations
 from cellrt.core.templates.program import (
     CARRY,
     EMITTED,
@@ -32,6 +31,7 @@ from cellrt.core.templates.program import (
     PAGED,
     SAME,
 )
+from cellrt.core.templates.program_operations import Input, Operation, operations
 from cellrt.definition.cell import Cell
 from cellrt.definition.modes import workers_modes
 from cellrt.definition.spans import PagedRows, Spans, nodes_of

@@ -10,7 +10,6 @@ from typing import NamedTuple
 import networkx as nx
 import numpy as np
 
-from cellrt.core.templates.operations import Input, Operation, operations
 from cellrt.core.templates.partition import partition
 from cellrt.core.templates.program import (
     CARRY,
@@ -28,6 +27,7 @@ from cellrt.core.templates.program import (
     RANGE,
     SAME,
 )
+from cellrt.core.templates.program_operations import Input, Operation, operations
 from cellrt.definition.cell import Cell
 from cellrt.view.paper import NEEDS_MATPLOTLIB
 

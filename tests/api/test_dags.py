@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import cellrt
-from cellrt.core.templates.operations import operations
+from cellrt.core.templates.program_operations import operations
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged
 from cellrt.engine.engine import Engine

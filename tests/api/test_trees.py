@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 import cellrt
-from cellrt.core.templates.operations import operations
 from cellrt.core.templates.program import OP_NODE, OP_RESULT
+from cellrt.core.templates.program_operations import operations
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell
 from cellrt.definition.spec import RaggedRows, ragged

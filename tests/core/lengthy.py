@@ -10,7 +10,6 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
 from cellrt.core.state.ports import Port
-from cellrt.core.templates.operations import operations
 from cellrt.core.templates.program import (
     CARRY,
     EACH,
@@ -41,6 +40,7 @@ from cellrt.core.templates.program import (
     WORDS,
     WORDS_OF_INPUT,
 )
+from cellrt.core.templates.program_operations import operations
 from tests.core.graphs import make_processor
 
 ROWS, PAGE = 0, 1

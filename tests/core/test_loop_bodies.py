@@ -14,8 +14,8 @@ from cellrt.core.state import task_layout as layout
 from cellrt.core.state.notices import Notices
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.core.state.task_layout import TaskView
-from cellrt.core.templates.operations import rename_types
 from cellrt.core.templates.program import FIXED, LAST, OP_EXTERNAL, OP_MEMBER, OP_RESULT_LAST, SAME
+from cellrt.core.templates.program_operations import rename_types
 from tests.core.graphs import ONE_BY_ONE, SMALL, add_step, admit, make_processor, run
 
 LOWER, UPPER = 0, 1

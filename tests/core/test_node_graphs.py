@@ -13,7 +13,6 @@ from numpy.typing import NDArray
 from cellrt.core.state.tables import MAX_READERS
 from cellrt.core.templates.node_graphs import HAS_SETS, NO_NODES, compile_nodes
 from cellrt.core.templates.node_sets import FOR_EACH_SOURCE, PICK, written_out
-from cellrt.core.templates.operations import operations, rename_types
 from cellrt.core.templates.program import (
     CARRY,
     FIXED,
@@ -29,6 +28,7 @@ from cellrt.core.templates.program import (
     STEP,
     read_only,
 )
+from cellrt.core.templates.program_operations import operations, rename_types
 from cellrt.core.templates.sized_template import KnownTemplates
 from cellrt.errors import RequestTooLargeError
 from tests.core.lengthy import ADD, MANY, NUM_PORTS, ROWS, TWO, processor_of_all

@@ -8,7 +8,6 @@ import numba
 import numpy as np
 import pytest
 
-from cellrt.core.templates.operations import operations, rename_types
 from cellrt.core.templates.program import (
     CARRY,
     EACH,
@@ -40,6 +39,7 @@ from cellrt.core.templates.program import (
     read_only,
     read_program,
 )
+from cellrt.core.templates.program_operations import operations, rename_types
 from tests.core.lengthy import NUM_PORTS, Lengthy, processor_of_all
 
 NUM_INPUTS, IDS = (1, 2), (20, 10)

@@ -1,11 +1,11 @@
 """Many nodes that a program says as arrays: a tree by the parents of its nodes, an acyclic graph by what each reads.
 
 So a program of a tree has a word for each node and not five, its bytes tell one shape from another, and nobody who
-records one looks at a node. Whoever reads a program has its TREE and DAG operations written out as NODEs first, so what
-they mean is said here alone. So it is of many results, RESULTS.
+records one looks at a node. Readers of a program have its TREE and DAG operations written out as NODEs first, so what
+they mean is said here alone. The same holds for RESULTS, which are many results.
 
 The nodes of a set are numbered; NODEs of a dag are in that order, those of a tree come after their children: leaves
-first, then whoever has all of them. ``read`` are three words (mode, a, b) for each input of a cell, of a tree's leaves
+first, then those that have all of them. ``read`` are three words (mode, a, b) for each input of a cell, of a tree's leaves
 and then of its inner nodes. (LIST, output, -): that output of all sources, which are a tree node's children; (CARRY,
 source, output): of one. Others are given: (FIXED, value, -); (STEP, base, stride) and (PICK, first, -) by the node's
 rank, the latter ``values[first + rank]``; with ``FOR_EACH_SOURCE`` as many values as the node has sources, each by its
