@@ -5,7 +5,7 @@ records one looks at a node. Readers of a program have its TREE and DAG operatio
 they mean is said here alone. The same holds for RESULTS, which are many results.
 
 The nodes of a set are numbered; NODEs of a dag are in that order, those of a tree come after their children: leaves
-first, then those that have all of them. ``read`` are three words (mode, a, b) for each input of a cell, of a tree's leaves
+first. ``read`` are three words (mode, a, b) for each input of a cell, of a tree's leaves
 and then of its inner nodes. (LIST, output, -): that output of all sources, which are a tree node's children; (CARRY,
 source, output): of one. Others are given: (FIXED, value, -); (STEP, base, stride) and (PICK, first, -) by the node's
 rank, the latter ``values[first + rank]``; with ``FOR_EACH_SOURCE`` as many values as the node has sources, each by its

@@ -3,7 +3,7 @@
 An unfolder's calls are recorded as a *program*: a flat int32 array of operations over value ids, in order. Equal
 programs are equal graphs. Which words an operation and an input have is said in ``WORDS`` and ``WORDS_OF_INPUT``, and
 nowhere else: ``read_program`` reads them into a ``Draft`` for what compiles templates (``template.py``), ``operations``
-(``program_operations.py``) one by one for all others; ``node_graphs.py`` knows the few of graphs of nodes alone. A node,
+(``program_operations.py``) one by one for all others; ``node_graphs.py`` knows those of graphs of nodes alone. A node,
 a chain, a loop or a member of one is a *unit* there.
 
 Operations (value ids count up from 0 in order of creation; an operation's outputs take the next ids)::
