@@ -80,9 +80,9 @@ def serving(server: Server) -> Iterator[str]:
             log.seek(0)
             said = log.read()[-LAST_BYTES:].decode(errors="replace").strip() or "it said nothing"
             how = f"no answer within {START_S:.0f} s" if _is_running(process) else "it has ended"
-            error = DidNotStartError(f"{how}: {said.splitlines()[-1]}")
-            error.add_note(said)
-            raise error
+            ended = DidNotStartError(f"{how}: {said.splitlines()[-1]}")
+            ended.add_note(said)
+            raise ended
         yield address
 
 
