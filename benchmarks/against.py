@@ -39,8 +39,9 @@ LONE_CASES = (
     "lone, known by a key",
     "lone session step",
     "lone beside a busy Python thread",
-    "lone, a plain torch module",
+    "lone beside a busy Python thread, mean",
     "4 threads in a closed loop, a request",
+    "lone, a plain torch module",
 )
 NODE_CASES = (
     *(f"chains of one layer, {batch} rows a task" for batch in (8, 64, 512, 4_096)),
