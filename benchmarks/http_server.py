@@ -23,7 +23,7 @@ from typing import Any
 MAX_BATCH, MAX_WAIT_S = 64, 0.005
 START_S, STOP_S, TIMEOUT_S = 180.0, 30.0, 30.0
 LAST_BYTES = 2000
-"""How much of a log is shown."""
+"""The bytes of a log that are shown."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 Tokens = Sequence[int]
