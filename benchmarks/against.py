@@ -2,11 +2,11 @@
 
 Chains of 24 steps of a cell that does nothing, through an engine of one worker: one at a time, many submitted each, and
 in bulk. Then what each version has for those in a hurry: with a key each, and in bulk with all results at once, and
-steps of 200 sessions handed in together; a version without does the same one by one. At last what the scheduler costs a
-node (``against_core.py``). It asks for nothing else but what every version of cellrt has, so that a checkout of any
-commit will do (``git worktree add ../before 2a12ad4``). A machine of few cores differs more from run to run than two
-commits do: read the medians of many rounds. With ``taskset -c 1`` before it, no wake-up crosses cores, and few rounds
-are enough.
+steps of 200 sessions handed in together; a version without does the same one by one. Then the time of requests that are
+waited for one at a time (``against_lone.py``). At last what the scheduler costs a node (``against_core.py``). It asks
+for nothing else but what every version of cellrt has, so that a checkout of any commit will do (``git worktree add
+../before 2a12ad4``). A machine of few cores differs more from run to run than two commits do: read the medians of many
+rounds. With ``taskset -c 1`` before it, no wake-up crosses cores, and few rounds are enough.
 """
 
 from __future__ import annotations
@@ -35,6 +35,14 @@ REQUEST_CASES = (
     f"{MANY} in bulk, in a hurry",
     f"steps of {SESSIONS} sessions, in a hurry",
 )
+LONE_CASES = (
+    "lone, known by a key",
+    "lone session step",
+    "lone beside a busy Python thread",
+    "lone beside a busy Python thread, mean",
+    "4 threads in a closed loop, a request",
+    "lone, a plain torch module",
+)
 NODE_CASES = (
     *(f"chains of one layer, {batch} rows a task" for batch in (8, 64, 512, 4_096)),
     "two layers, every step streamed, 2 workers, 512 rows",
@@ -42,7 +50,10 @@ NODE_CASES = (
     "trees, 64 rows",
     "trees, 512 rows",
 )
-CASES = (*((case, "us") for case in REQUEST_CASES), *((case, "ns a node") for case in NODE_CASES))
+CASES = (
+    *((case, "us") for case in (*REQUEST_CASES, *LONE_CASES)),
+    *((case, "ns a node") for case in NODE_CASES),
+)
 ROUNDS = 8
 LIMIT_S = 300.0
 
@@ -129,7 +140,8 @@ def measure() -> list[float]:
 
 def run_in(checkout: Path) -> list[float]:
     """Return all of ``CASES``, in processes that import cellrt from a checkout."""
-    return [*run_file(checkout, "against.py", "--measure"), *run_file(checkout, "against_core.py")]
+    files = ["against.py", "--measure"], ["against_lone.py"], ["against_core.py"]
+    return [number for name, *options in files for number in run_file(checkout, name, *options)]
 
 
 def run_file(checkout: Path, name: str, *options: str) -> list[float]:

@@ -14,13 +14,16 @@ import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
 
 MAX_BATCH, MAX_WAIT_S = 64, 0.005
 START_S, STOP_S, TIMEOUT_S = 180.0, 30.0, 30.0
+LAST_BYTES = 2000
+"""The bytes of a log that are shown."""
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 Tokens = Sequence[int]
@@ -49,27 +52,38 @@ class Server:
     counts: Callable[[str], tuple[int, int]] | None = None
 
 
+class DidNotStartError(RuntimeError):
+    """A server that did not come to answer; its last words are a note."""
+
+
 @contextmanager
 def serving(server: Server) -> Iterator[str]:
     """Yield a server in processes of its own; its address, without the path.
 
-    Raise RuntimeError where it does not answer.
+    Raise DidNotStartError where it does not answer.
     """
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
     address = f"http://127.0.0.1:{port}"
-    with server.prepared(port) as (command, environment), tempfile.TemporaryFile() as log:
-        process = subprocess.Popen(
-            command, env=environment, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True
-        )
+    with ExitStack() as stack:
         try:
-            if not _answers(server, address, process):
-                log.seek(0)
-                raise RuntimeError(f"{address}{server.path} does not answer: {log.read()[-2000:].decode()}")
-            yield address
-        finally:
-            _end(process)
+            command, environment = stack.enter_context(server.prepared(port))
+            log = stack.enter_context(tempfile.TemporaryFile())
+            process = subprocess.Popen(
+                command, env=environment, cwd=REPOSITORY, stdout=log, stderr=log, start_new_session=True
+            )
+        except (OSError, subprocess.SubprocessError) as error:
+            raise DidNotStartError(f"{type(error).__name__}: {error}") from error
+        stack.callback(_end, process)
+        if not _answers(server, address, process):
+            log.seek(0)
+            said = log.read()[-LAST_BYTES:].decode(errors="replace").strip() or "it said nothing"
+            how = f"no answer within {START_S:.0f} s" if _is_running(process) else "it has ended"
+            ended = DidNotStartError(f"{how}: {said.splitlines()[-1]}")
+            ended.add_note(said)
+            raise ended
+        yield address
 
 
 def _answers(server: Server, address: str, process: subprocess.Popen[bytes]) -> bool:
@@ -78,7 +92,7 @@ def _answers(server: Server, address: str, process: subprocess.Popen[bytes]) -> 
         try:
             post(server, address, [1, 2, 3])
             return True
-        except OSError:
+        except (OSError, HTTPException):
             time.sleep(0.2)
     return False
 

@@ -5,8 +5,8 @@ the server compiles. LitServe, mosec and Ray Serve run ``nn.LSTM`` on a packed s
 
 Requests have 5 to 100 steps (tokens; hidden 256), as JSON in each server's own protocol, sent by ``wrk`` (``apt install
 wrk``) on the same cores. Each server is started, its answers are compared with torch's, and it is ended before the next
-one starts: some take processor time while they are idle. Peers that are not installed are left out: ``pip install
-litserve mosec 'ray[serve]'``; for Triton see ``benchmarks.http_triton``.
+one starts: some take processor time while they are idle. Peers that are not installed, or do not start, are left out
+and named: ``pip install litserve mosec 'ray[serve]'``; for Triton see ``benchmarks.http_triton``.
 
 ``rate``: requests/s and latency with 1 to 256 connections: medians of rounds in each of which every server has its
 turn, and ratios of figures of one round. ``tiny``: requests of one step through one and two front ends.
@@ -32,13 +32,14 @@ from benchmarks.http_classifier import VOCABULARY, Classifier
 from benchmarks.http_load import measured
 from benchmarks.http_model import classify
 from benchmarks.http_peers import PEERS
-from benchmarks.http_server import Command, Server, post, read, serving
+from benchmarks.http_server import Command, DidNotStartError, Server, post, read, serving
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 
 PARTS = ("rate", "tiny")
 MODEL, OWN_MODEL = "benchmarks.http_model:classify", "benchmarks.http_model:classify_own"
 OURS, OURS_OWN, IN_PROCESS = "cellrt serve", "cellrt serve, own cell", "cellrt, in process"
+OWN_SERVERS = OURS, OURS_OWN
 NUM_REQUESTS, NUM_CHECKED = 512, 64
 CLIENTS, GOAL_CLIENTS = (1, 16, 64, 256), 64
 UNITS = {"rate": "requests/s", "p50": "ms", "p99": "ms", "mean rows of a task": "rows"}
@@ -131,20 +132,38 @@ def _rounds(
 ) -> Iterator[Figures]:
     """Yield the figures of each round, with every server in its turn, so that other work on the machine meets all
     alike.
+
+    A peer that does not start has no further turn, which is said.
     """
-    requests = requests_of(100)
+    requests, left = requests_of(100), dict(servers)
     for _ in range(num_rounds):
         figures: Figures = {}
         for count in clients:
             figures[IN_PROCESS, count, "rate"] = in_process(requests, count, seconds)
-        for name, server in servers.items():
-            with serving(server) as address:
-                check(name, server, address, requests[:NUM_CHECKED])
-                _measured(server, address, requests, 16, 1.0)  # until it is warm
-                for count in clients:
-                    for metric, value in _measured(server, address, requests, count, seconds).items():
-                        figures[name, count, metric] = value
+        for name, server in list(left.items()):
+            try:
+                for (count, metric), value in _turn(name, server, requests, clients, seconds).items():
+                    figures[name, count, metric] = value
+            except DidNotStartError as error:
+                if name in OWN_SERVERS:
+                    raise
+                print(f"{name} did not start: {error}")
+                del left[name]
         yield figures
+
+
+def _turn(
+    name: str, server: Server, requests: Sequence[Sequence[int]], clients: Sequence[int], seconds: float
+) -> dict[tuple[int, str], float]:
+    """Return a server's figures by clients and metric, once its answers are those of torch."""
+    with serving(server) as address:
+        check(name, server, address, requests[:NUM_CHECKED])
+        _measured(server, address, requests, 16, 1.0)  # until it is warm
+        return {
+            (count, metric): value
+            for count in clients
+            for metric, value in _measured(server, address, requests, count, seconds).items()
+        }
 
 
 def check(name: str, server: Server, address: str, requests: Sequence[Sequence[int]]) -> None:
@@ -168,15 +187,19 @@ def _measured(
 
 
 def record_rounds(recorder: Recorder, rounds: Sequence[Figures]) -> None:
-    """Medians, the lowest and the highest; and how cellrt stands to the best other server and to itself in process."""
-    for name, count, metric in rounds[0]:
-        _add(recorder, f"{count} clients", f"{name}: {metric}", [each[name, count, metric] for each in rounds])
+    """Medians, the lowest and the highest; and how cellrt stands to the best other server and to itself in process.
+
+    A server that did not start has the figures of the rounds before.
+    """
+    for key in dict.fromkeys(key for each in rounds for key in each):
+        name, count, metric = key
+        _add(recorder, f"{count} clients", f"{name}: {metric}", [each[key] for each in rounds if key in each])
     ratios: dict[str, list[float]] = defaultdict(list)
     for each in rounds:
         rates = {
             name: value for (name, count, metric), value in each.items() if (count, metric) == (GOAL_CLIENTS, "rate")
         }
-        alone, our_rates = rates.pop(IN_PROCESS), {name: rates.pop(name) for name in (OURS, OURS_OWN) if name in rates}
+        alone, our_rates = rates.pop(IN_PROCESS), {name: rates.pop(name) for name in OWN_SERVERS if name in rates}
         ratios[f"{OURS}: rate, of {IN_PROCESS}"].append(our_rates[OURS] / alone)
         for own, rate in our_rates.items() if rates else ():
             ratios[f"{own}: rate, of the best other's"].append(rate / max(rates.values()))

@@ -92,16 +92,17 @@ class _Demo:
 
     def run(self) -> bool:
         """Start, measure, serve, and show."""
-        with self.console.status("Compiling the scheduler: some minutes, and only the first time ..."):
-            cells = CellServer(self.workers, max_waiting=max(8192, 2 * len(self.words)))
-            self.stack.enter_context(closing(cells))
-            cells.submit("compile").result(timeout=COMPILE_S)
-            gc.collect()
-            gc.freeze()  # else going through all that is loaded stops every server for a quarter of a second
-        with self.console.status("Warming up, and measuring what each server can take ..."):
-            capacity = measure_capacity(cells, self.words, self.seconds)
-            single, single_capacity = self.best_torch("one at a time", max_batch=1)
-            padded, padded_capacity = self.best_torch("padded batches", max_batch=MAX_BATCH)
+        # No spinner: the engine has a bar where it compiles, and two of them would draw over each other.
+        self.console.print("Starting. The first time the scheduler is compiled, which takes a minute or more ...")
+        cells = CellServer(self.workers, max_waiting=max(8192, 2 * len(self.words)))
+        self.stack.enter_context(closing(cells))
+        cells.submit("compile").result(timeout=COMPILE_S)
+        gc.collect()
+        gc.freeze()  # else going through all that is loaded stops every server for a quarter of a second
+        self.console.print("Warming up, and measuring what each server can take ...")
+        capacity = measure_capacity(cells, self.words, self.seconds)
+        single, single_capacity = self.best_torch("one at a time", max_batch=1)
+        padded, padded_capacity = self.best_torch("padded batches", max_batch=MAX_BATCH)
         self.console.print(
             f"Words per second when many wait, {self.workers} workers: cellrt {capacity:.0f},\n"
             f"one at a time {single_capacity:.0f}, padded batches {padded_capacity:.0f}."

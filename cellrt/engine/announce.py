@@ -44,7 +44,7 @@ class Announcement:
 
     def __init__(self, message: str, num_steps: int = 0, quiet_s: float = QUIET_S, every_s: float = EVERY_S) -> None:
         self._message, self._num_steps, self._num_done = message, num_steps, 0
-        self._cost, self._cost_done = float(num_steps), 0.0
+        self._cost, self._cost_done, self._cost_before = float(num_steps), 0.0, 0.0
         self._quiet_s, self._every_s = quiet_s, every_s
         self._lock, self._over = threading.Lock(), threading.Event()
         self._bar: Progress | None = None
@@ -54,7 +54,7 @@ class Announcement:
         """Begin to count the time, if it is not counted yet."""
         with self._lock:
             if self._began is None:
-                self._began = time.monotonic()
+                self._began, self._cost_before = time.monotonic(), self._cost_done
                 threading.Thread(target=self._tell, name="cellrt-announcement", daemon=True).start()
 
     def expect(self, num_steps: int, cost: float) -> None:
@@ -109,8 +109,9 @@ class Announcement:
         if not self._num_steps:
             return f"{self._message} ({self._num_done} done)" if self._num_done else self._message
         line = f"{self._message} ({min(self._num_done, self._num_steps)} of {self._num_steps} done"
-        if self._began is not None and self._num_done < self._num_steps and 0 < self._cost_done < self._cost:
-            left_s = (time.monotonic() - self._began) * (self._cost / self._cost_done - 1)
+        done, left = self._cost_done - self._cost_before, self._cost - self._cost_done
+        if self._began is not None and self._num_done < self._num_steps and done > 0 and left > 0:
+            left_s = (time.monotonic() - self._began) * left / done
             line += f", about {left_s:.0f} s left"
         return line + ")"
 

@@ -21,6 +21,7 @@ from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
+from cellrt.engine.announce import Announcement
 from cellrt.engine.options import check_choice
 from cellrt.worker.service_thread import ServiceThread
 
@@ -65,29 +66,24 @@ class CellCompiler:
         self._lacks_compiler = False
         """True once the log says so."""
 
-    def forms_of(
-        self, cells: Sequence[Cell], note_done: Callable[[], None] = lambda: None
-    ) -> dict[str, CompiledForm | None]:
-        """Return the forms of cells by identity; None for a cell that runs as its module does.
+    def forms_of(self, cells: Sequence[Cell], announcement: Announcement) -> dict[str, CompiledForm | None]:
+        """Return the forms that there are of cells, by identity; None: it runs as its module does.
 
-        In mode "wait" they are compiled now. ``note_done`` is called once for each cell that is not waited for any
-        more. Raise DefinitionError if a module has a form of its own that cannot be made.
+        In mode "wait" they are compiled now. ``announcement`` begins if one is, not if all were compiled before. Raise DefinitionError if a module has a form of its own that cannot be made.
         """
         with self._lock:
             unknown = [cell for cell in cells if cell.identity not in self._forms]
         eager: list[Cell] = []
-        for _ in range(len(cells) - len(unknown)):
-            note_done()
         for cell in unknown:
             form = cell.compiled_form
             if form is None:
                 eager.append(cell)
             if form is not None or self._mode != "wait":  # waiting may be interrupted, and leaves nothing known
                 self._note(cell, form, cell.why_no_form or (OFF if self._mode == "off" else WAITS))
-                note_done()
         if eager and self._mode == "wait":
-            for _ in self._compile(eager):
-                note_done()
+            announcement.expect(len(eager), len(eager))
+            for _ in self._compile(eager, announcement.begin):
+                announcement.advance()
         elif eager and self._mode == "background":
             self._ask(eager)
         with self._lock:
@@ -125,13 +121,15 @@ class CellCompiler:
                     except Exception as error:  # this thread serves later registrations
                         logging.getLogger("cellrt").warning("the form of cell %r is not used: %s", cell.name, error)
 
-    def _compile(self, cells: Sequence[Cell]) -> Iterator[tuple[Cell, CompiledForm | None]]:
+    def _compile(
+        self, cells: Sequence[Cell], note_compiling: Callable[[], object] = lambda: None
+    ) -> Iterator[tuple[Cell, CompiledForm | None]]:
         """Compile cells and log the result of each; that there is no compiler is logged once."""
         log, level = logging.getLogger("cellrt"), logging.WARNING if self._mode == "wait" else logging.INFO
         begin_s = time.monotonic()
         names = ", ".join(repr(cell.name) for cell in cells)
         log.info("cells %s are compiled, 10 to 60 seconds each where this machine has no form of them yet", names)
-        for number, (cell, made) in enumerate(zip(cells, compile_cells(cells, self._store)), 1):
+        for number, (cell, made) in enumerate(zip(cells, compile_cells(cells, self._store, note_compiling)), 1):
             form, reason = (None, str(made)) if isinstance(made, Exception) else (made, "")
             if isinstance(made, Exception) and not isinstance(made, NotCompiledError):
                 reason = f"{FAILED}: {type(made).__name__}: {made}"

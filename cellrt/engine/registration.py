@@ -18,7 +18,7 @@ from cellrt.definition.resting import let_rest
 from cellrt.definition.row_wise import refuse_unless_row_wise, warn_if_it_raises
 from cellrt.definition.spec import RowSpec
 from cellrt.definition.trial import INSTEAD
-from cellrt.engine.announce import announced
+from cellrt.engine.announce import Announcement
 from cellrt.engine.arena_sizes import ArenaSizes, NumRows
 from cellrt.engine.compilation import compilation_told
 from cellrt.engine.compiling import CellCompiler
@@ -182,7 +182,7 @@ class Registrar:
         Return None if it has these forms, or cannot be prepared again. Raise EngineClosedError.
         """
         types = {identity: self._registry.types[type_id] for identity, type_id in model.types.items()}
-        forms = self._compiler.forms_of([made.cell for made in types.values()])
+        forms = self._forms(model.name, [made.cell for made in types.values()])
         if all(made.form is forms[identity] for identity, made in types.items()):
             return None
         try:
@@ -202,8 +202,11 @@ class Registrar:
         with compilation_told(f"the cells of {model!r}"):
             for cell in cells:
                 cell.compiled_form  # noqa: B018 - those that modules bring are there before the compiler is waited for
-        with announced(f"cellrt compiles the cells of {model!r}, once for this machine", len(cells)) as note_done:
-            return self._compiler.forms_of(cells, note_done)
+        announcement = Announcement(f"cellrt compiles the cells of {model!r}, once for this machine")
+        try:
+            return self._compiler.forms_of(cells, announcement)
+        finally:
+            announcement.end()
 
     def _try_new(self, cells: list[Cell]) -> None:
         """Try each cell that is new on random rows; cells that differ in their weights alone once.
@@ -320,16 +323,19 @@ def _rows_that_pay(cell: Cell, step_s: Mapping[int, float]) -> int | None:
 
 
 def cost_of(cell: Cell, step_s: Mapping[int, float]) -> str:
-    """Return what a node of a cell costs, from the seconds of its steps by rows, and whether its grain is too fine."""
+    """Return what one call of a cell takes, of the seconds of its steps by rows, and whether its grain is too fine."""
     rows, seconds = max(step_s.items())
-    steps = ", ".join(f"{1e6 * each:.0f} us for {count}" for count, each in sorted(step_s.items()))
-    text = f"cell {cell.name!r}: a step takes {steps} rows; a node {1e6 * seconds / rows:.2f} us in the largest"
+    calls = ", ".join(f"{1e6 * each:.0f} with {count}" for count, each in sorted(step_s.items()))
+    text = (
+        f"cell {cell.name!r}: one call of it takes, in microseconds by rows: {calls}; "
+        f"that is {1e6 * seconds / rows:.2f} a row with {rows}"
+    )
     if (most := _rows_that_pay(cell, step_s)) is not None:
         each_us = 1e6 * step_s[most] / most
-        text += f", {each_us:.2f} us in one of {most}, the most that tasks have (see register(max_batch=...))"
+        text += f", {each_us:.2f} with {most}, the most that its tasks have (see register(max_batch=...))"
     if seconds < TURN_S:
         text += (
-            f". What the engine adds to a task, about {1e6 * TURN_S:.0f} us, is more: if requests allow, make several "
+            f". What the engine adds to a task, about {1e6 * TURN_S:.0f}, is more: if requests allow, make several "
             "such cells one (docs/grain.md)"
         )
     return text

@@ -66,9 +66,13 @@ class Channel:
 class Stream:
     """The results of a request, as they are made: iterate with ``for``, ``next`` or ``async for``.
 
-    Each item is a dict from result name to one step's row, with every result that has so many steps; results without
-    steps come together in one last item. An error of the request is raised from the iteration. Leaving the stream
-    (``close``, ``with``, or dropping it) cancels the request. ``future`` is the request's, with all results.
+    Each item is a dict from result name to one step's row, with every result that has so many steps; results that have
+    none, such as ``chain.last``, come together in one last item. So a stream of both has one item more than steps:
+
+        {"h": ...}, {"h": ...}, {"h": ...}, {"end": ...}    # of {"h": chain.h, "end": chain.last.h}, 3 steps
+
+    No item has all results: ``result()`` does, and the request's ``future``. An error of the request is raised from the
+    iteration. Leaving the stream (``close``, ``with``, or dropping it) cancels the request.
     """
 
     def __init__(self, future: RequestFuture, channel: Channel) -> None:

@@ -1,4 +1,4 @@
-"""Functions that clients call by name in the engine's process. Each call has a thread, since some take long."""
+"""Functions that clients call by name in the engine's process. Most calls have a thread, since some take long."""
 
 from __future__ import annotations
 
@@ -23,6 +23,8 @@ from cellrt.view.waits import waits_of
 
 LONGEST_ID = 40
 """The most characters of a request's id: two numbers of 64 bits."""
+WAIT_FOR_NOTHING = frozenset({"has_workers"})
+"""The functions that the thread which receives messages calls itself: front ends ask them twice a second."""
 Answer = tuple[Any, bytes]
 """An answer: a JSON value, and bytes."""
 

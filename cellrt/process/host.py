@@ -32,7 +32,7 @@ from cellrt.native.futex import HAS_BELLS
 from cellrt.native.row_types import Rows
 from cellrt.process import address as addresses
 from cellrt.process import shared_memory
-from cellrt.process.calls import Calls
+from cellrt.process.calls import WAIT_FOR_NOTHING, Calls
 from cellrt.process.client_connection import ClientConnection, answer
 from cellrt.process.model_binding import RowFormat
 from cellrt.process.recorded import LENGTH
@@ -213,7 +213,10 @@ class EngineServer:
             connection.tell(answer(number, value, data, error))
             self.ring()
 
-        threading.Thread(target=run, name=f"cellrt-{name}", daemon=True).start()
+        if name in WAIT_FOR_NOTHING:
+            run()
+        else:
+            threading.Thread(target=run, name=f"cellrt-{name}", daemon=True).start()
 
     def _after_turn(self) -> None:
         """Send the news of a turn at its end, and wake the main thread for submissions that wait for room."""

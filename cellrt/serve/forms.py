@@ -16,7 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
-from cellrt.errors import DefinitionError, RequestError
+from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.row_bits import TORCH_DTYPES
 from cellrt.serve.arrays import NAMES, TOO_LARGE, array_of
 from cellrt.serve.server_settings import Limits
@@ -93,7 +93,7 @@ class ScalarForm:
         if type(value) is not self.kind:
             raise RequestError(f"{where}: expected {_NAMES[self.kind]}, got {brief(value)}")
         if isinstance(value, str) and len(value) > self.limits.max_steps:
-            raise RequestError(f"{where}: expected at most {self.limits.max_steps} characters, got {len(value)}")
+            raise too_large(f"{self.limits.max_steps} characters", "max_steps", str(len(value)), where)
         return value
 
 
@@ -116,7 +116,7 @@ class ListForm:
         if not isinstance(value, list):
             raise RequestError(f"{where}: expected a list, got {brief(value)}")
         if len(value) > self.limits.max_steps:
-            raise RequestError(f"{where}: expected at most {self.limits.max_steps} items, got {len(value)}")
+            raise too_large(f"{self.limits.max_steps} items", "max_steps", str(len(value)), where)
         if (
             isinstance(self.item, ScalarForm)
             and self.item.kind is not str
@@ -381,7 +381,7 @@ def leaves(tree: Any) -> Iterator[Any]:
 
 
 def checked(value: Any, limits: Limits) -> Any:
-    """Return the value. Raise RequestError if it is nested too deeply or has too many items."""
+    """Return the value. Raise RequestError if it is nested too deeply, or RequestTooLargeError for too many items."""
     level, depth, num_items = [value], 0, 0
     while level:
         depth += 1
@@ -389,7 +389,7 @@ def checked(value: Any, limits: Limits) -> Any:
         if depth > limits.max_depth + 1:
             raise RequestError(TOO_DEEP.format(limits.max_depth))
         if num_items > limits.max_items:
-            raise RequestError(f"the request has more than {limits.max_items} items")
+            raise too_large(f"{limits.max_items} items", "max_items", "more")
         if not {dict, list} & set(map(type, level)):
             break
         inside = [item.values() if type(item) is dict else item for item in level if type(item) in (dict, list)]
@@ -398,11 +398,19 @@ def checked(value: Any, limits: Limits) -> Any:
 
 
 def check_shape(given: Sequence[int], expected: Sequence[int], limits: Limits, where: str) -> None:
-    """Raise RequestError unless a shape is the expected one, where -1 stands for any size up to the limit."""
+    """Raise RequestError unless a shape is the expected one, where -1 stands for any size.
+
+    Raise RequestTooLargeError for a size above the limit.
+    """
     if len(given) != len(expected) or any(e not in (-1, g) for g, e in zip(given, expected)):
         raise RequestError(f"{where}: expected shape {list(expected)}, got {list(given)}")
     if max(given, default=0) > max(limits.max_steps, *expected, 0):
-        raise RequestError(f"{where}: expected at most {limits.max_steps} rows, got shape {list(given)}")
+        raise too_large(f"{limits.max_steps} rows", "max_steps", f"shape {list(given)}", where)
+
+
+def too_large(most: str, limit: str, given: str, where: str = "the request") -> RequestTooLargeError:
+    """Return the error of what is larger than a limit of ``Limits``, by its name."""
+    return RequestTooLargeError(f"{where}: expected at most {most} ({limit}), got {given}")
 
 
 def brief(value: Any) -> str:

@@ -21,6 +21,7 @@ from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
 from cellrt.serve.described import Described, TensorInfo
+from cellrt.serve.forms import too_large
 from cellrt.serve.grpc_access import AccessInterceptor, Calls, Context, Message
 from cellrt.serve.grpc_health import HealthHandlers
 from cellrt.serve.grpc_stream import FINAL, GrpcStream, value_of
@@ -213,7 +214,7 @@ def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int)
     if len(values) != oip.count_of(shape, where):
         raise RequestError(f"{where}: expected as many values as shape {shape} has, got {len(values)}")
     if len(values) > max_items:
-        raise RequestError(f"{where}: expected at most {max_items} values, got {len(values)}; raw contents may be more")
+        raise too_large(f"{max_items} values", "max_items", f"{len(values)}; raw contents may be more", where)
     values = list(values)
     return values if info.datatype == BYTES else array_of(values, DATATYPES[info.datatype], where).reshape(shape)
 

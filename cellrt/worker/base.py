@@ -252,7 +252,7 @@ class Worker(ABC):
         try:
             self._serve()
         except BaseException as error:
-            self.error = self.error or error
+            self.error = error if self.error is None else self.error
         finally:
             self._has_ended = True
             self._ended()

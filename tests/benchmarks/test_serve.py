@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import serve
 from benchmarks.http_load import measured
 from benchmarks.http_peers import why_missing
-from benchmarks.http_server import Command, Server, serving
+from benchmarks.http_server import Command, DidNotStartError, Server, serving
 from benchmarks.record import Recorder
 from benchmarks.serve import GOAL_CLIENTS, IN_PROCESS, OURS, Figures, check, record_rounds, requests_of
 
@@ -69,6 +70,39 @@ def test_a_server_that_answers_something_else_than_torch_is_named() -> None:
     server = answering(200)
     with serving(server) as address, pytest.raises(RuntimeError, match="liar answers"):
         check("liar", server, address, requests_of(10)[:4])
+
+
+def test_a_peer_that_does_not_start_is_said_once_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    @contextmanager
+    def broken(port: int) -> Iterator[Command]:
+        yield [sys.executable, "-c", "raise SystemExit('no licence')"], os.environ
+
+    @contextmanager
+    def gone(port: int) -> Iterator[Command]:
+        yield ["/no/such/program"], os.environ
+
+    dead, lost = (Server("/", prepared, lambda: None, list, int) for prepared in (broken, gone))
+    monkeypatch.setattr(serve, "in_process", lambda *_: 100.0)
+    monkeypatch.setattr(serve, "check", lambda *_: None)
+    monkeypatch.setattr(serve, "_measured", lambda *_: {"rate": 50.0, "p99": 2.0})
+    servers = {OURS: answering(200), "dead": dead, "lost": lost, "other": answering(200)}
+    rounds = list(serve._rounds(servers, (GOAL_CLIENTS,), 0.1, 2))
+    assert [sorted({name for name, _, _ in each}) for each in rounds] == [[OURS, IN_PROCESS, "other"]] * 2
+    said = capsys.readouterr().out.splitlines()
+    assert [line.partition(" did not start: ")[0] for line in said] == ["dead", "lost"]
+    assert "no licence" in said[0] and "/no/such/program" in said[1]
+    with pytest.raises(DidNotStartError, match="no licence"):
+        list(serve._rounds({OURS: dead}, (GOAL_CLIENTS,), 0.1, 1))
+
+
+def test_a_peer_that_started_in_some_rounds_has_their_figures() -> None:
+    recorder = Recorder("serve")
+    own = {(name, GOAL_CLIENTS, metric): 8.0 for name in (IN_PROCESS, OURS) for metric in ("rate", "p99")}
+    record_rounds(recorder, [own | {("other", GOAL_CLIENTS, "rate"): 4.0, ("other", GOAL_CLIENTS, "p99"): 2.0}, own])
+    found = {str(row["metric"]): row["value"] for row in recorder.rows}
+    assert found["other: rate"] == 4.0 and found[f"{OURS}: rate, of the best other's"] == 2.0
 
 
 @pytest.mark.skipif(shutil.which("wrk") is None, reason="wrk is not installed")

@@ -62,6 +62,7 @@ def test_the_demo_prints_its_table_and_draws_its_picture(tmp_path: Path, monkeyp
     monkeypatch.chdir(tmp_path)
     result = CliRunner().invoke(app, ["demo", "--quick", "--words", "100", "--workers", "2", "--rate", "400"])
     assert result.exit_code == 0, result.output
+    assert re.search(r"^Starting\..*^Warming up", result.output, re.DOTALL | re.MULTILINE)
     for name in ("cellrt", "one at a time", "padded batches"):
         assert re.search(rf"{name}( +[\d.]+){{7}}", result.output), result.output
     assert "gave identical phonemes for all 100 words" in result.output

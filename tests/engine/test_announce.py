@@ -7,7 +7,8 @@ import logging
 import re
 import sys
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ import torch
 from cellrt import cell, unfold
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.engine import compiling, registration
-from cellrt.engine.announce import announced
+from cellrt.engine.announce import Announcement, announced
 from tests.engine.helpers import close_and_check, small_engine
 from tests.waiting import WAIT_S, until
 
@@ -85,24 +86,61 @@ def test_nothing_is_said_of_what_is_over_soon(monkeypatch: pytest.MonkeyPatch, l
     assert not terminal.getvalue() and not log.messages
 
 
-def test_who_waits_for_compilers_sees_how_many_cells_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
-    terminal, goes_on = terminal_in(monkeypatch), threading.Event()
-
-    def compile_slowly(cells: Sequence[Any], _: object) -> Iterator[Exception]:
-        for place, _ in enumerate(cells):
-            assert place == 0 or goes_on.wait(WAIT_S)
-            yield NotCompiledError(Reason.NO_COMPILER)
-
+@contextmanager
+def registered(monkeypatch: pytest.MonkeyPatch, compile_slowly: Callable[..., Iterator[Exception]]) -> Iterator[None]:
+    """A thread registers a model of two cells, which are compiled so, and says at once what it waits for."""
     monkeypatch.setattr(compiling, "compile_cells", compile_slowly)
-    monkeypatch.setattr(registration, "announced", partial(announced, quiet_s=0))
+    monkeypatch.setattr(registration, "Announcement", partial(Announcement, quiet_s=0))
     cells = [cell(lambda x, k=k: x + k, {"x": 2}, name=f"add {k}") for k in range(2)]
     model = unfold("sums", example=torch.zeros(2))(lambda graph, x: cells[1](x=cells[0](x=x).output))
     engine = small_engine(compile="wait")
     registering = threading.Thread(target=engine.register, args=(model,), kwargs={"warm_up": False})
     registering.start()
     try:
-        until(lambda: "cells of 'sums'" in terminal.getvalue() and "1/2" in terminal.getvalue(), "the bar is there")
+        yield
     finally:
-        goes_on.set()
         registering.join(WAIT_S)
     close_and_check(engine)
+
+
+def test_who_waits_for_compilers_sees_how_many_cells_are_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, goes_on = terminal_in(monkeypatch), threading.Event()
+
+    def compile_slowly(cells: Sequence[Any], _: object, note_compiling: Callable[[], None]) -> Iterator[Exception]:
+        for place, _ in enumerate(cells):
+            note_compiling()
+            assert place == 0 or goes_on.wait(WAIT_S)
+            yield NotCompiledError(Reason.NO_COMPILER)
+
+    with registered(monkeypatch, compile_slowly):
+        try:
+            until(lambda: "cells of 'sums'" in terminal.getvalue() and "1/2" in terminal.getvalue(), "the bar is there")
+        finally:
+            goes_on.set()
+
+
+def test_who_waits_for_forms_that_are_only_loaded_is_told_of_no_compiler(
+    monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
+) -> None:
+    terminal, threads = terminal_in(monkeypatch), []
+
+    def load_slowly(cells: Sequence[Any], _: object, note_compiling: Callable[[], None]) -> Iterator[Exception]:
+        for _ in cells:
+            threads.extend(each.name for each in threading.enumerate())
+            yield NotCompiledError(Reason.MEMORY)
+
+    with registered(monkeypatch, load_slowly):
+        pass
+    assert threads and "cellrt-announcement" not in threads, "nobody is about to say so"
+    assert not terminal.getvalue()
+
+
+def test_the_estimate_leaves_out_what_was_done_before_the_first_was_compiled(log: pytest.LogCaptureFixture) -> None:
+    announcement = Announcement(SAID, 4, quiet_s=0, every_s=0.01)
+    for _ in range(2):
+        announcement.advance()
+    announcement.begin()
+    until(lambda: f"{SAID} (2 of 4 done)" in log.messages, "it cannot say how long the others take")
+    announcement.advance()
+    until(lambda: "(3 of 4 done, about" in log.messages[-1], "it can")
+    announcement.end()

@@ -170,7 +170,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Forms:
 @pytest.fixture
 def compiled(forms: Forms, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Has engines get these forms."""
-    monkeypatch.setattr(compiling, "compile_cells", lambda cells, store: map(forms.of, cells))
+    monkeypatch.setattr(compiling, "compile_cells", lambda cells, store, _: map(forms.of, cells))
     return monkeypatch
 
 

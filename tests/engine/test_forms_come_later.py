@@ -60,7 +60,7 @@ def late_form(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Cell:
     form = other.compiled_form
     assert form is not None
 
-    def compile_cells(given: Sequence[Cell], store: object) -> Iterator[CompiledForm | NotCompiledError]:
+    def compile_cells(given: Sequence[Cell], store: object, _: object) -> Iterator[CompiledForm | NotCompiledError]:
         assert gate.entered.wait(WAIT_S)
         for made in given:
             yield form._replace(origin=STUB) if made.name == "step" else NotCompiledError(Reason.MEMORY)

@@ -253,6 +253,21 @@ def test_a_worker_survives_another_default_dtype(workers):
     close_and_check(engine)
 
 
+@on_every_worker
+@pytest.mark.parametrize("model", MODELS)
+def test_nobody_asks_whether_an_error_is_true_in_a_run_of_steps_either(model, workers):
+    fault = "an error that is neither true nor false"
+    chosen = SchedulerSettings(join_budget_s=60.0, min_run_s=60.0)
+    engine = small_engine(workers, settings=chosen, device_options=SMALL_RINGS)
+    engine.register(MODELS[model][0], warm_up=False)
+    faults = [fault, None, fault, None]  # of the third at its third step, after that of the first
+    for _ in range(3):  # later runs may run in another way
+        requests = [request_of(4, k, its) for k, its in enumerate(faults)]
+        for request, its, future in zip(requests, faults, engine.submit_many(model, requests)):
+            assert_ends(model, request, its, future)
+    close_and_check(engine)
+
+
 FAULTY = st.sampled_from([None, None, None, *FAULTS, *HARMLESS])
 
 

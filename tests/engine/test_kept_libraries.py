@@ -8,6 +8,7 @@ import importlib
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from threading import Thread
 
@@ -17,10 +18,11 @@ from torch import nn
 
 import cellrt
 from cellrt import Cell
-from cellrt.definition.aot.form import compile_cell
+from cellrt.definition.aot.form import compile_cell, compile_cells
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import CACHE_VARIABLE, MOST_IMPORTING_S, LibraryStore, wait_for_imports
 from cellrt.definition.aot.tracing import INDUCTOR_VARIABLE, environment_for
+from cellrt.definition.compiled_form import CompiledForm
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine
 from tests.waiting import until
 
@@ -41,6 +43,15 @@ def test_what_torchs_compiler_keeps_goes_where_its_own_variable_says(tmp_path, m
     assert environment_for(tmp_path)[INDUCTOR_VARIABLE] == str(tmp_path / "inductor")
     monkeypatch.setenv(INDUCTOR_VARIABLE, "elsewhere")
     assert environment_for(tmp_path)[INDUCTOR_VARIABLE] == "elsewhere"
+
+
+@pytest.mark.slow
+def test_what_is_compiled_is_told_and_what_is_found_is_not(tmp_path) -> None:
+    told: list[int] = []
+    for time in (1, 2):
+        (form,) = compile_cells([linear()], LibraryStore(tmp_path), partial(told.append, time))
+        assert isinstance(form, CompiledForm)
+    assert set(told) == {1}
 
 
 @pytest.mark.slow
@@ -87,7 +98,7 @@ def test_who_was_interrupted_while_waiting_may_ask_again(tmp_path, monkeypatch) 
     monkeypatch.setenv(CACHE_VARIABLE, str(tmp_path))
     made, x, asked = linear(), torch.zeros(4), list[int]()
 
-    def interrupt_once(store: LibraryStore, cells: Sequence[Cell]) -> Iterator[NotCompiledError]:
+    def interrupt_once(store: LibraryStore, cells: Sequence[Cell], _: object) -> Iterator[NotCompiledError]:
         asked.append(len(cells))
         if len(asked) == 1:
             raise KeyboardInterrupt

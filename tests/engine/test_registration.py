@@ -73,13 +73,13 @@ def test_memory_is_allocated_before_the_turn_that_adds_a_model(monkeypatch: pyte
 def test_registration_says_what_a_node_costs_and_whether_its_grain_is_too_fine(caplog):
     small = cell(add, {"x": (1,), "h": (1,)}, name="small", max_batch=8)
     fine = cost_of(small, {1: 1e-5, 8: 2e-5})
-    assert fine.startswith("cell 'small': a step takes 10 us for 1, 20 us for 8 rows; a node 2.50 us in the largest. ")
-    assert "make several such cells one" in fine
-    assert cost_of(small, {1: 1e-4, 8: 8e-4}).endswith("a node 100.00 us in the largest")
+    assert fine.startswith("cell 'small': one call of it takes, in microseconds by rows: 10 with 1, 20 with 8; ")
+    assert "that is 2.50 a row with 8. What the engine adds" in fine and "make several such cells one" in fine
+    assert cost_of(small, {1: 1e-4, 8: 8e-4}).endswith("that is 100.00 a row with 8")
     engine = small_engine()
     with caplog.at_level("INFO", "cellrt"):
         engine.register(large_model("said", WIDTH + 2))
-    assert any(f"cell 'add {WIDTH + 2}': a step takes" in line for line in caplog.messages)
+    assert any(f"cell 'add {WIDTH + 2}': one call of it takes" in line for line in caplog.messages)
     close_and_check(engine)
 
 
@@ -129,7 +129,7 @@ def test_a_cell_whose_large_steps_take_longer_a_row_gets_smaller_tasks_unless_th
         engine.register(model, max_batch=chosen)
         engine.submit("model", torch.zeros(700, 2)).result(WAIT_S)
         most = engine.statistics()["cells"]["crowded"]["nodes"] / engine.statistics()["cells"]["crowded"]["tasks"]
-    assert "the most that tasks have" in caplog.text
+    assert "the most that its tasks have" in caplog.text
     assert (most > 128) == bool(chosen)
 
 

@@ -185,6 +185,20 @@ def test_requests_that_got_places_have_futures_though_the_first_has_failed_befor
         assert_same(right.result(WAIT_S), run_one_by_one(models.chain, steps(1)))
 
 
+def test_whether_there_are_workers_takes_no_thread_of_its_own(server, monkeypatch):
+    asked_in: list[str] = []
+    has_workers = Engine.has_workers
+
+    def noting_threads(engine: Engine) -> bool:
+        asked_in.append(threading.current_thread().name)
+        return has_workers(engine)
+
+    monkeypatch.setattr(Engine, "has_workers", noting_threads)
+    with connect(server.address) as client:
+        assert client.has_workers() is client.has_workers() is True
+    assert asked_in and not any("has_workers" in name for name in asked_in), "a thread is named after its call"
+
+
 def test_that_requests_have_places_is_told_before_their_ends_and_all_else_after():
     answer = Message(Kind.ANSWER, (b"",))
     news = [answer, (7, CellError("a row")), Outcome(8, True, ()), Message(Kind.ACCEPTED, (LENGTH.pack(7),))]

@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from cellrt.definition.bits import NUMPY_DTYPES
-from cellrt.errors import RequestError
+from cellrt.errors import RequestError, RequestTooLargeError
 from cellrt.serve.arrays import array_of, from_bytes, texts_of, to_bytes
-from cellrt.serve.forms import checked, form_of
+from cellrt.serve.forms import check_shape, checked, form_of
 from cellrt.serve.server_settings import Limits
 
 DTYPES = sorted(NUMPY_DTYPES, key=str)
@@ -195,5 +195,22 @@ def test_depth_is_limited_without_recursion(depth: int, is_fine: bool) -> None:
 
 
 def test_items_are_limited() -> None:
-    with pytest.raises(RequestError, match="more than 50 items"):
+    with pytest.raises(RequestTooLargeError, match=r"the request: expected at most 50 items \(max_items\), got more"):
         checked({"a": [1] * 30, "b": [1] * 30}, LIMITS)
+
+
+@pytest.mark.parametrize(
+    ("example", "given", "words"),
+    [
+        ("text", "a" * 21, r"expected at most 20 characters \(max_steps\), got 21"),
+        ([1], [1] * 21, r"expected at most 20 items \(max_steps\), got 21"),
+    ],
+)
+def test_what_is_larger_than_a_limit_is_too_large_and_names_it(example: Any, given: Any, words: str) -> None:
+    with pytest.raises(RequestTooLargeError, match=words):
+        form_of(example, LIMITS).read(given, "x")
+
+
+def test_more_rows_than_the_limit_are_too_large() -> None:
+    with pytest.raises(RequestTooLargeError, match=r"x: expected at most 20 rows \(max_steps\), got shape \[21, 3\]"):
+        check_shape((21, 3), (-1, 3), LIMITS, "x")

@@ -99,6 +99,7 @@ def test_a_sequence_keeps_its_state(client) -> None:
         ("chain", np.full((30, WIDTH), HOLD, np.float32), {"timeout": 50_000}, "DEADLINE_EXCEEDED"),
         ("chain", X, {"parameters": {"schedule_by": 1}}, "DEADLINE_EXCEEDED"),
         ("kept", X, {"sequence_id": 991}, "FAILED_PRECONDITION"),
+        ("chain", np.zeros((65_536, WIDTH), np.float32), {}, "OUT_OF_RANGE"),
     ],
 )
 def test_errors_are_statuses(client, model: str, rows: np.ndarray, options: dict[str, Any], code: str) -> None:

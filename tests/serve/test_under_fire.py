@@ -91,10 +91,10 @@ def test_either_header_has_the_key(small: Server) -> None:
 @pytest.mark.parametrize(
     ("model", "request_", "status", "words"),
     [
-        ("chain", [[1, 2]] * 2001, 400, "at most 2000 rows"),
+        ("chain", [[1, 2]] * 2001, 413, "at most 2000 rows"),
         ("chain", [[1, 2]] * 40_000, 413, "at most 100000"),
         ("tree", json.loads("[" * 11 + "1" + "]" * 11), 400, "nested more than 10 deep"),
-        ("tree", [[1, 2]] * 4000, 400, "more than 8000 items"),
+        ("tree", [[1, 2]] * 4000, 413, "at most 8000 items"),
     ],
 )
 def test_limits_of_a_request(small: Server, model: str, request_: object, status: int, words: str) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numba
 import numpy as np
@@ -33,15 +33,21 @@ SAME = 1e-6
 
 
 def compile_cells(
-    cells: Sequence[Computation], store: LibraryStore, must_pay: bool = True
+    cells: Sequence[Computation],
+    store: LibraryStore,
+    note_compiling: Callable[[], object] = lambda: None,
+    must_pay: bool = True,
 ) -> Iterator[CompiledForm | Exception]:
     """Yield the form of each cell, compiled now unless the store has it, or the error: mostly NotCompiledError.
 
-    ``must_pay`` leaves out forms that are clearly slower than their modules, as ``pays.py`` finds.
+    Args:
+        cells, store: the cells, and where their libraries are.
+        note_compiling: called, often, while a cell is compiled; not while one is found and loaded.
+        must_pay: leaves out forms that are clearly slower than their modules, as ``pays.py`` finds.
     """
     refusals = [_refusal(cell) for cell in cells]
     wanted = [cell for cell, refusal in zip(cells, refusals) if refusal is None]
-    found = store.compile(wanted) if wanted else iter(())
+    found = store.compile(wanted, note_compiling) if wanted else iter(())
     for cell, refusal in zip(cells, refusals):
         made = next(found) if refusal is None else refusal
         try:

@@ -15,7 +15,7 @@ import sys
 import tempfile
 import time
 import warnings
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from contextlib import suppress
 from itertools import repeat
 from pathlib import Path
@@ -33,6 +33,7 @@ from cellrt.definition.aot.tracing import (
     MOST_TRACING_S,
     OPERATORS,
     POLL_S,
+    PROGRAM,
     REFUSED,
     SAID,
     STATUS,
@@ -85,9 +86,11 @@ class LibraryStore:
         self._owner = os.getpid()
         self._is_closed = False
 
-    def compile(self, cells: Sequence[Computation]) -> Iterator[Compiled | NotCompiledError]:
+    def compile(
+        self, cells: Sequence[Computation], note_compiling: Callable[[], object]
+    ) -> Iterator[Compiled | NotCompiledError]:
         """Yield the library of each cell, or the reason why there is none, as soon as it is known; compile missing
-        ones.
+        ones, and call ``note_compiling`` meanwhile.
         """
         try:
             compiler = find_compiler()
@@ -117,7 +120,7 @@ class LibraryStore:
             self._running.add(process)
             try:
                 for folder in folders:
-                    self._wait(process, folder)
+                    self._wait(process, folder, note_compiling)
                     yield self._result(folder)
             finally:  # whatever came between, such as an interrupt
                 _kill(process)
@@ -144,12 +147,14 @@ class LibraryStore:
                 raise
             return tempfile.TemporaryDirectory(ignore_cleanup_errors=True)
 
-    def _wait(self, process: int, folder: Path) -> None:
+    def _wait(self, process: int, folder: Path, note_compiling: Callable[[], object]) -> None:
         """Wait until a fork is through with a cell, or ended; not long for one that does not begin with it."""
         latest_s = time.monotonic() + MOST_TRACING_S
         while not (folder / ENDED).exists() and _is_running(process):
             if self._is_closed or (time.monotonic() > latest_s and not (folder / BEGUN).exists()):
                 _kill(process)
+            if (folder / PROGRAM).exists():
+                note_compiling()
             time.sleep(POLL_S)
 
     def _result(self, folder: Path) -> Compiled | NotCompiledError:

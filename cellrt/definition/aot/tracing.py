@@ -30,7 +30,7 @@ BUILD, PRODUCT, RUN = map(Path(__file__).with_name, ("build.py", "product_operat
 OPERATORS = (PRODUCT, Path(__file__).parents[1] / "attention_operator.py", RUN)
 PROGRAM, EXPORTED, REFUSED, SAID, STATUS = "program.pt2", "exported.json", "refused", "said", "status"
 BEGUN, ENDED = "begun", "ended"
-"""Files with a cell's progress; the files before them have its results."""
+"""Files with a cell's progress; the files before them have its results. There is a program if it must be compiled."""
 INDUCTOR_VARIABLE = "TORCHINDUCTOR_CACHE_DIR"
 """The environment variable of the folder for torch's compiler: facts about the C++ compiler, and compiled headers."""
 MOST_TRACING_S = 120.0

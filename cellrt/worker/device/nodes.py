@@ -53,7 +53,7 @@ class NodeOperations(Operations):
             return
         of_nodes = Failures()
         super().run(counts, of_nodes)
-        failures.split = failures.split or of_nodes.split
+        failures.split = of_nodes.split if failures.split is None else failures.split
         failed, offsets = {failure.row for failure in failures}, counts.offsets
         for node, error in of_nodes:
             rows = range(offsets[node], offsets[node + 1])

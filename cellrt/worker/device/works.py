@@ -126,7 +126,7 @@ class Works:
         _operations(placed, step, memory, words, None).run(Counts(size, size, [size]), own)
         failed = {failure.row for failure in failures}
         failures.extend(failure for failure in own if failure.row not in failed)
-        failures.split = failures.split or own.split
+        failures.split = own.split if failures.split is None else failures.split
 
     def _capture_step(self, placed: PlacedCell, steps: RunSteps, of_all: Signature, rows: int, at: int) -> None:
         """Capture a step that has just run, if that is due. No other has run since: it may run again."""
