@@ -3,7 +3,8 @@
 Chains of 24 steps of a cell that does nothing, through an engine of one worker: one at a time, many submitted each, and
 in bulk. Then what each version has for those in a hurry: with a key each, and in bulk with all results at once, and
 steps of 200 sessions handed in together; a version without does the same one by one. Then the time of requests that are
-waited for one at a time (``against_lone.py``). At last what the scheduler costs a node (``against_core.py``). It asks
+waited for one at a time (``against_lone.py``), of a client in another process (``against_process.py``) and of trees
+(``against_trees.py``). At last what the scheduler costs a node (``against_core.py``). It asks
 for nothing else but what every version of cellrt has, so that a checkout of any commit will do (``git worktree add
 ../before 2a12ad4``). A machine of few cores differs more from run to run than two commits do: read the medians of many
 rounds. With ``taskset -c 1`` before it, no wake-up crosses cores, and few rounds are enough.
@@ -43,6 +44,14 @@ LONE_CASES = (
     "4 threads in a closed loop, a request",
     "lone, a plain torch module",
 )
+OTHER_CASES = (
+    "from another process, lone",
+    "from another process, lone, processor time of both",
+    "from another process, one submit each, the client's processor time",
+    "from another process, one submit each, the engine's",
+    "a tree of a treebank, the client's processor time",
+    "a tree of a treebank, the engine's",
+)
 NODE_CASES = (
     *(f"chains of one layer, {batch} rows a task" for batch in (8, 64, 512, 4_096)),
     "two layers, every step streamed, 2 workers, 512 rows",
@@ -51,7 +60,7 @@ NODE_CASES = (
     "trees, 512 rows",
 )
 CASES = (
-    *((case, "us") for case in (*REQUEST_CASES, *LONE_CASES)),
+    *((case, "us") for case in (*REQUEST_CASES, *LONE_CASES, *OTHER_CASES)),
     *((case, "ns a node") for case in NODE_CASES),
 )
 ROUNDS = 8
@@ -140,7 +149,8 @@ def measure() -> list[float]:
 
 def run_in(checkout: Path) -> list[float]:
     """Return all of ``CASES``, in processes that import cellrt from a checkout."""
-    files = ["against.py", "--measure"], ["against_lone.py"], ["against_core.py"]
+    others = (["against_lone.py"], ["against_process.py"], ["against_trees.py"], ["against_core.py"])
+    files = (["against.py", "--measure"], *others)
     return [number for name, *options in files for number in run_file(checkout, name, *options)]
 
 

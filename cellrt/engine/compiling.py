@@ -69,7 +69,8 @@ class CellCompiler:
     def forms_of(self, cells: Sequence[Cell], announcement: Announcement) -> dict[str, CompiledForm | None]:
         """Return the forms that there are of cells, by identity; None: it runs as its module does.
 
-        In mode "wait" they are compiled now. ``announcement`` begins if one is, not if all were compiled before. Raise DefinitionError if a module has a form of its own that cannot be made.
+        In mode "wait" they are compiled now. ``announcement`` begins if one is, not if all were compiled before. Raise
+        DefinitionError if a module has a form of its own that cannot be made.
         """
         with self._lock:
             unknown = [cell for cell in cells if cell.identity not in self._forms]
