@@ -35,7 +35,7 @@ def have_told(word_at: int) -> bool:
     word = words_at(word_at, 1, 1)[0]
     while True:
         known = load(word, 0)
-        if known in (THERE, TO_BE_TOLD, ELSEWHERE, GIVEN_UP) or replace(word, 0, known, TO_BE_TOLD):
+        if known in (THERE, TO_BE_TOLD, ELSEWHERE) or replace(word, 0, known, TO_BE_TOLD):
             return bool(known == THERE)
 
 

@@ -45,6 +45,11 @@ class RemoteFuture(RequestFuture):
         """True if it was given any."""
         return self._callbacks is not None
 
+    @property
+    def has_ended(self) -> bool:
+        """True if it is known to have ended, or was cancelled."""
+        return self._state in OVER
+
     def done(self) -> bool:
         """Return whether the request has ended."""
         region = self.region  # it keeps the word where it is

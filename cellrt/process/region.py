@@ -84,6 +84,10 @@ class SlotFuture(Protocol):
     def has_callbacks(self) -> bool:
         """True if it was given any."""
 
+    @property
+    def has_ended(self) -> bool:
+        """True if it is known to have ended, or was cancelled."""
+
     def take_arrived(self, arrived: Arrived, number: int) -> None:
         """End the request with results, if it has not ended; its callbacks are called later."""
 
@@ -313,9 +317,10 @@ class Region:
         taken: list[tuple[int, int]] = []
         for id, slot in self._ended():
             its = self._held.get(id)
-            if its is None:
-                continue
-            if its[0].region is None or (number := self._take(id, slot, arrived)) == -1:
+            if its is not None and its[0].has_ended:
+                self._unanswered.note_ended(id)
+                self.release(id)
+            elif (number := self._take(id, slot, arrived)) == -1:
                 self.release(id)
             elif number is not None:
                 taken.append((number, id))
@@ -330,7 +335,7 @@ class Region:
         """End futures that nobody asks for, to get their slots; those with callbacks are the reader's."""
         for id, _ in self._ended():
             its = self._held.get(id)
-            if its is not None and not its[0].has_callbacks:
+            if its is not None and (its[0].has_ended or not its[0].has_callbacks):
                 self.take_in(its[0])
 
     def rest(self) -> bool:
@@ -353,8 +358,8 @@ class Region:
 
     def have_all_told(self) -> None:
         """Have the reader told of everything that is handed in."""
-        for future, _ in list(self._held.values()):
-            if future.word_at and have_told(future.word_at):
+        for slot in list(self._slots.values()):
+            if have_told(self._at + (ANSWER_WORDS + slot) * WORD_BYTES):
                 self.ring()
 
     def forget(self) -> None:

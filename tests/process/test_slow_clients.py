@@ -127,11 +127,11 @@ def test_a_callback_submits_while_another_thread_waits_for_the_engine_to_read(se
 
     def submit_another(_):
         may_go_on.wait(WAIT_S)
-        submitted.set_result(client.submit("chain", steps(4)))
+        submitted.set_result(client.submit("chain", steps(4), deadline=WAIT_S))
 
     def send_until_then():
         while not submitted.done():
-            client.submit("chain", steps(1))
+            client.submit("chain", steps(1), deadline=WAIT_S)  # by a message
 
     client.submit("chain", held()).add_done_callback(submit_another)
     sender = threading.Thread(target=send_until_then)
