@@ -203,7 +203,9 @@ def test_a_model_is_loaded_anew_while_requests_run(client):
 
 
 def test_the_queue_counts_what_came_by_the_region(server, client):
+    former = client.binding("chain")
     server.calls.register(models_source("chain"), {"replace": True, "max_queue": 2})
+    until(lambda: client.binding("chain") is not former, "the client has heard of it")
     learn(client, "chain", steps(3))
     before = num_handed_in(client)
     errors = [future.exception(WAIT_S) for future in [client.submit("chain", steps(3, HOLD_LONG)) for _ in range(8)]]
