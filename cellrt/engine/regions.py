@@ -141,7 +141,7 @@ class Regions:
         row["template_at"], row["lengths_at"] = plan.template.template.address, plan.lengths_address
         row["answers_at"], row["tensors_at"] = plan.answers.address, given.ctypes.data
         row["num_tensors"], row["num_lengths"] = len(tensors), plan.template.lengths.size
-        row["num_answers"], row["num_bytes"] = plan.answers.count, plan.answers.num_bytes
+        row["num_answers"] = plan.answers.count
         row["num_rows"], row["queue"] = plan.num_nodes, queue
         row["number"] = number
         return number

@@ -52,7 +52,7 @@ class Region:
         plan["number"], plan["template_at"] = NUMBER, self.template.template.address
         plan["lengths_at"], plan["num_lengths"] = self.template.lengths.ctypes.data, self.template.lengths.size
         plan["answers_at"], plan["tensors_at"] = self.answers.ctypes.data, self.tensors.ctypes.data
-        plan["num_tensors"], plan["num_answers"], plan["num_bytes"], plan["queue"] = 2, 1, ROW_BYTES, 1
+        plan["num_tensors"], plan["num_answers"], plan["queue"] = 2, 1, 1
         MEMORY[:HEAD_BYTES] = 0
         self.at = MEMORY.ctypes.data + -MEMORY.ctypes.data % 64
         self.words = MEMORY[self.at - MEMORY.ctypes.data :][:HEAD_BYTES].view(np.int64)

@@ -270,7 +270,6 @@ class RegionPlan(Row):
     num_tensors: i4
     num_lengths: i4
     num_answers: i4
-    num_bytes: i4  # of the answers
     num_rows: i4  # nodes
     queue: i4  # the model's row of ``queues``
 
