@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from setuptools import Distribution, setup
+from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
 
 HERE = Path(__file__).resolve().parent
@@ -41,7 +41,10 @@ class BuildCompiled(build_py):
         subprocess.run(command, cwd=HERE, check=True)
 
 
+# Where no C compiler is, Python does the same.
+HAND_IN = Extension("cellrt.native._hand_in", ["cellrt/native/hand_in.c"], optional=True)
+
 if os.environ.get("CELLRT_COMPILED_WHEEL", "0") not in ("", "0"):
-    setup(distclass=CompiledDistribution, cmdclass={"build_py": BuildCompiled})
+    setup(ext_modules=[HAND_IN], distclass=CompiledDistribution, cmdclass={"build_py": BuildCompiled})
 else:
-    setup()
+    setup(ext_modules=[HAND_IN])

@@ -64,6 +64,12 @@ class Crew:
             worker.start()
 
     @property
+    def rest_addresses(self) -> list[int]:
+        """The addresses of the words at which workers rest (``Worker.rest_address``); none if one has no such word."""
+        addresses = [worker.rest_address for worker in self._workers]
+        return addresses if all(addresses) else []
+
+    @property
     def check_every_s(self) -> float | None:
         """The seconds between checks of the workers when nothing happens; None: no checks."""
         if not self._is_watched:

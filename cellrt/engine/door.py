@@ -96,6 +96,7 @@ class Door:
         self._answered, self._requests = t.answered, t.requests["submission"]
         self._numbers = t.requests["number"]
         self._rows, self._tensors = _bytes_of(t.submissions), _bytes_of(t.tensors)
+        self._tensors_at = t.tensors.ctypes.data
         self._groups: list[RequestGroup | None] = [None] * MAX_SUBMISSIONS
         self._free, self._memory = deque(range(MAX_SUBMISSIONS)), _Memory()
         self.due: deque[RequestGroup] = deque()
@@ -107,6 +108,14 @@ class Door:
     def has_answers(self) -> bool:
         """Whether there are answers that clients were not told of."""
         return bool(self._words.item(TOLD) < self._words.item(ANSWERS))
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """The memory that a client writes to, for compiled C: the objects, and the addresses of tables."""
+        tables = self._words, self._submitted, self._table
+        addresses = [table.__array_interface__["data"][0] for table in tables]
+        names = zip(("words_at", "submitted_at", "rows_at"), addresses)
+        return {"groups": self._groups, "free": self._free, "tensors_at": self._tensors_at, **dict(names)}
 
     def is_watched(self, is_so: bool) -> None:
         """Say whether answers must be counted at once."""
@@ -305,7 +314,8 @@ class Door:
             if group is not None and not is_there[row] and group.num_told == 0:
                 group.row = -1
                 self._groups[row] = None
-        self._free = deque(row for row, group in enumerate(self._groups) if group is None)
+        self._free.clear()
+        self._free.extend(row for row, group in enumerate(self._groups) if group is None)
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[range]:

@@ -171,9 +171,10 @@ class Engine(Serving):
         calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds
         ring = self._processor, turns.words, queue_depth
         make = worker_maker(devices, options, arenas, shared, registry.types, *ring, *calls, threads_per_worker)
-        self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, chosen.admit_by)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)
+        self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, chosen.admit_by)
+        self._hand_in_fast = self._submission.hand_in
         # Futures and sessions hold their engine: nobody waits for one that is dropped.
         weakref.finalize(self, _abandon, manager, self._compiler).atexit = False
         weakref.finalize(self, HEAP.release, id(self)).atexit = False

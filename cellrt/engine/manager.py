@@ -14,6 +14,7 @@ from cellrt.core.state.task_layout import TaskView
 from cellrt.engine.awaited import Awaited
 from cellrt.engine.crew import Crew
 from cellrt.engine.door import Door
+from cellrt.engine.fast_path import FastPath, is_built
 from cellrt.engine.places import Places, QueueLimit, Room, Size
 from cellrt.engine.regions import Regions
 from cellrt.engine.registry import Model, Registry
@@ -276,8 +277,7 @@ class Manager:
             has_deadline = groups[0].has_deadline
             is_hopeless = has_deadline and any(map(self._late.is_hopeless, groups))
             if self.turns.stopped is None and not is_hopeless and self._door.hand_in(groups):
-                if not self.turns.wake_a_worker() and not self.has_workers:
-                    self.turns.wake()  # its last one has died since this looked
+                self.note_handed_in()
                 if has_deadline:
                     self._have_due_ended(groups[0])
             else:
@@ -289,6 +289,20 @@ class Manager:
             self.turns.was_interrupted = True
             self.turns.wake()
             raise
+
+    def note_handed_in(self) -> None:
+        """Has a worker look for what was handed in to compiled code, whatever interrupts the client."""
+        try:
+            if not self.turns.wake_a_worker() and not self.has_workers:
+                self.turns.wake()  # its last one has died since the client looked
+        except BaseException:
+            self.turns.was_interrupted = True
+            self.turns.wake()
+            raise
+
+    def fast_path(self, models: Mapping[str, Model]) -> FastPath | None:
+        """The fast path to these models, once workers were started; None where it was not built."""
+        return FastPath(models, self, self._crew, self._door) if is_built() else None
 
     def _have_due_ended(self, group: RequestGroup) -> None:
         """Wakes the timekeeper if it does not know that requests which compiled code has may be late so early."""

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 from cellrt.errors import DefinitionError
 from cellrt.numbers import as_integer, as_real
 
 LONGEST_S = 1e9
 """The longest time that may be given, in seconds."""
+
+USUAL_PRIORITY = 1
+"""The priority of requests whose clients name none."""
+HandIn: TypeAlias = Callable[[str, Any, bool], Any]
+"""Hand in a request of the model of a name in a fraction of the time, and return its future; or None if it is not as
+plain as that. The last argument: whether it may wait for a place."""
+
+
+def not_plain(_: str, __: object, ___: bool) -> None:
+    """Return None: a HandIn where Python hands in all requests."""
 
 
 def check_numbers(**values: object) -> tuple[int, ...]:

@@ -12,6 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from ctypes import addressof, c_char
 from typing import NamedTuple, TypeAlias
 
 from cellrt.core.state.tables import NEVER
@@ -26,9 +27,9 @@ class Size(NamedTuple):
     rows: int
 
 
-NOTHING = Size(0, 0)
 QUEUE_TAKEN, QUEUE_ROWS_TAKEN, QUEUE_COME, QUEUE_ROWS_COME = range(4)
 QUEUE_ENDED, QUEUE_ROWS_ENDED, QUEUE_MOST, QUEUE_MOST_ROWS = range(4, 8)
+NUM_COUNTS = 8
 """The words of a row of ``queues``."""
 
 
@@ -48,46 +49,39 @@ class Places:
     """The queue of one engine, or the part of it that one model may fill.
 
     Requests and rows are counted since the start: those that were taken, those that a turn accepted, and those ended.
+
+    Attributes:
+        owner, limit: the name of what it belongs to, for errors; the requests and rows that may be unfinished.
+        address: of its counts, a row of ``queues``, for compiled code.
     """
 
-    __slots__ = (
-        "_num_accepted",
-        "_num_ended",
-        "_num_taken",
-        "_rows_accepted",
-        "_rows_ended",
-        "_rows_taken",
-        "_shown",
-        "limit",
-        "owner",
-    )
+    __slots__ = ("_num_accepted", "_row", "_rows_accepted", "address", "limit", "owner")
 
     def __init__(self, owner: str, limit: QueueLimit) -> None:
         self.owner, self.limit = owner, limit
-        self._num_taken = self._num_accepted = self._num_ended = 0
-        self._rows_taken = self._rows_accepted = self._rows_ended = 0
-        self._shown: memoryview | None = None
+        self._num_accepted = self._rows_accepted = 0
+        self._row = memoryview(b"")
+        self.show(memoryview(bytearray(8 * NUM_COUNTS)).cast("q"))
 
     def show(self, row: memoryview) -> None:
-        """Keep the counts in a row of ``queues``, too, where compiled code counts requests of other processes; under
-        the gate."""
+        """Keep the counts in another row, as one of ``queues``, where compiled code counts requests of other processes;
+        under the gate."""
+        row[:] = self._row if self._row else row
         row[QUEUE_MOST] = NEVER if self.limit.requests is None else self.limit.requests
         row[QUEUE_MOST_ROWS] = NEVER if self.limit.rows is None else self.limit.rows
-        self._shown = row
-        self.take(NOTHING)
-        self.give_back(NOTHING)
+        self._row, self.address = row, addressof(c_char.from_buffer(row))
 
     @property
     def num_unfinished(self) -> int:
         """The requests handed in that have not ended."""
-        num_come = self._shown[QUEUE_COME] if self._shown is not None else 0
-        return self._num_taken + num_come - self._num_ended
+        row = self._row
+        return int(row[QUEUE_TAKEN] + row[QUEUE_COME] - row[QUEUE_ENDED])
 
     @property
     def num_rows(self) -> int:
         """The rows of requests handed in that have not ended."""
-        rows_come = self._shown[QUEUE_ROWS_COME] if self._shown is not None else 0
-        return self._rows_taken + rows_come - self._rows_ended
+        row = self._row
+        return int(row[QUEUE_ROWS_TAKEN] + row[QUEUE_ROWS_COME] - row[QUEUE_ROWS_ENDED])
 
     def has_room(self, size: Size) -> bool:
         """Return whether so many more may be handed in now."""
@@ -114,10 +108,8 @@ class Places:
 
     def take(self, size: Size) -> None:
         """Count requests that are about to be handed in; under the gate."""
-        self._num_taken += size[0]
-        self._rows_taken += size[1]
-        if self._shown is not None:
-            self._shown[QUEUE_TAKEN], self._shown[QUEUE_ROWS_TAKEN] = self._num_taken, self._rows_taken
+        self._row[QUEUE_TAKEN] += size[0]
+        self._row[QUEUE_ROWS_TAKEN] += size[1]
 
     def note_accepted(self, size: Size) -> None:
         """Count requests that a turn has seen."""
@@ -126,10 +118,8 @@ class Places:
 
     def give_back(self, size: Size) -> None:
         """Count requests that have ended; in a turn."""
-        self._num_ended += size[0]
-        self._rows_ended += size[1]
-        if self._shown is not None:
-            self._shown[QUEUE_ENDED], self._shown[QUEUE_ROWS_ENDED] = self._num_ended, self._rows_ended
+        self._row[QUEUE_ENDED] += size[0]
+        self._row[QUEUE_ROWS_ENDED] += size[1]
 
     def note_passed(self, size: Size) -> None:
         """Count requests that have ended which no turn in Python has seen before."""
@@ -141,9 +131,8 @@ class Places:
 
         ``unseen``: the requests that came, and that no turn in Python has seen.
         """
-        self._num_taken = self._num_accepted + unseen.requests
-        self._rows_taken = self._rows_accepted + unseen.rows
-        self.take(NOTHING)
+        self._row[QUEUE_TAKEN] = self._num_accepted + unseen.requests
+        self._row[QUEUE_ROWS_TAKEN] = self._rows_accepted + unseen.rows
 
 
 Wanted: TypeAlias = Sequence[tuple[Places, Size]]
@@ -185,7 +174,7 @@ class Room:
     def __init__(self, gate: threading.RLock, note_watched: Callable[[bool], object] = bool) -> None:
         self._note_watched = note_watched
         self._changed = threading.Condition(gate)
-        self._line: list[weakref.ref[InLine]] = []
+        self.line: list[weakref.ref[InLine]] = []
         """The places that waiting calls need, by arrival."""
         self._wakes: list[Callable[[], object]] = []
 
@@ -203,7 +192,7 @@ class Room:
     def _say_who_waits(self) -> None:
         """Report whether any client waits; without the gate, which stays held for ever in a forked process."""
         is_said = None
-        while is_said is not (is_watched := bool(self._wakes or self._line)):  # others may change it meanwhile
+        while is_said is not (is_watched := bool(self._wakes or self.line)):  # others may change it meanwhile
             self._note_watched(is_watched)
             is_said = is_watched
 
@@ -212,7 +201,7 @@ class Room:
 
         These are the calls before it in line that wait for the engine's queue, or for that of one of its models.
         """
-        for ref in self._line:
+        for ref in self.line:
             before = ref()
             if before is None:  # it was interrupted on the way in or out
                 continue
@@ -236,7 +225,7 @@ class Room:
         """
         me = InLine(wanted)  # in the line as long as this call has it, whatever interrupts it
         try:
-            self._line.append(weakref.ref(me))
+            self.line.append(weakref.ref(me))
             self._say_who_waits()
             while self.must_wait(wanted):
                 for places, size in wanted:
@@ -249,7 +238,7 @@ class Room:
                 self._changed.wait(LOOK_EVERY_S if left_s is None else min(left_s, LOOK_EVERY_S))
         finally:
             del me
-            self._line = [other for other in self._line if other() is not None]
+            self.line = [other for other in self.line if other() is not None]
             self._say_who_waits()
             self._changed.notify_all()  # those behind: it may be their turn
 
@@ -257,6 +246,6 @@ class Room:
         """Note that a place may have become free; in a turn."""
         for wake in tuple(self._wakes):
             wake()
-        if self._line:
+        if self.line:
             with self._changed:
                 self._changed.notify_all()

@@ -88,12 +88,13 @@ class Regions:
     """
 
     def __init__(self, processor: Processor, places: Places, manager: Canceller) -> None:
-        self._processor, self._places, self._manager = processor, places, weakref.ref(manager)
+        self._processor, self._manager = processor, weakref.ref(manager)
         t = processor.tables
         self._words, self._rows, self._table, self._tensors = t.door, t.regions, t.submissions, t.tensors
         self._queues = memoryview(t.queues).cast("B").cast("q")  # type: ignore[arg-type]
         self._width = len(t.queues.dtype.names or ())
         self._free_queues = list(range(MAX_QUEUES - 1, ENGINE, -1))
+        places.show(self._queues_row(ENGINE))
         self._queue_of: weakref.WeakKeyDictionary[Model, int] = weakref.WeakKeyDictionary()
         self._clients: list[RegionClient | None] = [None] * MAX_REGIONS
         self._plans = [new_table(0, REGION_PLAN) for _ in range(MAX_REGIONS)]
@@ -150,12 +151,8 @@ class Regions:
         """Return a model's row of ``queues``; -1 if there is none left."""
         queue = self._queue_of.get(model, -1)
         if queue < 0 and self._free_queues:
-            if not self._queue_of:
-                self._places.show(self._queues_row(ENGINE))
             queue = self._queue_of[model] = self._free_queues.pop()
-            row = self._queues_row(queue)
-            row[:] = memoryview(bytes(row.nbytes)).cast("q")
-            model.places.show(row)
+            model.places.show(self._queues_row(queue))
             weakref.finalize(model, self._free_queues.append, queue).atexit = False
         return queue
 

@@ -22,7 +22,7 @@ from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
 from cellrt.engine.template_cache import MAX_CACHED_BYTES, TemplateCache
 from cellrt.engine.together import Reader
 from cellrt.errors import RequestError, RequestTooLargeError
-from cellrt.graph.known import Alike, KnownGraphs
+from cellrt.graph.known import Alike, Known, KnownGraphs
 from cellrt.graph.results import Recorded, ResultLayout, StateLayout
 from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
@@ -249,6 +249,7 @@ class Model:
         num_live: requests accepted and not ended; written in turns.
         num_sessions: open sessions.
         unfolding: an item for each client that unfolds for it (see ``Submission``), or waits with what it has unfolded.
+        known_graphs: the function that tells a request's key, and what is known by key; None: requests have none.
         is_given_up: whether a turn found that nothing uses it: its cells' numbers may belong to others since.
     """
 
@@ -279,6 +280,7 @@ class Model:
         self._alike: dict[tuple[ResultLayout, ...], _Answers] = {}
         """The results of graphs without lengths, by their positions."""
         self._known = KnownGraphs(unfolder)
+        self.known_graphs = self._known.by_key()
 
     @property
     def is_idle(self) -> bool:
@@ -294,6 +296,13 @@ class Model:
                 "name it in unfold(cells=[...])"
             )
         return type_id
+
+    def known_graph_of(self, request: Any) -> Known | None:
+        """Return what is known of the graph of requests with the key of one that was unfolded; None: nothing."""
+        if self.known_graphs is None:
+            return None
+        key, by_key = self.known_graphs
+        return by_key.get(key(request))
 
     def plans(self, requests: Sequence[Any]) -> list[Planned]:
         """Unfold requests and check them, in the caller's thread; those of one graph together.

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol, TypeAlias
 
+import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.state.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
@@ -32,6 +33,8 @@ Inputs: TypeAlias = list[tuple[int, NDArray[Any]]]
 """Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each of the requests' tensors."""
 NO_INPUTS: Inputs = []
 """In place of those that were forgotten; never written to."""
+NO_TENSORS = bytearray()
+NONE_BROUGHT: Sequence[tuple[int, np.dtype[Any], tuple[int, ...], int]] = ()
 
 
 class _Nobody:
@@ -82,6 +85,8 @@ class RequestGroup:
 
     Attributes:
         outcome: who that is.
+        tensors, brought: where compiled C has copied the requests' tensors, and of each its kind, dtype, shape and
+            first byte there; or empty.
         row: where compiled code has them (``door.py``), or -1.
         tickets: of their sessions, if it has them.
         memory: where it puts their results.
@@ -98,15 +103,16 @@ class RequestGroup:
     """
 
     __slots__ = (
+        "_inputs",
         "_manager",
         "arrival_ns",
+        "brought",
         "channel",
         "client",
         "count",
         "deadline_ns",
         "errors",
         "ids",
-        "inputs",
         "is_in_line",
         "memory",
         "model",
@@ -126,6 +132,7 @@ class RequestGroup:
         "sequence",
         "sessions",
         "states",
+        "tensors",
         "tickets",
     )
 
@@ -147,7 +154,7 @@ class RequestGroup:
         ends: Callable[[RequestGroup], RequestFuture | Ends],
         client: int,
     ) -> None:
-        self._manager, self.model, self.plan, self.inputs = manager, model, plan, inputs
+        self._manager, self.model, self.plan = manager, model, plan
         self.sequence, self.count, self.priority, self.order = sequence, count, priority, order
         self.client = client
         self.arrival_ns, self.channel, self.sessions = arrival_ns, channel, sessions
@@ -155,8 +162,22 @@ class RequestGroup:
         self.outcome = ends(self)
         self.num_told, self.num_left, self.row = 0, count, -1
         self.memory, self.states = NO_MEMORY, NO_STATES
+        self._inputs: Inputs | None = inputs
+        self.tensors, self.brought = NO_TENSORS, NONE_BROUGHT
         self.results: Together | None = None
         self.tickets: array[int] = NO_TICKETS
+
+    @property
+    def inputs(self) -> Inputs:
+        """The kind and rows of each of the requests' tensors."""
+        if self._inputs is None:
+            its = self.tensors
+            self._inputs = [(kind, np.ndarray(shape, dtype, its, begin)) for kind, dtype, shape, begin in self.brought]
+        return self._inputs
+
+    @inputs.setter
+    def inputs(self, inputs: Inputs) -> None:
+        self._inputs, self.tensors = inputs, NO_TENSORS
 
     def begin(self) -> None:
         """Note that Python goes on with them: none is admitted."""

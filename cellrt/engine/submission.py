@@ -16,6 +16,7 @@ from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.manager import Manager
+from cellrt.engine.options import HandIn, not_plain
 from cellrt.engine.places import Places, Size, check_places
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.request_group import RequestGroup, SessionRecord, alone, together
@@ -40,13 +41,15 @@ class Submission:
     """The way in, for any thread.
 
     Args:
-        manager: takes requests in.
+        manager: takes requests in; its workers were started.
         models: those that take requests, by name; changed under the gate.
         admit_by: in which order requests are admitted (``core/scheduling/policy.py``).
     """
 
     def __init__(self, manager: Manager, models: Mapping[str, Model], admit_by: str) -> None:
         self._manager, self._models, self._admit_by = manager, models, admit_by
+        self._fast_path = manager.fast_path(models) if self.is_by_arrival else None
+        self.hand_in: HandIn = not_plain if self._fast_path is None else self._fast_path.hand_in
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
         """Of each loop: who waits for places of a model."""
 
@@ -86,7 +89,10 @@ class Submission:
                         if wait:
                             due = self._wait_for_room(asked, due)
                         if self._models.get(name) is model:
-                            return self._enqueue(asked, due, priority, channel, None)
+                            futures = self._enqueue(asked, due, priority, channel, None)
+                            if self._fast_path is not None and len(requests) == 1:
+                                self._fast_path.prepare(model, requests[0], asked[0][1][0].plan)
+                            return futures
             except OverloadError:
                 if not self._manager.catch_up():
                     raise

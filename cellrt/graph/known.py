@@ -11,8 +11,8 @@ from __future__ import annotations
 import logging
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
-from typing import Any, NamedTuple, TypeVar
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 
@@ -42,19 +42,45 @@ class Alike(NamedTuple):
     places: Sequence[int]
 
 
-class _Known:
+class Counting(Protocol):
+    """Whatever hands requests of a known graph in by itself, and counts them."""
+
+    count: int
+
+
+class Known:
     """The graph of a key.
 
     Attributes:
         recorded: what its requests record, without their tensors; None until its second request.
         slots: what of a request it reads; None if that is not known.
-        count: requests since it is known.
+        prepared: what hands its requests in without unfolding them, and counts them from then on; None: nothing does.
+        may_be_prepared: False if nothing can.
     """
 
     def __init__(self) -> None:
         self.recorded: Recorded | None = None
         self.slots: Slots | None = None
-        self.count = 0
+        self.prepared: Counting | None = None
+        self.may_be_prepared = True
+        self._count = 0
+
+    @property
+    def count(self) -> int:
+        """The requests since it is known."""
+        return self._count if self.prepared is None else self.prepared.count
+
+    @count.setter
+    def count(self, count: int) -> None:
+        if self.prepared is None:
+            self._count = count
+        else:
+            self.prepared.count = count
+
+    def prepare(self, prepared: Counting) -> None:
+        """Have its requests handed in by ``prepared``."""
+        prepared.count = self.count
+        self.prepared = prepared
 
     def equals(self, recorded: Recorded) -> bool:
         """Return whether a recording has the known graph."""
@@ -72,8 +98,12 @@ class KnownGraphs:
 
     def __init__(self, unfolder: Unfolder) -> None:
         self._unfolder = unfolder
-        self._by_key: OrderedDict[Hashable, _Known] = OrderedDict()
+        self._by_key: OrderedDict[Hashable, Known] = OrderedDict()
         self._lock = threading.Lock()
+
+    def by_key(self) -> tuple[Callable[[Any], Hashable], Mapping[Hashable, Known]] | None:
+        """Return the function that tells a request's key, and what is known by key; None: requests have none."""
+        return None if self._unfolder.key is None else (self._unfolder.key, self._by_key)
 
     def record(self, binding: Binding, requests: Sequence[Any]) -> list[Alike]:
         """Unfold requests, those of one graph together. Raise RequestError, RequestTooLargeError."""
@@ -165,27 +195,28 @@ class KnownGraphs:
                 f"model {self._unfolder.name!r}: its key raised {type(error).__name__}: {error}"
             ) from error
 
-    def _add(self, key: Hashable) -> _Known:
+    def _add(self, key: Hashable) -> Known:
         """Note that there is a key."""
-        known = _Known()
+        known = Known()
         with self._lock:
             self._by_key[key] = known
             if len(self._by_key) > MAX_KEYS:
                 self._by_key.popitem(last=False)
         return known
 
-    def _learn(self, binding: Binding, known: _Known, requests: Sequence[Any], place: int) -> None:
+    def _learn(self, binding: Binding, known: Known, requests: Sequence[Any], place: int) -> None:
         """Find out the graph of a key, and what of a request it reads."""
         request, recorded = requests[place], self._record_one(binding, requests, place)
         known.slots = trace(self._unfolder, binding, request, recorded)
         known.recorded = without_tensors(recorded)
 
-    def _check(self, binding: Binding, key: Hashable, known: _Known, request: Any, count: int) -> None:
+    def _check(self, binding: Binding, key: Hashable, known: Known, request: Any, count: int) -> None:
         """Count requests of a key; whenever their number has doubled, one is unfolded in full."""
         before, known.count = known.count, known.count + count
         has_doubled = before.bit_length() != known.count.bit_length()
         if has_doubled and not known.equals(self._unfolder.record(binding, request)):
-            known.slots = None
+            known.slots = known.prepared = None
+            known.may_be_prepared = False
             wrong = (
                 f"model {self._unfolder.name!r}: the key {key!r:.80} is that of requests with different graphs; a key "
                 "must tell whatever the graph depends on"

@@ -75,6 +75,9 @@ class Worker(ABC):
 
     check_every_s: float | None = None
     """The seconds between checks whether it is alive, while tasks are outstanding; None: it tells when it ends."""
+    rest_address = 0
+    """The address of a word that is ASLEEP (``turn_words.py``) when ``wake`` is to be called; 0: there is none. Who
+    takes its place has the same."""
     is_replaceable = True
     """True if another worker can take its place after its death and go on with its arenas."""
 

@@ -245,7 +245,7 @@ def test_who_was_interrupted_on_the_way_into_the_line_or_out_of_it_holds_nobody_
     room = Room(threading.RLock())
     wanted = [(engine, Size(1, 0)), (model, Size(1, 0))]
     waiting = InLine([(engine, Size(2, 0)), (model, Size(2, 0))])
-    room._line.append(weakref.ref(waiting))
+    room.line.append(weakref.ref(waiting))
     assert room.must_wait(wanted)
     del waiting
     assert not room.must_wait(wanted)

@@ -88,6 +88,7 @@ class CpuWorker(Worker):
         self._executor, self._processor, self._num_threads = executor, processor, num_threads
         self._words, self._line = words, line_of(location)
         self._rest_at = self._line + REST
+        self.rest_address = int(words[self._rest_at : self._rest_at + 1].ctypes.data)
         size = len(launched) // processor.num_workers
         self._all_launched, self._launched = launched, launched[(location - 1) * size : location * size]
         self._turns = new_table(1, TURNS)

@@ -1,0 +1,20 @@
+"""The types of ``hand_in.c``."""
+
+from typing import Any
+
+class Prepared:
+    """What requests of one graph have in common."""
+
+    count: int
+    """The number of requests since the graph is known."""
+
+    def __new__(cls, **facts: Any) -> Prepared: ...
+
+class Door:
+    """Hands in a plain request of a known graph: returns its future, or None if Python must do it."""
+
+    def __new__(cls, **facts: Any) -> Door: ...
+    def __call__(self, name: str, request: Any, may_wait: bool, /) -> Any: ...
+
+def layout() -> dict[str, int]:
+    """Return where each field of the rows is, and how long the rows are."""

@@ -1,0 +1,680 @@
+/* How a plain request of a known graph is handed in without Python's bytecode: it is copied to memory of its own, gets
+ * its places in the queues, and its row in the table of submissions, as engine/door.py does it step by step.
+ *
+ * Door(...)(name, request, may_wait) returns the request's future, or None: then Python does it, or says what is wrong.
+ *
+ * Under the gate nothing is called that may run Python's bytecode (as collecting garbage may): whatever is allocated is
+ * so before. The interpreter lock is held all the time, so no other thread sees a request half handed in.
+ */
+#define PY_SSIZE_T_CLEAN
+#include <Python.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <structmember.h>
+#include <time.h>
+
+#define ALIGNMENT 16
+#define MOST_DIMS 8
+
+/* A row of ``submissions`` (core/state/tables.py). */
+typedef struct {
+    int64_t template_at, lengths_at, sessions_at, answers_at, results_at, word_at, sequence, arrival_ns, deadline_ns,
+        schedule_by_ns;
+    double order;
+    int32_t num_lengths, num_answers, count, num_admitted, num_answered, priority, client, is_there;
+    int64_t plan, id;
+} Submission;
+
+/* A row of ``queues``. */
+typedef struct {
+    int64_t taken, rows_taken, come, rows_come, ended, rows_ended, most, most_rows;
+} Queue;
+
+/* An item of ``submitted``. */
+typedef int32_t Number;
+
+/* A row of ``tensors``: one tensor of a submission. */
+typedef struct {
+    int64_t at, kind;
+} Tensor;
+
+enum { DTYPE, SHAPE, REQUIRES_GRAD, IS_CPU, IS_CONTIGUOUS, IS_NEG, DATA_PTR, KNOWN_GRAPHS, PREPARED, STOPPED, IS_CLOSING,
+       HAS_WORKERS, IS_SHUT, ACQUIRE, RELEASE, POPLEFT, ADDRESS, LINE, OWNER, PLACE, NUMBER, WORD_AT, NUM_NAMES };
+static const char *const NAMES[NUM_NAMES] = {
+    "dtype", "shape", "requires_grad", "is_cpu", "is_contiguous", "is_neg", "data_ptr", "known_graphs", "prepared", "stopped",
+    "is_closing", "has_workers", "is_shut", "acquire", "release", "popleft", "address", "line", "_owner", "place",
+    "number", "word_at"};
+static PyObject *names[NUM_NAMES];
+
+/* What each group has of its own. */
+enum { MANAGER, MODEL, SEQUENCE, ARRIVAL_NS, MEMORY, TENSORS, OUTCOME, ROW, NUM_SLOTS };
+static const char *const SLOTS[NUM_SLOTS] = {"_manager", "model", "sequence", "arrival_ns", "memory", "tensors",
+                                             "outcome",  "row"};
+
+/* ---- What requests of one graph have in common ---- */
+
+typedef struct {
+    PyObject *path;         /* tuple: the keys that lead to it in a request */
+    PyObject *torch_dtype;  /* of a torch.Tensor */
+    PyObject *numpy_dtype;  /* of an array; or None */
+    PyObject *shape;        /* tuple */
+    Py_ssize_t sizes[MOST_DIMS];
+    int num_dims;
+    Py_ssize_t num_bytes, begin; /* of its copy in a request's memory */
+    int64_t kind;
+    int is_integers; /* whether a list of integers will do */
+} Given;
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *group; /* a RequestGroup with all that they have in common */
+    PyObject *future_type, *tensor_type, *array_type;
+    PyObject *places; /* the model's Places */
+    Submission row;
+    int64_t num_rows;
+    Py_ssize_t word_begin;      /* in the memory for results, behind these */
+    Py_ssize_t num_given_bytes; /* of all tensors */
+    Py_ssize_t slots[NUM_SLOTS]; /* offsets in a group */
+    long long count; /* requests since the graph is known */
+    int num_given;
+    Given *given;
+} Prepared;
+
+static void prepared_dealloc(Prepared *self)
+{
+    PyObject_GC_UnTrack(self);
+    for (int k = 0; k < self->num_given; k++) {
+        Py_CLEAR(self->given[k].path);
+        Py_CLEAR(self->given[k].torch_dtype);
+        Py_CLEAR(self->given[k].numpy_dtype);
+        Py_CLEAR(self->given[k].shape);
+    }
+    PyMem_Free(self->given);
+    Py_CLEAR(self->group);
+    Py_CLEAR(self->future_type);
+    Py_CLEAR(self->tensor_type);
+    Py_CLEAR(self->array_type);
+    Py_CLEAR(self->places);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static int prepared_traverse(Prepared *self, visitproc visit, void *arg)
+{
+    Py_VISIT(self->group);
+    Py_VISIT(self->places);
+    Py_VISIT(self->future_type);
+    return 0;
+}
+
+static int prepared_clear(Prepared *self)
+{
+    Py_CLEAR(self->group);
+    Py_CLEAR(self->places);
+    return 0;
+}
+
+static Py_ssize_t offset_of(PyObject *type, const char *name)
+{
+    PyObject *member = PyObject_GetAttrString(type, name);
+    if (member == NULL)
+        return -1;
+    Py_ssize_t offset = -1;
+    if (Py_IS_TYPE(member, &PyMemberDescr_Type))
+        offset = ((PyMemberDescrObject *)member)->d_member->offset;
+    else
+        PyErr_Format(PyExc_TypeError, "%s is no slot of %R", name, type);
+    Py_DECREF(member);
+    return offset;
+}
+
+static int read_given(Given *given, PyObject *from, Py_ssize_t *begin)
+{
+    PyObject *path, *torch_dtype, *numpy_dtype, *shape;
+    if (!PyArg_ParseTuple(from, "O!OOO!nLp", &PyTuple_Type, &path, &torch_dtype, &numpy_dtype, &PyTuple_Type, &shape,
+                          &given->num_bytes, &given->kind, &given->is_integers))
+        return -1;
+    given->path = Py_NewRef(path);
+    given->torch_dtype = Py_NewRef(torch_dtype);
+    given->numpy_dtype = Py_NewRef(numpy_dtype);
+    given->shape = Py_NewRef(shape);
+    given->num_dims = (int)PyTuple_GET_SIZE(shape);
+    if (given->num_dims > MOST_DIMS) {
+        PyErr_SetString(PyExc_ValueError, "too many dimensions");
+        return -1;
+    }
+    for (int k = 0; k < given->num_dims; k++) {
+        given->sizes[k] = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, k));
+        if (given->sizes[k] < 0)
+            return -1;
+    }
+    given->begin = *begin;
+    *begin += (given->num_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
+    return 0;
+}
+
+static PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keys[] = {"group", "future_type", "tensor_type", "array_type", "places", "template_at", "lengths_at",
+                           "answers_at", "num_lengths", "num_answers", "word_begin", "num_rows", "priority", "never",
+                           "given", NULL};
+    PyObject *group, *future_type, *tensor_type, *array_type, *places, *given;
+    Submission row = {0};
+    Py_ssize_t word_begin;
+    long long num_rows, never;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOLLLiinLiLO!", keys, &group, &future_type, &tensor_type,
+                                     &array_type, &places, &row.template_at, &row.lengths_at, &row.answers_at,
+                                     &row.num_lengths, &row.num_answers, &word_begin,
+                                     &num_rows, &row.priority, &never, &PyTuple_Type, &given))
+        return NULL;
+    Prepared *self = (Prepared *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+    row.deadline_ns = row.schedule_by_ns = never;
+    row.count = 1;
+    self->row = row;
+    self->num_rows = num_rows;
+    self->word_begin = word_begin;
+    self->group = Py_NewRef(group);
+    self->future_type = Py_NewRef(future_type);
+    self->tensor_type = Py_NewRef(tensor_type);
+    self->array_type = Py_NewRef(array_type);
+    self->places = Py_NewRef(places);
+    PyTypeObject *group_type = Py_TYPE(group);
+    for (int k = 0; k < NUM_SLOTS; k++)
+        if ((self->slots[k] = offset_of((PyObject *)group_type, SLOTS[k])) < 0)
+            goto failed;
+    if (group_type->tp_dictoffset != 0 || group_type->tp_weaklistoffset != 0 || group_type->tp_itemsize != 0) {
+        PyErr_SetString(PyExc_TypeError, "a group has slots alone");
+        goto failed;
+    }
+    self->given = PyMem_Calloc(PyTuple_GET_SIZE(given) + 1, sizeof(Given));
+    if (self->given == NULL) {
+        PyErr_NoMemory();
+        goto failed;
+    }
+    for (Py_ssize_t k = 0; k < PyTuple_GET_SIZE(given); k++) {
+        self->num_given = (int)k + 1;
+        if (read_given(&self->given[k], PyTuple_GET_ITEM(given, k), &self->num_given_bytes) < 0)
+            goto failed;
+    }
+    return (PyObject *)self;
+failed:
+    Py_DECREF(self);
+    return NULL;
+}
+
+static PyMemberDef prepared_members[] = {
+    {"count", T_LONGLONG, offsetof(Prepared, count), 0, "The number of requests since the graph is known."}, {NULL}};
+
+static PyTypeObject PreparedType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cellrt.native._hand_in.Prepared",
+    .tp_doc = "What requests of one graph have in common.",
+    .tp_basicsize = sizeof(Prepared),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = prepared_new,
+    .tp_dealloc = (destructor)prepared_dealloc,
+    .tp_traverse = (traverseproc)prepared_traverse,
+    .tp_clear = (inquiry)prepared_clear,
+    .tp_members = prepared_members,
+};
+
+/* ---- Copying a request's tensors: 1 if done, 0 if it is not as plain as that, -1 with an error ---- */
+
+static int is_attribute(PyObject *object, int name, PyObject *wanted)
+{
+    PyObject *value = PyObject_GetAttr(object, names[name]);
+    if (value == NULL)
+        return -1;
+    Py_DECREF(value);
+    return value == wanted;
+}
+
+static int is_answer(PyObject *object, int name, PyObject *wanted)
+{
+    PyObject *value = PyObject_CallMethodNoArgs(object, names[name]);
+    if (value == NULL)
+        return -1;
+    Py_DECREF(value);
+    return value == wanted;
+}
+
+static int copy_tensor(const Given *given, PyObject *tensor, char *to)
+{
+    int is_plain = is_attribute(tensor, DTYPE, given->torch_dtype);
+    if (is_plain > 0)
+        is_plain = is_attribute(tensor, REQUIRES_GRAD, Py_False);
+    if (is_plain > 0)
+        is_plain = is_attribute(tensor, IS_CPU, Py_True);
+    if (is_plain <= 0)
+        return is_plain;
+    PyObject *shape = PyObject_GetAttr(tensor, names[SHAPE]);
+    if (shape == NULL)
+        return -1;
+    is_plain = PyObject_RichCompareBool(shape, given->shape, Py_EQ);
+    Py_DECREF(shape);
+    if (is_plain > 0)
+        is_plain = is_answer(tensor, IS_CONTIGUOUS, Py_True);
+    if (is_plain > 0)
+        is_plain = is_answer(tensor, IS_NEG, Py_False);
+    if (is_plain <= 0)
+        return is_plain;
+    PyObject *address = PyObject_CallMethodNoArgs(tensor, names[DATA_PTR]);
+    if (address == NULL)
+        return -1;
+    const void *from = PyLong_AsVoidPtr(address);
+    Py_DECREF(address);
+    if (from == NULL)
+        return PyErr_Occurred() ? -1 : given->num_bytes == 0;
+    memcpy(to, from, given->num_bytes);
+    return 1;
+}
+
+static int copy_array(const Given *given, PyObject *array, char *to)
+{
+    int is_plain = given->numpy_dtype == Py_None ? 0 : is_attribute(array, DTYPE, given->numpy_dtype);
+    if (is_plain <= 0)
+        return is_plain;
+    Py_buffer view;
+    if (PyObject_GetBuffer(array, &view, PyBUF_ND) < 0)
+        return -1;
+    is_plain = view.ndim == given->num_dims && view.len == given->num_bytes;
+    for (int k = 0; is_plain && k < view.ndim; k++)
+        is_plain = view.shape[k] == given->sizes[k];
+    if (is_plain)
+        memcpy(to, view.buf, view.len);
+    PyBuffer_Release(&view);
+    return is_plain;
+}
+
+static int copy_integers(const Given *given, PyObject *list, char *to)
+{
+    if (!given->is_integers || PyList_GET_SIZE(list) != given->sizes[0])
+        return 0;
+    int64_t *numbers = (int64_t *)to;
+    for (Py_ssize_t k = 0; k < given->sizes[0]; k++) {
+        PyObject *number = PyList_GET_ITEM(list, k);
+        if (!PyLong_CheckExact(number))
+            return 0;
+        long long value = PyLong_AsLongLong(number);
+        if (value == -1 && PyErr_Occurred())
+            return -1;
+        numbers[k] = value;
+    }
+    return 1;
+}
+
+static int copy_in(const Prepared *prepared, PyObject *request, char *memory)
+{
+    for (int k = 0; k < prepared->num_given; k++) {
+        const Given *given = &prepared->given[k];
+        PyObject *part = Py_NewRef(request);
+        for (Py_ssize_t j = 0; j < PyTuple_GET_SIZE(given->path); j++) {
+            PyObject *inner = PyObject_GetItem(part, PyTuple_GET_ITEM(given->path, j));
+            Py_DECREF(part);
+            if (inner == NULL)
+                return -1;
+            part = inner;
+        }
+        int is_copied = 0;
+        if ((PyObject *)Py_TYPE(part) == prepared->tensor_type)
+            is_copied = copy_tensor(given, part, memory + given->begin);
+        else if ((PyObject *)Py_TYPE(part) == prepared->array_type)
+            is_copied = copy_array(given, part, memory + given->begin);
+        else if (PyList_CheckExact(part))
+            is_copied = copy_integers(given, part, memory + given->begin);
+        Py_DECREF(part);
+        if (is_copied <= 0)
+            return is_copied;
+    }
+    return 1;
+}
+
+/* ---- The door ---- */
+
+typedef struct {
+    PyObject_HEAD
+    PyObject *models, *gate, *turns, *manager, *crew, *door, *room, *groups, *free, *wake, *places;
+    int64_t *words;
+    Number *submitted;
+    Submission *rows;
+    Tensor *tensors;
+    int64_t max_submissions, max_tensors;
+    int submitted_word, sequence_word;
+    PyObject *rests; /* bytes: the addresses of the words that say whether a worker sleeps; empty: ask Python */
+    int64_t asleep;
+} Door;
+
+#define DOOR_OBJECTS(X) \
+    X(models) X(gate) X(turns) X(manager) X(crew) X(door) X(room) X(groups) X(free) X(wake) X(places) X(rests)
+
+static int door_traverse(Door *self, visitproc visit, void *arg)
+{
+#define VISIT(name) Py_VISIT(self->name);
+    DOOR_OBJECTS(VISIT)
+    return 0;
+}
+
+static int door_clear(Door *self)
+{
+#define CLEAR(name) Py_CLEAR(self->name);
+    DOOR_OBJECTS(CLEAR)
+    return 0;
+}
+
+static void door_dealloc(Door *self)
+{
+    PyObject_GC_UnTrack(self);
+    door_clear(self);
+    Py_TYPE(self)->tp_free((PyObject *)self);
+}
+
+static PyObject *door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
+{
+    static char *keys[] = {"models", "gate", "turns", "manager", "crew", "door", "room", "groups", "free", "wake", "places",
+                           "words_at", "submitted_at", "rows_at", "tensors_at", "max_submissions", "max_tensors",
+                           "submitted", "sequence", "rests", "asleep", NULL};
+    PyObject *models, *gate, *turns, *manager, *crew, *door, *room, *groups, *free, *wake, *places, *rests;
+    long long words_at, submitted_at, rows_at, tensors_at, max_submissions, max_tensors, asleep;
+    int submitted, sequence;
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOO!OOOLLLLLLiiO!L", keys, &PyDict_Type, &models, &gate, &turns,
+                                     &manager, &crew, &door, &room, &PyList_Type, &groups, &free, &wake, &places, &words_at,
+                                     &submitted_at, &rows_at, &tensors_at, &max_submissions, &max_tensors, &submitted,
+                                     &sequence, &PyBytes_Type, &rests, &asleep))
+        return NULL;
+    Door *self = (Door *)type->tp_alloc(type, 0);
+    if (self == NULL)
+        return NULL;
+#define KEEP(name) self->name = Py_NewRef(name);
+    DOOR_OBJECTS(KEEP)
+    self->words = (int64_t *)words_at;
+    self->submitted = (Number *)submitted_at;
+    self->rows = (Submission *)rows_at;
+    self->tensors = (Tensor *)tensors_at;
+    self->max_submissions = max_submissions;
+    self->max_tensors = max_tensors;
+    self->submitted_word = submitted;
+    self->sequence_word = sequence;
+    self->asleep = asleep;
+    return (PyObject *)self;
+}
+
+/* Whether an attribute is what it is while requests are taken; under the gate. */
+static int is_still(PyObject *object, int name, PyObject *wanted)
+{
+    int is_so = is_attribute(object, name, wanted);
+    if (is_so < 0)
+        PyErr_Clear();
+    return is_so > 0;
+}
+
+static Queue *queue_of(PyObject *places)
+{
+    PyObject *address = PyObject_GetAttr(places, names[ADDRESS]);
+    if (address == NULL)
+        return NULL;
+    Queue *queue = PyLong_AsVoidPtr(address);
+    Py_DECREF(address);
+    return queue;
+}
+
+static int has_place(const Queue *queue, int64_t num_rows)
+{
+    return queue->taken + queue->come - queue->ended + 1 <= queue->most &&
+           queue->rows_taken + queue->rows_come - queue->rows_ended + num_rows <= queue->most_rows;
+}
+
+static void take_place(Queue *queue, int64_t num_rows)
+{
+    queue->taken += 1;
+    queue->rows_taken += num_rows;
+}
+
+static PyObject **slot_of(PyObject *object, Py_ssize_t offset) { return (PyObject **)((char *)object + offset); }
+
+static void set_slot(PyObject *object, Py_ssize_t offset, PyObject *value)
+{
+    PyObject *before = *slot_of(object, offset);
+    *slot_of(object, offset) = value;
+    Py_XDECREF(before);
+}
+
+/* A copy of a group, whose type has slots alone. */
+static PyObject *copy_group(PyObject *group)
+{
+    PyTypeObject *type = Py_TYPE(group);
+    PyObject *made = type->tp_alloc(type, 0);
+    if (made == NULL)
+        return NULL;
+    for (Py_ssize_t at = sizeof(PyObject); at < type->tp_basicsize; at += sizeof(PyObject *))
+        *slot_of(made, at) = Py_XNewRef(*slot_of(group, at));
+    return made;
+}
+
+static PyObject *make_future(const Prepared *prepared, PyObject *group, int64_t word_at)
+{
+    PyTypeObject *type = (PyTypeObject *)prepared->future_type;
+    PyObject *future = type->tp_alloc(type, 0), *word = PyLong_FromLongLong(word_at), *zero = PyLong_FromLong(0);
+    if (future == NULL || word == NULL || zero == NULL || PyObject_SetAttr(future, names[OWNER], group) < 0 ||
+        PyObject_SetAttr(future, names[PLACE], zero) < 0 || PyObject_SetAttr(future, names[NUMBER], zero) < 0 ||
+        PyObject_SetAttr(future, names[WORD_AT], word) < 0)
+        Py_CLEAR(future);
+    Py_XDECREF(word);
+    Py_XDECREF(zero);
+    return future;
+}
+
+/* Hand in what is ready, under the gate: 1, or 0 if Python must do it, or -1 with an error. */
+static int hand_in(Door *self, Prepared *prepared, PyObject *model, PyObject *name, PyObject *group, PyObject *future)
+{
+    if (PyDict_GetItemWithError(self->models, name) != model || !is_still(self->turns, STOPPED, Py_None) ||
+        !is_still(self->manager, IS_CLOSING, Py_False) || !is_still(self->crew, HAS_WORKERS, Py_True) ||
+        !is_still(self->door, IS_SHUT, Py_False))
+        return PyErr_Occurred() ? -1 : 0;
+    Queue *all = queue_of(self->places), *own = queue_of(prepared->places);
+    if (all == NULL || own == NULL)
+        return -1;
+    if (!has_place(all, prepared->num_rows) || !has_place(own, prepared->num_rows) || PyObject_Size(self->free) <= 0)
+        return 0;
+    struct timespec now;
+    clock_gettime(CLOCK_MONOTONIC, &now);
+    Submission row = prepared->row;
+    row.arrival_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
+    row.sequence = 1 + __atomic_fetch_add(self->words + self->sequence_word, 1, __ATOMIC_SEQ_CST);
+    row.results_at = (int64_t)PyMemoryView_GET_BUFFER(*slot_of(group, prepared->slots[MEMORY]))->buf;
+    row.word_at = row.results_at + prepared->word_begin;
+    PyObject *sequence = PyLong_FromLongLong(row.sequence), *arrival = PyLong_FromLongLong(row.arrival_ns);
+    PyObject *at = NULL;
+    if (sequence == NULL || arrival == NULL || PyObject_SetAttr(future, names[NUMBER], sequence) < 0 ||
+        (at = PyObject_CallMethodNoArgs(self->free, names[POPLEFT])) == NULL) {
+        Py_XDECREF(sequence);
+        Py_XDECREF(arrival);
+        return -1;
+    }
+    int64_t number = PyLong_AsLongLong(at);
+    set_slot(group, prepared->slots[SEQUENCE], sequence);
+    set_slot(group, prepared->slots[ARRIVAL_NS], arrival);
+    set_slot(group, prepared->slots[ROW], at);
+    self->rows[number] = row;
+    const char *tensors = PyByteArray_AS_STRING(*slot_of(group, prepared->slots[TENSORS]));
+    for (int k = 0; k < prepared->num_given; k++) {
+        Tensor *tensor = &self->tensors[number * self->max_tensors + k];
+        tensor->at = (int64_t)(tensors + prepared->given[k].begin);
+        tensor->kind = prepared->given[k].kind;
+    }
+    PyList_SetItem(self->groups, (Py_ssize_t)number, Py_NewRef(group));
+    take_place(all, prepared->num_rows);
+    take_place(own, prepared->num_rows);
+    int64_t end = self->words[self->submitted_word];
+    self->submitted[end % self->max_submissions] = (Number)number;
+    __atomic_store_n(self->words + self->submitted_word, end + 1, __ATOMIC_SEQ_CST);
+    prepared->count += 1;
+    return 1;
+}
+
+static int must_wake(const Door *self)
+{
+    Py_ssize_t count = PyBytes_GET_SIZE(self->rests) / (Py_ssize_t)sizeof(int64_t);
+    for (Py_ssize_t k = 0; k < count; k++) {
+        int64_t *word = ((int64_t **)PyBytes_AS_STRING(self->rests))[k];
+        if (__atomic_load_n(word, __ATOMIC_SEQ_CST) == self->asleep)
+            return 1;
+    }
+    return count == 0 || !is_still(self->crew, HAS_WORKERS, Py_True);
+}
+
+/* Find what is prepared for a request, by its key: a new reference, or NULL if nothing is. */
+static Prepared *find_prepared(PyObject *model, PyObject *request)
+{
+    PyObject *known = PyObject_GetAttr(model, names[KNOWN_GRAPHS]);
+    Prepared *prepared = NULL;
+    if (known == NULL || !PyTuple_CheckExact(known)) {
+        Py_XDECREF(known);
+        return NULL;
+    }
+    PyObject *key = PyObject_CallOneArg(PyTuple_GET_ITEM(known, 0), request);
+    PyObject *its = key == NULL ? NULL : PyDict_GetItemWithError(PyTuple_GET_ITEM(known, 1), key);
+    if (its != NULL)
+        prepared = (Prepared *)PyObject_GetAttr(its, names[PREPARED]);
+    Py_XDECREF(key);
+    Py_DECREF(known);
+    if (prepared != NULL && !Py_IS_TYPE(prepared, &PreparedType))
+        Py_CLEAR(prepared);
+    return prepared;
+}
+
+/* Whether those who wait for a place come first; under the gate. */
+static int is_in_line(Door *self)
+{
+    PyObject *line = PyObject_GetAttr(self->room, names[LINE]);
+    int is_empty = line != NULL && PyList_CheckExact(line) && PyList_GET_SIZE(line) == 0;
+    Py_XDECREF(line);
+    return !is_empty;
+}
+
+static PyObject *hand_in_by(Door *self, Prepared *prepared, PyObject *model, PyObject *name, PyObject *request,
+                            int may_wait)
+{
+    PyObject *tensors = PyByteArray_FromStringAndSize(NULL, prepared->num_given_bytes);
+    if (tensors == NULL || copy_in(prepared, request, PyByteArray_AS_STRING(tensors)) <= 0) {
+        Py_XDECREF(tensors);
+        return NULL;
+    }
+    PyObject *bytes = PyByteArray_FromStringAndSize(NULL, prepared->word_begin + ALIGNMENT), *memory = NULL;
+    PyObject *group = NULL, *future = NULL, *has_gate = NULL;
+    int is_done = -1;
+    if (bytes == NULL || (memory = PyMemoryView_FromObject(bytes)) == NULL ||
+        (group = copy_group(prepared->group)) == NULL)
+        goto over;
+    int64_t *word = (int64_t *)(PyByteArray_AS_STRING(bytes) + prepared->word_begin);
+    *word = 0;
+    if ((future = make_future(prepared, group, (int64_t)word)) == NULL)
+        goto over;
+    PyObject *const own[] = {self->manager, model, NULL, NULL, memory, tensors, future, NULL};
+    for (int k = 0; k < NUM_SLOTS; k++)
+        if (own[k] != NULL)
+            set_slot(group, prepared->slots[k], Py_NewRef(own[k]));
+    if ((has_gate = PyObject_CallMethodOneArg(self->gate, names[ACQUIRE], Py_False)) == Py_True) {
+        is_done = may_wait && is_in_line(self) ? 0 : hand_in(self, prepared, model, name, group, future);
+        PyObject *released = PyObject_CallMethodNoArgs(self->gate, names[RELEASE]);
+        Py_XDECREF(released);
+    }
+over:
+    Py_XDECREF(tensors);
+    Py_XDECREF(bytes);
+    Py_XDECREF(memory);
+    Py_XDECREF(group);
+    Py_XDECREF(has_gate);
+    if (is_done <= 0)
+        Py_CLEAR(future);
+    return future;
+}
+
+static PyObject *door_call(Door *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
+{
+    PyObject *name, *request, *future = NULL;
+    int may_wait;
+    if (!PyArg_ParseTuple(args, "OOp", &name, &request, &may_wait))
+        return NULL;
+    PyObject *model = PyUnicode_CheckExact(name) ? PyDict_GetItemWithError(self->models, name) : NULL;
+    if (model != NULL) {
+        Py_INCREF(model);
+        Prepared *prepared = find_prepared(model, request);
+        if (prepared != NULL && (prepared->count & (prepared->count + 1)) != 0)
+            future = hand_in_by(self, prepared, model, name, request, may_wait);
+        Py_XDECREF(prepared);
+        Py_DECREF(model);
+    }
+    if (future == NULL) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+            return NULL;
+        PyErr_Clear(); /* Python says what is wrong */
+        Py_RETURN_NONE;
+    }
+    if (must_wake(self)) {
+        PyObject *woken = PyObject_CallNoArgs(self->wake);
+        if (woken == NULL) {
+            Py_DECREF(future);
+            return NULL;
+        }
+        Py_DECREF(woken);
+    }
+    return future;
+}
+
+static PyTypeObject DoorType = {
+    PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cellrt.native._hand_in.Door",
+    .tp_doc = "Hands in a plain request of a known graph: returns its future, or None if Python must do it.",
+    .tp_basicsize = sizeof(Door),
+    .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
+    .tp_new = door_new,
+    .tp_call = (ternaryfunc)door_call,
+    .tp_dealloc = (destructor)door_dealloc,
+    .tp_traverse = (traverseproc)door_traverse,
+    .tp_clear = (inquiry)door_clear,
+};
+
+/* Where each field of the rows is, and how long the rows are, by their names; another layout was compiled for. */
+static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
+{
+#define FIELD(type, name) {#type "." #name, offsetof(type, name)}
+#define SIZE(type) {#type, sizeof(type)}
+    static const struct {
+        const char *name;
+        size_t at;
+    } parts[] = {
+        FIELD(Submission, template_at),  FIELD(Submission, lengths_at),     FIELD(Submission, sessions_at),
+        FIELD(Submission, answers_at),   FIELD(Submission, results_at),     FIELD(Submission, word_at),
+        FIELD(Submission, sequence),     FIELD(Submission, arrival_ns),     FIELD(Submission, deadline_ns),
+        FIELD(Submission, schedule_by_ns), FIELD(Submission, order),        FIELD(Submission, num_lengths),
+        FIELD(Submission, num_answers),  FIELD(Submission, count),          FIELD(Submission, num_admitted),
+        FIELD(Submission, num_answered), FIELD(Submission, priority),       FIELD(Submission, client),
+        FIELD(Submission, is_there),     FIELD(Submission, plan),           FIELD(Submission, id),
+        FIELD(Queue, taken),             FIELD(Queue, rows_taken),          FIELD(Queue, come),
+        FIELD(Queue, rows_come),         FIELD(Queue, ended),               FIELD(Queue, rows_ended),
+        FIELD(Queue, most),              FIELD(Queue, most_rows),           SIZE(Submission),
+        SIZE(Queue),                     SIZE(Number),                      SIZE(Tensor),
+    };
+    PyObject *found = PyDict_New();
+    for (size_t k = 0; found != NULL && k < sizeof(parts) / sizeof(parts[0]); k++) {
+        PyObject *at = PyLong_FromSize_t(parts[k].at);
+        if (at == NULL || PyDict_SetItemString(found, parts[k].name, at) < 0)
+            Py_CLEAR(found);
+        Py_XDECREF(at);
+    }
+    return found;
+}
+
+static PyMethodDef methods[] = {
+    {"layout", layout, METH_NOARGS, "Return where each field of the rows is, and how long the rows are."}, {NULL}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, .m_name = "_hand_in", .m_size = -1, .m_methods = methods};
+
+PyMODINIT_FUNC PyInit__hand_in(void)
+{
+    for (int k = 0; k < NUM_NAMES; k++)
+        if ((names[k] = PyUnicode_InternFromString(NAMES[k])) == NULL)
+            return NULL;
+    PyObject *made = PyModule_Create(&module);
+    if (made == NULL || PyModule_AddType(made, &PreparedType) < 0 || PyModule_AddType(made, &DoorType) < 0)
+        return NULL;
+    return made;
+}
