@@ -1,7 +1,7 @@
 """The fast path of a request: one of a known graph, with nothing asked but its results, is handed in by compiled C.
 
 ``native/hand_in.c`` does what ``Submission.submit`` and ``Door.hand_in`` do for it step by step, in a fifth of their
-time. Where it was not built, or the environment has ``CELLRT_WITHOUT_C=1``, those do it all.
+time. Where it was not built, or the environment has ``CELLRT_FAST_PATH=off``, those do it all.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ ALIGNMENT = 16
 
 def is_built() -> bool:
     """Return whether C may hand requests in here: it was built, and from the tables as they are now."""
-    if _hand_in is None or os.environ.get("CELLRT_WITHOUT_C", "0") not in ("", "0"):
+    if _hand_in is None or os.environ.get("CELLRT_FAST_PATH") == "off":
         return False
     return bool(_hand_in.layout() == LAYOUT)
 
