@@ -15,9 +15,9 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.moves import LIVE, LiveState
 from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_SESSION, NOTICE_STEPS, Notices
 from cellrt.core.state.tables import HOST, MAX_SUBMISSIONS
-from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
 from cellrt.engine.door import Door, Told
+from cellrt.engine.group_admission import Asking, GroupAdmission
 from cellrt.engine.places import Size
 from cellrt.engine.replies import Replies
 from cellrt.engine.request_group import ALONE, NO_INPUTS, Asked, RequestGroup, SessionRecord
@@ -63,7 +63,7 @@ class Requests:
         door: Door,
     ) -> None:
         self._processor, self._sessions, self._replies, self._door = processor, sessions, replies, door
-        self._admission, self._host = Admission(processor, arenas, sessions), arenas[HOST]
+        self._admission, self._host = GroupAdmission(processor, arenas, sessions), arenas[HOST]
         self._unanswered: dict[RequestGroup, None] = {}
         """The groups with requests that are not answered."""
         self._groups: list[RequestGroup | None] = [None] * processor.limits.max_requests

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cellrt.view.spans import RequestSpan, TaskSpan
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan
 
 
 class Admission(NamedTuple):

@@ -20,7 +20,7 @@ Asking: TypeAlias = tuple[RequestGroup, Sequence[int]]
 """Requests of a group that are to be admitted, by their numbers in it."""
 
 
-class Admission:
+class GroupAdmission:
     """Admits groups of requests; called by the holder of the turn.
 
     Args:
