@@ -1,10 +1,10 @@
 """Transformers with learned positions, as cells: encoders of sentences, and encoder-decoders.
 
-    rows = scale * embedding(token) + positions(position);  each layer;  rows of an encoder see each other, both ways
+    rows = scale * embedding(token) + positions(position), then all layers
 
-(Vaswani et al. 2017; Devlin et al. 2019.) An encoder takes whole sequences, without padding: a task has any number of
-them one behind the other. The keys and values that a decoder's cross-attention reads are made once, with the encoder's
-last layer, and kept in pages.
+(Vaswani et al. 2017; Devlin et al. 2019.) Rows of an encoder attend to all rows of their sequence. An encoder takes
+whole sequences, without padding: a task has any number of them, one after the other. The keys and values that a
+decoder's cross-attention reads are computed once, after the encoder's last layer, and kept in pages.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class StackSizes:
 
     Attributes:
         vocabulary, positions, hidden, inner, layers, heads: sizes; ``positions`` is the longest sequence.
-        activation: of the two linear layers.
-        epsilon: of the norms.
-        scale: of the embedding.
-        norms_first: whether the rows are normed before the first layer, as in BERT.
+        activation: the activation between a layer's two linear maps.
+        epsilon: the epsilon of the layer norms.
+        scale: the factor of the embedding.
+        norms_first: True if rows pass through a layer norm before the first layer, as in BERT.
     """
 
     vocabulary: int
@@ -75,7 +75,7 @@ class SizesOfStack(Protocol):
 
 
 class LayerStack(nn.Module):
-    """Layers of an encoder, or of a decoder with cross-attention, and what is before and behind them."""
+    """The layers of an encoder, or of a decoder with cross-attention, and the modules before and after them."""
 
     embedding: nn.Embedding
     layers: nn.ModuleList
@@ -92,8 +92,10 @@ class LayerStack(nn.Module):
         memory: Sequence[Pages | None] | None,
         readers: Spans | None,
     ) -> Tensor:
-        """Return rows ``[rows, hidden]`` behind all layers; ``pages`` and ``memory`` of each layer, for a decoder,
-        and ``readers`` as ``TransformerLayer`` takes it.
+        """Return the rows ``[rows, hidden]`` after all layers.
+
+        A decoder needs ``pages``, its keys and values, and ``memory``, those of cross-attention, for each layer.
+        ``readers`` is an argument of ``TransformerLayer``.
         """
         none = [None] * len(self.layers)
         for layer, own, read in zip(self.layers, pages or none, memory or none):
@@ -102,7 +104,7 @@ class LayerStack(nn.Module):
 
 
 class TransformerStack(LayerStack):
-    """Layers with the norm last: of an encoder, or with ``is_decoder`` causal and with cross-attention."""
+    """Layers with the norm after each part: of an encoder, or, with ``is_decoder``, causal with cross-attention."""
 
     def __init__(self, sizes: StackSizes, *, is_decoder: bool = False) -> None:
         super().__init__(sizes)
@@ -131,9 +133,9 @@ class TransformerStack(LayerStack):
         memory: Sequence[Pages | None] | None = None,
         readers: Spans | None = None,
     ) -> Tensor:
-        """Return tokens int64 ``[rows]`` -> ``[rows, hidden]``; ``pages`` and ``memory`` of each layer, for a decoder.
+        """Return the rows ``[rows, hidden]`` after all layers, for ``tokens`` int64 ``[rows]``.
 
-        ``readers`` is as ``TransformerLayer`` takes it.
+        The other arguments are those of ``_run``.
         """
         x: Tensor = self.embedding(tokens) * self.scale + self.positions(spans.positions)
         if self.norm is not None:
@@ -142,10 +144,10 @@ class TransformerStack(LayerStack):
 
 
 class SentenceEncoder(nn.Module):
-    """An embedding of each sentence (Reimers and Gurevych 2019), which every row of it has.
+    """Computes an embedding of each sentence (Reimers and Gurevych 2019); every row of a sentence returns it.
 
-    It is the mean of the encoder's rows or, with ``pooling`` "first", the row of the first token; of length 1, unless
-    ``is_normed`` is False.
+    It is the mean of the encoder's rows or, with ``pooling`` "first", the row of the first token. It is scaled to
+    length 1, unless ``is_normed`` is False.
     """
 
     def __init__(self, encoder: LayerStack, pooling: Pooling = "mean", is_normed: bool = True) -> None:
@@ -154,7 +156,7 @@ class SentenceEncoder(nn.Module):
         self.pooling, self.is_normed = pooling, is_normed
 
     def forward(self, token: Tensor, sentence: cellrt.Spans) -> Tensor:
-        """``[rows, hidden]``."""
+        """Return the embedding of each row's sentence, ``[rows, hidden]``."""
         rows = self.encoder(token, Spans(sentence.offsets, sentence.positions))
         if self.pooling == "first":
             found: Tensor = rows[sentence.offsets[:-1].long()]
@@ -167,7 +169,7 @@ class SentenceEncoder(nn.Module):
 
 
 class SourceEncoder(nn.Module):
-    """An encoder that appends to ``memory`` what each layer of a decoder reads: rows ``[layers, 2, heads, size]``."""
+    """An encoder that appends to ``memory`` the keys and values for a decoder: rows ``[layers, 2, heads, size]``."""
 
     def __init__(self, encoder: LayerStack, readers: Sequence[CrossAttention]) -> None:
         super().__init__()
@@ -191,7 +193,7 @@ def _memory_of(reader: nn.Module, rows: Tensor) -> tuple[Tensor, Tensor]:
 
 
 class GreedyDecoder(nn.Module):
-    """A decoder's step: the likeliest next token."""
+    """A decoder's step, which chooses the likeliest next token."""
 
     def __init__(self, decoder: LayerStack, head: nn.Module, end_token: int) -> None:
         super().__init__()
@@ -199,7 +201,10 @@ class GreedyDecoder(nn.Module):
         self.longest_span = decoder.sizes.positions
 
     def forward(self, token: Tensor, kv: PagedRows, memory: PagedRows) -> NextToken:
-        """``token`` int64 ``[rows]``; rows of ``kv`` and ``memory`` are ``[layers, 2, heads, size]``."""
+        """Return the next token of each row.
+
+        ``token`` is int64 ``[rows]``; rows of ``kv`` and ``memory`` are ``[layers, 2, heads, size]``.
+        """
         spans = Spans(kv.offsets, kv.positions)
         rows = self.decoder(token, spans, pages_of_layers(kv), pages_of_layers(memory))
         best, logprob = likeliest(self.head(rows))
@@ -207,8 +212,13 @@ class GreedyDecoder(nn.Module):
 
 
 class EncoderDecoder(NamedTuple):
-    """The two cells of an encoder-decoder: one with inputs ``token``, ``source`` and ``memory``, which it appends to;
-    and one with ``token``, ``kv`` and ``memory``, which it reads, and outputs as ``NextToken``."""
+    """The two cells of an encoder-decoder.
+
+    Attributes:
+        encoder: has the inputs ``token``, ``source`` and ``memory``, to which it appends.
+        decoder: has the inputs ``token``, ``kv``, to which it appends, and ``memory``, which it reads; its outputs are
+            those of ``NextToken``.
+    """
 
     encoder: Cell
     decoder: Cell
@@ -223,9 +233,9 @@ def sentence_encoder(
     max_batch: int = 64,
     max_batch_rows: int = 1024,
 ) -> Cell:
-    """Return a cell that reads whole sentences: inputs ``token`` and ``sentence``, output ``output``, as of
-    ``SentenceEncoder``.
+    """Return a cell that computes an embedding of each sentence, by ``SentenceEncoder``.
 
+    Its inputs are ``token`` and ``sentence``, a span that is never cut; its output is ``output``.
     ``max_batch`` and ``max_batch_rows`` are the most sentences and tokens of a task; no sentence may be longer.
     """
     inputs = {"token": token, "sentence": span(whole=True)}
@@ -248,10 +258,10 @@ def encoder_decoder_cells(
 
     Args:
         encoder, decoder: the stacks; the second was made with ``is_decoder``.
-        head: from the decoder's rows to logits.
-        end_token: the one that ends a text.
-        name: of the model, for the cells' names.
-        page_size: tokens of a page.
+        head: maps the decoder's rows to logits.
+        end_token: the token that ends a text.
+        name: the beginning of the cells' names.
+        page_size: the tokens of a page.
         max_batch, max_batch_rows: the most requests and tokens of a task; no source may be longer.
     """
     own: nn.Module = head

@@ -24,15 +24,16 @@ SHELVES = ("cells", "unfolders", "kernels")
 """Folders of the root that are installed as packages of cellrt."""
 
 INTRODUCTION = """\
-# The rooms
+# Source files
 
 <!-- Made by `python -m tools.rooms` from the modules' own docstrings: change those. -->
 
-Each folder is one concern, each file one job. Imports go downwards in this picture, never up; a contract in
-`pyproject.toml` keeps it so, and an import that still goes up is red and dashed. The shelves `cells/`, `unfolders/` and
-`kernels/` build on these rooms. [The way of a request](architecture.md) leads through them from top to bottom.
+Each folder is one concern, and each file has one job. A folder imports only those below it in this picture. A contract
+of the linter (`pyproject.toml`) checks this, and an import that still goes up is red and dashed. The ready-made parts
+in `cells/`, `unfolders/` and `kernels/` build on these folders. [Architecture](architecture.md) follows a request
+through them.
 
-![The rooms of cellrt, from top to bottom, and who imports whom](images/rooms.svg)
+![The folders of cellrt from top to bottom, and their imports](images/rooms.svg)
 """
 
 
@@ -131,7 +132,7 @@ def picture() -> str:
         path = f"M{right} {start:g}C{right + reach} {start:g} {right + reach} {end:g} {right + 4} {end:g}"
         elements.append(svg.arrow(path, colour=colour, width=min(3.0, 0.7 + 0.2 * count), is_dashed=distance < 0))
     full_height = top + len(rooms) * pitch + 8
-    title = "The rooms of cellrt, and who imports whom"
+    title = "The folders of cellrt, and their imports"
     return svg.picture(790, full_height, title, elements, (*svg.COLOURS, UPWARD))
 
 

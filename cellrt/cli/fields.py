@@ -1,8 +1,8 @@
-"""Options of a command that come from the fields of records: their names, types, bounds and help are said once, there.
+"""Make options of a command from the fields of dataclasses, with their names, types and help.
 
-A field ``page_bytes`` is the option ``--page-bytes``; a field of a record within, as ``max_wait_s`` of ``scheduler``,
-``--scheduler-max-wait-s``. The environment and a TOML file have the same names; the file may have a table for a record
-within, ``[scheduler]``. What is not given is as the record has it.
+A field ``page_bytes`` becomes the option ``--page-bytes``. A field of a nested dataclass, such as ``max_wait_s`` of
+``scheduler``, becomes ``--scheduler-max-wait-s``. Options have the same names in the environment and in a TOML file;
+the file may have a table for a nested dataclass, ``[scheduler]``. An option that is not given has the field's default.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from typing import Annotated, Any, NamedTuple, get_args, get_type_hints
 import typer
 
 MOST, LONGEST_S = 1 << 48, 1e9
-"""The largest numbers that are taken, and the longest times."""
+"""The largest integer that an option takes, and the longest time in seconds."""
 MAY_BE_ZERO = ("loops_ahead", "max_resident")
-"""Numbers that mean something as 0."""
+"""The options with an integer that may be 0."""
 
 
 class Field(NamedTuple):
-    """A field that is an option: the record that it is in, empty for the outermost, its name, type and help."""
+    """A field that is an option: the nested dataclass that it is in (or an empty text), its name, type and help."""
 
     table: str
     name: str
@@ -52,8 +52,9 @@ class Field(NamedTuple):
 
 
 def fields_of(record: type[Any], without: tuple[str, ...] = (), table: str = "") -> list[Field]:
-    """Return the fields of a dataclass whose fields have defaults, and of those within, but for some by the names of
-    their options.
+    """Return the fields of a dataclass, and of dataclasses nested in it; all have defaults.
+
+    Leave out the fields whose options have a name in ``without``.
     """
     found, types, helps = [], get_type_hints(record), helps_of(record)
     for field in dataclasses.fields(record):
@@ -82,7 +83,7 @@ def helps_of(record: type[Any]) -> dict[str, str]:
 
 
 def made_of(record: type[Any], given: Mapping[str, Any], table: str = "") -> Any:
-    """Return the record, with what is given by names of options; None: as it has it. Raises what the record raises."""
+    """Return a record made of options by name; None or no option: the default. Raise the errors of the record."""
     parts = {}
     for name, kind in get_type_hints(record).items():
         option = f"{table}_{name}" if table else name
@@ -94,7 +95,7 @@ def made_of(record: type[Any], given: Mapping[str, Any], table: str = "") -> Any
 
 
 def with_fields(fields: list[Field], name: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    """Let a command take options of fields; it gets them all in the argument of that name."""
+    """Let a command take fields as options; it gets a dict of them all in its argument ``name``."""
 
     def decorate(command: Callable[..., None]) -> Callable[..., None]:
         own = inspect.signature(command, eval_str=True)

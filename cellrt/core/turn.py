@@ -1,7 +1,7 @@
-"""What a worker's turn does to the tables: a task that it finished is completed and requests leave with their results,
-new requests join, and the worker's next tasks are formed.
+"""The steps of a worker's turn on the scheduler's tables: complete a task, admit requests, form the next tasks.
 
-Compiled code that runs tasks calls these itself (``worker/cpu/run_tasks.py``); Python calls them through the processor.
+When a task is completed, requests that are done leave with their results. Compiled code that runs tasks calls these
+functions itself (``worker/cpu/run_tasks.py``); Python calls them through the processor.
 """
 
 from __future__ import annotations
@@ -20,34 +20,36 @@ _join, _leave = door.join, door.leave
 
 @compiled
 def take_in(t: Tables, task_id: int, busy_ns: int, now_ns: int, notices: Matrix) -> int:
-    """Complete a task that is finished, and let requests leave; return the number of notices that are for Python. See
-    ``completion.complete`` and ``door.leave``."""
+    """Complete a finished task, and let requests leave; return the number of notices for Python.
+
+    See ``completion.complete`` and ``door.leave``.
+    """
     t.settings[0].now_ns = now_ns
     return _leave(t, notices, _complete(t, task_id, busy_ns, notices, 0), now_ns)
 
 
 @compiled
 def let_in(t: Tables, now_ns: int) -> bool:
-    """Have requests join; return whether all that were handed in have. See ``door.join``."""
+    """Admit requests; return whether all that were handed in are admitted. See ``door.join``."""
     t.settings[0].now_ns = now_ns
     return _join(t)
 
 
 @compiled
 def is_late(t: Tables, now_ns: int) -> bool:
-    """Return whether requests may be late, which Python ends."""
+    """Return whether requests may be late; Python ends those that are."""
     return t.door[LATE_AT] != 0 and now_ns > t.door[LATE_AT]
 
 
 @compiled
 def has_untold(t: Tables) -> bool:
-    """Return whether there are answers that clients were not told of in Python."""
+    """Return whether there are answers of which Python has not notified clients yet."""
     return load(t.door, TOLD) < load(t.door, ANSWERS)
 
 
 @compiled
 def must_tell(t: Tables, now_ns: int, after_ns: int) -> bool:
-    """Return whether clients must be told of answers: some ask for it, or there are many, or the first is so old."""
+    """Return whether Python must notify clients: one asks for it, answers are many, or one is ``after_ns`` old."""
     told, answers = load(t.door, TOLD), load(t.door, ANSWERS)
     if told == answers:
         return False
@@ -58,12 +60,12 @@ def must_tell(t: Tables, now_ns: int, after_ns: int) -> bool:
 
 @compiled
 def has_news(t: Tables) -> bool:
-    """Return whether clients of this process have handed in what no turn has seen."""
+    """Return whether clients of this process have handed in requests that no turn has seen."""
     return t.door[TAKEN] < load(t.door, SUBMITTED)
 
 
 @compiled
 def form_tasks(t: Tables, worker: int, idle_workers: int, now_ns: int, task_ids: Rows[int]) -> int:
-    """Forms tasks for a worker; returns their number. See ``schedule.schedule``."""
+    """Form tasks for a worker; return their number. See ``schedule.schedule``."""
     t.settings[0].idle_workers, t.settings[0].now_ns = idle_workers, now_ns
     return _schedule(t, worker, task_ids)

@@ -1,7 +1,8 @@
-"""Requests that coroutines submit together are handed in together, and answers that come together wake the loop once.
+"""Collect the requests that coroutines submit in one round of their event loop, and hand them in together.
 
-What coroutines of a loop ask between two of its rounds goes as one bulk: one admission, in another process one packet
-and one wake-up. Under load that is most of it. What cannot be taken as a whole is tried one by one.
+Together they need one admission, and in another process one packet and one wake-up. Under load these are most of what a
+request costs. If the engine refuses the requests as a whole, each is handed in by itself. Answers that come together
+wake the event loop once.
 """
 
 from __future__ import annotations
@@ -23,18 +24,18 @@ Submit: TypeAlias = Callable[
     [str, Sequence[Any], Sequence[Any] | None, Due, int],
     Sequence[RequestFuture],
 ]
-"""Hands in requests of a model, of sessions if they have some, with their deadlines and a priority: all or none."""
+"""A function that hands in requests of a model, all or none: with their sessions or None, deadlines and priority."""
 Alone: TypeAlias = Callable[[], None] | None
-"""Hands a request in again, by itself; None: it was."""
+"""A function that hands a request in again, by itself; None if that was done or may not be done."""
 Waiter: TypeAlias = asyncio.Future[tuple[Result | CellrtError, RequestFuture]]
-"""How a request ended that was submitted, with its future."""
+"""A future of the event loop, which gets a request's results or error, and the request's future."""
 
 OF_ALL = (RequestTooLargeError, OverloadError)
-"""How another process refuses a bulk as a whole, of which some may have places."""
+"""The errors with which another process refuses all requests of a round, though it has room for some."""
 
 
 class Waiting(NamedTuple):
-    """A request that is about to be handed in, and who waits for it."""
+    """A request that is not handed in yet, and the future that its coroutine waits for."""
 
     request: Any
     session: Any
@@ -42,31 +43,31 @@ class Waiting(NamedTuple):
 
 
 Alike: TypeAlias = tuple[Submit, str, Due, int, bool]
-"""What requests have in common that go together: the last is whether they have sessions."""
+"""The properties that requests share which are handed in together; the last is True if they have sessions."""
 
 
 class Round:
-    """What coroutines of one loop have asked since it last handed something in."""
+    """The requests that coroutines of one loop have submitted since the last were handed in."""
 
     def __init__(self) -> None:
         self.groups: dict[Alike, list[Waiting]] = {}
         self.sessions: set[object] = set()
 
     def take(self) -> dict[Alike, list[Waiting]]:
-        """What was asked, which is forgotten."""
+        """Return the requests, and forget them here."""
         groups, self.groups = self.groups, {}
         self.sessions.clear()
         return groups
 
 
 class Collector:
-    """See the module. For any number of loops, each in its thread."""
+    """Collects and hands in requests, for any number of event loops, each in its thread."""
 
     def __init__(self) -> None:
         self._rounds: WeakKeyDictionary[asyncio.AbstractEventLoop, Round] = WeakKeyDictionary()
 
     async def infer(self, submit: Submit, model: str, request: Any, session: Any, due: Due, priority: int) -> Result:
-        """The results of a request; cancelling the task cancels the request."""
+        """Submit a request and return its results; cancelling the task cancels the request."""
         outcome, _ = await self.submit(submit, model, request, session, due, priority)
         if isinstance(outcome, CellrtError):
             try:
@@ -76,9 +77,10 @@ class Collector:
         return outcome
 
     def submit(self, submit: Submit, model: str, request: Any, session: Any, due: Due, priority: int) -> Waiter:
-        """What a request comes to, of a session of this process or (None) of none; cancelling it cancels the request.
+        """Return a future of the loop for a request's outcome; cancelling it cancels the request.
 
-        What submitting raises comes from it, too. What one loop asks of a session goes in order.
+        ``session`` is a session of this process, or None. If submitting raises an error, the future gets it. Requests
+        that one loop submits to one session are handed in in this order.
         """
         loop = asyncio.get_running_loop()
         waiter: Waiter = loop.create_future()
@@ -98,9 +100,9 @@ class Collector:
         return waiter
 
     def flush(self) -> None:
-        """Hands in what coroutines of the loop that runs here have asked so far: before what must come after it."""
+        """Hand in the requests of the loop that runs in this thread now, before a call that must come after them."""
         if self._rounds:
-            with suppress(RuntimeError):  # none runs here
+            with suppress(RuntimeError):  # no loop runs in this thread
                 loop = asyncio.get_running_loop()
                 if (current := self._rounds.get(loop)) is not None:
                     _hand_in(current, loop)
@@ -114,25 +116,25 @@ def _hand_in(current: Round, loop: asyncio.AbstractEventLoop) -> None:
             together = groups.pop(alike)
             _hand_in_some(loop, alike, [one for one in together if not one.waiter.done()])
     finally:
-        if groups:  # something was raised that is no error: the others are handed in all the same
+        if groups:  # KeyboardInterrupt or SystemExit was raised: the others are handed in all the same
             for alike, together in groups.items():
                 current.groups.setdefault(alike, [])[:0] = together
             loop.call_soon(_hand_in, current, loop)
 
 
 def _hand_in_some(loop: asyncio.AbstractEventLoop, alike: Alike, together: Sequence[Waiting]) -> None:
-    """Hands in all, or, if that cannot be, each by itself."""
+    """Hand in all requests together, or each by itself if the engine refuses them together."""
     if not together:
         return
     submit, model, due, priority, have_sessions = alike
     try:
         sessions = [one.session for one in together] if have_sessions else None
         futures = submit(model, [one.request for one in together], sessions, due, priority)
-    except BaseException as error:  # whatever it is, nobody else would tell those who wait
+    except BaseException as error:  # any error: nothing else would tell the coroutines that wait
         if len(together) > 1 and isinstance(error, CellrtError):
             for one in together:
                 _hand_in_some(loop, alike, [one])
-        else:  # they may have been handed in: never again
+        else:  # the requests may have been handed in: they must not be handed in again
             for one in together:
                 if not one.waiter.done():
                     one.waiter.set_exception(error)
@@ -148,9 +150,9 @@ def _hand_in_some(loop: asyncio.AbstractEventLoop, alike: Alike, together: Seque
 
 
 def _note_end(mailbox: Mailbox, waiter: Waiter, alone: Alone, future: Future[Result]) -> None:
-    """In a thread of the engine's: leaves the end to the loop."""
+    """Leave the end of a request to the event loop; called in a thread of the engine."""
     if isinstance(future, RequestFuture):
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed: no coroutine waits there any more
             mailbox.put(partial(_tell, waiter, alone, future))
 
 

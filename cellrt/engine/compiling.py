@@ -22,7 +22,7 @@ from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.engine.announce import Announcement
-from cellrt.engine.options import check_choice
+from cellrt.engine.option_checks import check_choice
 from cellrt.worker.service_thread import ServiceThread
 
 CompileMode = Literal["off", "background", "wait"]

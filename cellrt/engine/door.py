@@ -1,5 +1,4 @@
-"""How clients of this process hand requests in that join and leave without Python (``core/requests/door.py``), and how
-they are told."""
+"""The submissions of clients of this process that join and leave without Python (``core/requests/door.py``)."""
 
 from __future__ import annotations
 
@@ -48,7 +47,8 @@ class Told(NamedTuple):
     """Requests of a model that have their results.
 
     Attributes:
-        ended: of those that were submitted together who is told, their numbers, and where the results are.
+        ended: of those that were submitted together the receiver of their ends, their numbers, and the group and number
+            of the first in it.
         arrivals_ns, started_ns, ended_ns: when they arrived, and how many then; when the first task of each was
             submitted; when each ended.
         num_rows, rows_come: nodes of each that came from this process, and of each that came from another.
@@ -100,13 +100,13 @@ class Door:
         self._groups: list[RequestGroup | None] = [None] * MAX_SUBMISSIONS
         self._free, self._memory = deque(range(MAX_SUBMISSIONS)), _Memory()
         self.due: deque[RequestGroup] = deque()
-        """Those with deadlines that no turn in Python has seen."""
+        """The groups with deadlines that no turn in Python has seen."""
         self.is_shut = False
-        """Whether everything is handed in to Python, as of an engine that keeps a timeline."""
+        """True if everything is handed in to Python, as of an engine that keeps a timeline."""
 
     @property
     def has_answers(self) -> bool:
-        """Whether there are answers that clients were not told of."""
+        """True if there are answers that clients were not told of."""
         return bool(self._words.item(TOLD) < self._words.item(ANSWERS))
 
     @property
@@ -127,11 +127,11 @@ class Door:
 
     @property
     def is_empty(self) -> bool:
-        """Whether nothing is here: handed in, running or to be told."""
+        """True if nothing is here: handed in, running or to be told."""
         return len(self._free) == MAX_SUBMISSIONS and self.regions.is_empty
 
     def take_sequences(self, count: int) -> int:
-        """The first of so many numbers, which tell in which order requests came; from any thread."""
+        """Return the first of so many numbers, which tell in which order requests came; from any thread."""
         return 1 + int(added(self._words, SEQUENCE, count))
 
     def hand_in(self, groups: Sequence[RequestGroup]) -> bool:
@@ -200,7 +200,7 @@ class Door:
         )
 
     def _sessions_at(self, group: RequestGroup) -> int:
-        """Where the sessions of requests and their tickets are; 0: they have none."""
+        """Return the address of the sessions of requests and their tickets; 0: they have none."""
         if group.sessions is None:
             return 0
         group.tickets = array("q", [word for record in group.sessions for word in (record.id, record.ticket)])
@@ -216,19 +216,19 @@ class Door:
         return [group for group in found if group is not None]
 
     def whose(self, request: int) -> RequestGroup | None:
-        """The submission that a request came with, by its id in the processor; None: Python admitted it."""
+        """Return the submission that a request came with, by its id in the processor; None: Python admitted it."""
         row = self._requests.item(request) - 1
         if row >= MAX_SUBMISSIONS:
             return self.regions.group_of(row)
         return self._groups[row] if row >= 0 else None
 
     def all(self) -> Iterator[RequestGroup]:
-        """Every submission of this process that is here and was handed in: a client may be about to hand in others."""
+        """Return every submission of this process that was handed in and is here; a client may be handing in others."""
         is_there = self._table["is_there"]
         return (group for row, group in enumerate(self._groups) if group is not None and is_there[row])
 
     def num_admitted(self, group: RequestGroup) -> int:
-        """How many requests of a submission that is here were admitted."""
+        """Return the number of requests of a submission that is here which were admitted."""
         return int(self._table["num_admitted"][group.row])
 
     def give_up(self, group: RequestGroup) -> None:
@@ -319,7 +319,7 @@ class Door:
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[range]:
-    """Numbers that follow each other, in ascending order."""
+    """Yield the runs of numbers that follow each other, in ascending order."""
     first = before = numbers[0]
     if numbers[-1] - first == len(numbers) - 1:
         yield range(first, first + len(numbers))

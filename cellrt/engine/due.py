@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from cellrt.engine.options import LONGEST_S
+from cellrt.engine.option_checks import LONGEST_S
 from cellrt.errors import RequestError
 from cellrt.numbers import as_real
 

@@ -1,4 +1,4 @@
-"""The engine: what a user talks to. Safe from many threads and from asyncio; several engines live in one process."""
+"""The engine, which a user calls. It is safe from threads and asyncio; a process may have several engines."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.occupancy import ready_nodes, rows_by_place, session_bytes_by_place
-from cellrt.engine.options import check_instance, check_number_or_none, check_numbers, check_workers
+from cellrt.engine.option_checks import HandIn, check_instance, check_number_or_none, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
@@ -168,16 +168,19 @@ class Engine(Serving):
             manager.teach,
         )
         turns = manager.turns
-        calls = turns.take, turns.has_news, turns.note_end  # not the manager's, which would be held by what it holds
+        calls = turns.take, turns.has_news, turns.note_end  # methods of the manager would make a cycle of references
         ring = self._processor, turns.words, queue_depth
         make = worker_maker(devices, options, arenas, shared, registry.types, *ring, *calls, threads_per_worker)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, chosen.admit_by)
-        self._hand_in_fast = self._submission.hand_in
-        # Futures and sessions hold their engine: nobody waits for one that is dropped.
+        # Futures and sessions refer to their engine: no client waits for one that is dropped.
         weakref.finalize(self, _abandon, manager, self._compiler).atexit = False
         weakref.finalize(self, HEAP.release, id(self)).atexit = False
+
+    @property
+    def _hand_in_fast(self) -> HandIn:
+        return self._submission.hand_in
 
     def __repr__(self) -> str:
         forms = forms_told(dict(self._registry.types), self._compiler.why_eager)
@@ -194,7 +197,7 @@ class Engine(Serving):
         max_batch: dict[str, int] | None = None,
         replace: bool = False,
     ) -> None:
-        """Registers a model: unfolds its example, adds its cells, allocates arenas, measures its cells.
+        """Register a model: unfold its example, add its cells, allocate arenas, measure its cells.
 
         Args:
             model: as made by ``cellrt.unfold``.
@@ -207,15 +210,15 @@ class Engine(Serving):
             replace: take the place of the model of that name, to serve new weights, say: requests from now on go to
                 this one; those before, and sessions that are open, go on with the old one to their end. None is lost.
 
-        Raises DefinitionError if the example does not unfold, ``priorities`` or ``max_batch`` name no cell of it, an
-        option is no such thing, or rows of a cell influence each other, unless it was made with ``row_wise=False``;
-        RequestError in a future's callback; EngineClosedError.
+        Raise DefinitionError if the example does not unfold, if ``priorities`` or ``max_batch`` name no cell of it, if
+        an option has no valid value, or if rows of a cell influence each other, unless it was made with
+        ``row_wise=False``; RequestError in a future's callback; EngineClosedError.
         """
         if not isinstance(model, Unfolder):
             raise DefinitionError(f"register: expected what @cellrt.unfold makes, got {type(model).__name__}")
         how = check_registration(priorities, warm_up, max_queue, max_queue_rows, max_batch, replace)
         limit = QueueLimit(how.max_queue, how.max_queue_rows)
-        self._manager.refuse_in_callback()  # before the lock: whoever holds it waits for a turn
+        self._manager.refuse_in_callback()  # before the lock, whose holder waits for a turn
         with self._register_lock:
             known = self._models.get(model.name)
             if known is not None and not replace:
@@ -229,7 +232,7 @@ class Engine(Serving):
                 HEAP.freeze(id(self), self._manager.num_retired)
 
     def _adopt_forms(self) -> None:
-        """Has requests from now on use the forms that were made meanwhile; those before end with what they began with.
+        """Have new requests use the forms that were made meanwhile; earlier requests keep the forms they began with.
 
         Called by the compiler's thread.
         """
@@ -243,10 +246,11 @@ class Engine(Serving):
                     self._registrar.on_renewed(name)
 
     def unregister(self, model: str) -> None:
-        """Takes a model out: its name is unknown from now on.
+        """Take a model out: its name is unknown from now on.
 
         Requests submitted before run to their end, then its sessions end with SessionError, and cells that no other
-        model uses are given up; nobody waits. Raises UnknownModelError, EngineClosedError, RequestError in a callback.
+        model uses are freed. The call does not wait for that. Raise UnknownModelError, EngineClosedError, and
+        RequestError in a future's callback.
         """
         self._manager.refuse_in_callback()
         with self._register_lock:
@@ -293,17 +297,17 @@ class Engine(Serving):
     def session(
         self, model: str, id: str | None = None, *, state: bytes | None = None, must_be_open: bool = False
     ) -> Session:
-        """The open session of a model with that id, or a new one (with a random id if none is given).
+        """Return the open session of a model with that id, or a new one (with a random id if none is given).
 
         Args:
             model: name of a registered model that keeps state: see ``Graph.chain(keep=True)``.
             id: chosen by the client; ids of different models have nothing to do with each other.
-            state: what ``Session.export`` gave; the session goes on from there.
+            state: the bytes that ``Session.export`` returned; the session goes on from there.
             must_be_open: raise SessionError instead of opening a new one.
 
-        Raises UnknownModelError, OverloadError if too many sessions are open or ``state`` finds no room, RequestError
-        if the model keeps no state, SessionError if ``state`` is not one of this model's cells, and RequestError with
-        one in a future's callback.
+        Raise UnknownModelError, OverloadError if too many sessions are open or ``state`` finds no room, RequestError
+        if the model keeps no state, SessionError if ``state`` is not one of this model's cells, and RequestError if
+        ``state`` is given in a future's callback.
         """
         if state is not None:
             self._manager.refuse_in_callback()
@@ -327,25 +331,27 @@ class Engine(Serving):
         return made
 
     def graph(self, model: str, request: Any) -> CellGraph:
-        """The cell graph of a request, to look at; nothing is run."""
+        """Return the cell graph of a request, to look at; nothing is run."""
         bound = self._submission.model(model)
         recorded = bound.unfolder.record(bound, request)
         bound.plan_of(recorded)
         return CellGraph(recorded.program, {made.id: made.cell for made in list(self._registry.types.values())})
 
     def drain(self, timeout: float | None = None) -> bool:
-        """Waits until every submitted request has ended, what ran for it too, and its callbacks have run; False after
-        ``timeout`` seconds, or if the engine failed. Waits for nothing in a forked process. Raises RequestError in a
-        future's callback. The end of a ``with`` waits so without limit: for a cell that hangs use ``close(timeout)``.
+        """Wait until every submitted request has ended, its tasks too, and its callbacks have run.
+
+        Return False after ``timeout`` seconds, or if the engine failed. In a forked process it does not wait. Raise
+        RequestError in a future's callback. The end of a ``with`` block waits in this way without a limit; if a cell
+        hangs, use ``close(timeout)``.
         """
         self._collector.flush()
         return self._manager.drain(None if timeout is None else check_timeout(timeout))
 
     def close(self, timeout: float = CLOSE_S) -> None:
-        """Ends the engine: requests that are not done end with EngineClosedError; threads end. May be called twice.
+        """End the engine: requests that are not done end with EngineClosedError; threads end. It may be called twice.
 
-        Waits at most ``timeout`` seconds in all for a cell that runs; its thread then ends after it. In a forked
-        process nothing ends: the engine is the parent's.
+        Wait at most ``timeout`` seconds in all for cells that run; a cell that runs longer keeps its thread until it is
+        done. In a forked process nothing ends: the engine is the parent's.
         """
         if self._manager.turns.is_parents:
             return
@@ -359,23 +365,20 @@ class Engine(Serving):
         HEAP.release(id(self))
 
     def statistics(self) -> dict[str, Any]:
-        """Counts so far: requests by end, in all and by model, with latency, queueing and computation time of the last
-        requests; tasks, nodes and mean batch by cell; sessions.
+        """Return counts since the start: requests by end, in all and by model, with times of the last requests.
 
-        ``form``: what runs a cell's tasks on a CPU, or "eager" and why its module does.
-        ``retried``: tasks of a cell that failed and were tried again in halves, to find the rows to blame.
-
-        ``workers``: by location, seconds busy and what its device counted (``CudaWorker.counts``).
-
-        ``policy_errors``: how often a function of the policy raised, and the order of arrival was taken instead.
-
-        ``rows``: of arenas, by place. ``ready``: nodes of a cell that could run now.
-
-        ``sessions``: how many are open, and of those without a request that runs, how many have their state at a
-        worker, and the bytes of the states by place: "saved" are those in host memory beside the arenas, of which
-        ``SessionLimits.max_saved_bytes`` are allowed.
-
+        There are the latency, queueing and computation time of requests; the tasks, nodes and mean batch of each cell.
         Cells of one name are told apart by the beginning of their identity.
+
+        - ``form``: the form that runs a cell's tasks on a CPU, or "eager" and why the module itself runs.
+        - ``retried``: the tasks of a cell that failed and were tried again in halves, to find the rows to blame.
+        - ``workers``: by location, the seconds busy and the counts of the device (``CudaWorker.counts``).
+        - ``policy_errors``: how often a function of the policy raised, and the order of arrival was taken instead.
+        - ``rows``: the rows of arenas, by place.
+        - ``ready``: the nodes of a cell that could run now.
+        - ``sessions``: the number of open sessions; of those without a request that runs, how many have their state at
+          a worker, and the bytes of the states by place. "saved" are those in host memory beside the arenas, of which
+          ``SessionLimits.max_saved_bytes`` are allowed.
         """
         self._manager.catch_up()
         sessions, unfinished = self._manager.sessions, self._manager.places.num_unfinished
@@ -403,13 +406,13 @@ class Engine(Serving):
         }
 
     def timeline(self) -> Timeline:
-        """What ran when, since the start; needs ``trace=True``."""
+        """Return the tasks and requests since the start, with their times; needs ``trace=True``."""
         if self._trace is None:
             raise DefinitionError("timeline: make the engine with trace=True")
         return self._manager.turns.call(self._manager.take_timeline)
 
     def has_workers(self) -> bool:
-        """Whether a worker lives, and the engine; else no requests are taken. False in a forked process."""
+        """Return whether the engine and a worker live; else no requests are taken. False in a forked process."""
         return self._manager.has_workers and self._manager.turns.stopped is None and not self._manager.is_closing
 
     def _make_words(self, num_workers: int) -> Rows[int]:
@@ -418,13 +421,13 @@ class Engine(Serving):
 
     @property
     def has_timeline(self) -> bool:
-        """Whether it was made with ``trace``."""
+        """True if the engine was made with ``trace``."""
         return self._trace is not None
 
     def explain(self, future: RequestFuture) -> str:
         """Return in words what a request waits for: which part of it, which step, which worker.
 
-        Raises RequestError for a future that is not of this engine in this process, EngineClosedError.
+        Raise RequestError for a future that is not of this engine in this process, EngineClosedError.
         """
         return explain(self._manager.turns, self._manager.requests, self._processor, self._registry.name_of, future)
 
@@ -434,7 +437,7 @@ class Engine(Serving):
         )
 
     def check(self) -> None:
-        """Checks every invariant of the scheduler's state; raises InternalError naming the broken ones."""
+        """Check every invariant of the scheduler's state. Raise InternalError that names the broken ones."""
         self._manager.turns.call(self._manager.check)
 
 

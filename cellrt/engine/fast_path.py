@@ -20,7 +20,7 @@ from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.engine.crew import Crew
 from cellrt.engine.door import Door
 from cellrt.engine.future import RequestFuture
-from cellrt.engine.options import USUAL_PRIORITY, HandIn
+from cellrt.engine.option_checks import USUAL_PRIORITY, HandIn
 from cellrt.engine.places import Places, Room
 from cellrt.engine.registry import Model, Plan
 from cellrt.engine.request_group import RequestGroup
@@ -35,7 +35,7 @@ except ImportError:
     _hand_in = None  # type: ignore[assignment]
 
 MOST_BYTES = 1 << 16
-"""Of a request's tensors: larger ones are copied without the interpreter lock."""
+"""The most bytes of a request's tensors, and of its results: larger ones are copied without the interpreter lock."""
 ALIGNMENT = 16
 """In bytes: of a request's word, which lies behind its results, and of its tensors, which lie together."""
 
@@ -62,7 +62,7 @@ LAYOUT = {
 
 
 class Owner(Protocol):
-    """What the fast path must know of its engine, besides what its manager says of its state."""
+    """The manager of an engine, as the fast path knows it; C reads its state, too."""
 
     turns: Turns
     room: Room

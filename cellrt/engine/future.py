@@ -1,4 +1,4 @@
-"""What a client holds while its request runs: a future."""
+"""The future that a client holds while its request runs."""
 
 from __future__ import annotations
 
@@ -25,93 +25,94 @@ Result = dict[str, torch.Tensor]
 OVER = (CANCELLED_AND_NOTIFIED, FINISHED)
 
 SETTLING = threading.RLock()
-"""Held to make a future's condition, and to settle a future that has none. A collection inside may cancel another."""
+"""The lock under which a future's condition is made, and a future without one is settled. It is reentrant, as garbage
+collection inside may cancel another future."""
 
 
 class Results(Protocol):
     """Results of many requests."""
 
     def of(self, number: int) -> Result:
-        """Those of one of them; asked for once."""
+        """Return the results of one of them; to be called once for each."""
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
-        """Those of some of them, each in memory of its own; each asked for once."""
+        """Return the results of some of them, each in memory of its own; to be called once for each."""
 
 
 class PackedResults(Results, Protocol):
-    """Those that lie in memory as bytes."""
+    """Results of many requests that lie in memory as bytes."""
 
     def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
-        """Of each result of a request: which it is, its rows (-1: one without a row dimension), and its bytes."""
+        """Return the index, the number of rows (-1: no row dimension) and the bytes of each result of a request."""
 
 
 Outcome = Result | BaseException | Results
 
 
 class Owner(Protocol):
-    """What a future must know of its engine."""
+    """The methods of an engine that a future calls."""
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
-        """Has a request ended early, if it has not ended."""
+        """End a request early, if it has not ended."""
 
     def refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+        """Raise RequestError in a future's callback, where waiting for the engine would never end."""
 
     def have_told(self) -> None:
-        """Has a turn tell of what is answered, and was not told."""
+        """Have a turn notify clients of answers of which they were not notified yet."""
 
 
 class Telling(partial[object]):
-    """A callback of ours: it tells somebody and is over, so that nobody need wake before it."""
+    """A callback of the engine's own: it only notifies a thread or a loop, so loops need not be woken before it."""
 
 
 class RequestFuture(Future[Result]):
-    """A request's future, as ``concurrent.futures`` has them, and it can be awaited. Safe from any thread.
+    """A request's future: a ``concurrent.futures.Future`` that can be awaited, too. Safe from any thread.
 
     ``cancel`` ends it at once with ``cellrt.CancelledError``; the engine then drops what is left of the request.
     Callbacks run in a thread of the engine (after ``cancel``: of the caller). They should be short, and waiting there
     for a request that has not ended raises RequestError.
     """
 
-    # The base makes a condition for every future and locks it at every call, which is a good part of what a small
-    # request costs. Here a thread that asks for the result sleeps by itself, and a condition is made for those who wait
-    # for several futures. What most futures never have is an attribute of the class until they do.
+    # The base class makes a condition for every future and locks it at every call, which is a good part of the cost of
+    # a small request. Here a thread that asks for the result sleeps on a word of its own, and a condition is made only
+    # for threads that wait for several futures. Attributes that most futures never set are defaults of the class.
     #
-    # Compiled code may answer the request: then the results are with the owner as soon as a word says so
-    # (``native/answer_word.py``), and whoever looks first takes that in, a thread of the client or a turn.
+    # Compiled code may answer the request: then the owner has the results as soon as a word says so
+    # (``native/answer_word.py``). The first to read the word settles the future: a thread of the client or a turn.
 
     _state = PENDING
     _result: Result | None = None
     _exception: BaseException | None = None
     _made_condition: threading.Condition | None = None
     _sleepers: Sequence[Sleeper] = ()
-    """Of each thread that waits for the end."""
+    """The sleepers of the threads that wait for the end."""
     word_at = 0
     """The address of the word in front of the results, in memory that the owner keeps; 0: there is none."""
     _callbacks: list[Callable[[Future[Result]], object]] | None = None
     _together: Results | None = None
-    """Has the results until somebody asks for them."""
+    """The results of many requests, its own among them, until it is asked for its own."""
 
     def __init__(self, owner: Owner | None, place: int = 0, number: int = 0) -> None:
         self._owner = owner
         self.place = place
-        """Its number among the requests of its owner; later among the results that it is part of."""
+        """The request's number in its owner; after the end, its number in ``_together``."""
         self.number = number
-        """The request's number in its engine, as timelines have it."""
+        """The request's number in its engine, which timelines show."""
 
     @property
     def _waiters(self) -> list[Any]:
-        """Who waits for several futures, as the base has it."""
+        """The waiters for several futures, as in the base class."""
         waiters: list[Any] = self.__dict__.setdefault("_made_waiters", [])
         return waiters
 
     @_waiters.setter
     def _waiters(self, _: list[Any]) -> None:
-        """The base's own is not needed."""
+        """Ignore the value that the base class sets."""
 
     @property
     def _condition(self) -> threading.Condition:
-        """What the base, ``wait`` and ``as_completed`` of ``concurrent.futures`` hold while they look at the future."""
+        """The condition that the base class, ``futures.wait`` and ``futures.as_completed`` hold to read it."""
         self._refuse_to_wait()
         self._have_told()
         with SETTLING:
@@ -121,75 +122,75 @@ class RequestFuture(Future[Result]):
 
     @_condition.setter
     def _condition(self, _: threading.Condition) -> None:
-        """The base's own is not needed."""
+        """Ignore the value that the base class sets."""
 
     def __repr__(self) -> str:
         self.done()
         return f"RequestFuture({self._state.lower().replace('_', ' ')})"
 
     def done(self) -> bool:
-        """Whether the request has ended."""
+        """Return whether the request has ended."""
         if self._state in OVER:
             return True
-        owner = self._owner  # it keeps the word where it is
+        owner = self._owner  # keeps the memory of the word alive
         if owner is None or not self.word_at or not is_there(self.word_at):
             return self._state in OVER
         self._take_in(owner)
         return True
 
     def cancelled(self) -> bool:
-        """Whether ``cancel`` ended it."""
+        """Return whether ``cancel`` ended it."""
         return self._state == CANCELLED_AND_NOTIFIED
 
     def running(self) -> bool:
-        """Always False: from its submission on a request may run or be cancelled."""
+        """Return False: from its submission on a request may run, and may be cancelled."""
         return False
 
     def result(self, timeout: float | None = None) -> Result:
-        """The results; waits for them at most ``timeout`` seconds. Raises the request's error, or TimeoutError."""
+        """Return the results; wait for them at most ``timeout`` seconds. Raise the request's error, or TimeoutError."""
         if self._state not in OVER:
             self._wait(timeout)
-        if self._together is not None:  # before the result, which takes its place
+        if self._together is not None:  # checked before the result, which replaces it
             self._take_out()
         if self._result is not None:
             return self._result
         try:
             raise self._exception or RuntimeError("a future ended without an outcome")
         finally:
-            del self  # or the error, the frames that it went through and the future would hold each other
+            del self  # else the error, its traceback's frames and the future would hold each other
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """The request's error, or None; waits for its end at most ``timeout`` seconds, or raises TimeoutError.
+        """Return the request's error, or None; wait for its end at most ``timeout`` seconds, or raise TimeoutError.
 
-        Raises CancelledError if the request was cancelled, as any future does.
+        Raise CancelledError if the request was cancelled, as any future does.
         """
         self._wait(timeout)
         if self.cancelled() and self._exception is not None:
             try:
                 raise self._exception
             finally:
-                del self  # as of ``result``
+                del self  # as in ``result``
         return self._exception
 
     def error(self) -> BaseException | None:
-        """The error of a request that has ended, CancelledError included; None if it has not, or has results."""
+        """Return the error of a request that has ended, also CancelledError; None if it runs, or has results."""
         return self._exception
 
     def untaken(self) -> tuple[Results, int] | None:
-        """The results that its own are part of, and its number there; None if it has taken them out, or has none."""
+        """Return the results of many that include its own, and its number there; None if it has its own, or none."""
         self.done()
         together = self._together
         return None if together is None else (together, self.place)
 
     def add_done_callback(self, fn: Callable[[Future[Result]], object]) -> None:
-        """Calls ``fn(self)`` when the request has ended, in the engine's thread, or at once if it has."""
+        """Call ``fn(self)`` when the request has ended, in a thread of the engine; at once if it has ended."""
         self.__dict__.setdefault("_callbacks", []).append(fn)
         self._have_told()
         if self._state in OVER:
             self._invoke_callbacks()
 
     def cancel(self) -> bool:
-        """Ends the request with CancelledError; False if it has ended otherwise."""
+        """End the request with CancelledError; return False if it has ended in another way."""
         owner = self._owner
         if not self.done() and self._settle(
             CancelledError("the request was cancelled by its client"), CANCELLED_AND_NOTIFIED
@@ -200,14 +201,14 @@ class RequestFuture(Future[Result]):
         return self.cancelled()
 
     def finish(self, outcome: Result | BaseException) -> bool:
-        """Ends the future; called by the engine, once. False if the client had cancelled it before."""
+        """End the future; called by the engine, once. Return False if the client has cancelled it before."""
         if not self._settle(outcome, FINISHED):
             return False
         self._invoke_callbacks()
         return True
 
     def __await__(self) -> Generator[Any, None, Result]:
-        """The results; cancelling the awaiting task cancels the request."""
+        """Await the results; cancelling the awaiting task cancels the request."""
         result: Result = yield from as_awaitable(self).__await__()
         return result
 
@@ -222,7 +223,7 @@ class RequestFuture(Future[Result]):
         try:
             while True:
                 sleeper.lie_down()
-                if self.done():  # who ends it after this look finds the sleeper in the list
+                if self.done():  # a thread that ends it after this check finds the sleeper in the list
                     return
                 if left_s is not None and left_s <= 0.0:
                     raise TimeoutError(f"the request has not ended within {timeout} s")
@@ -236,17 +237,17 @@ class RequestFuture(Future[Result]):
                 sleeper.leave(self.word_at)
 
     def _have_told(self) -> None:
-        """Have a turn tell of the end, as others than threads that sleep wait for it."""
+        """Have a turn in Python tell of the end, as a callback, a loop or a condition waits for it."""
         owner = self._owner
         if owner is not None and self.word_at and have_told(self.word_at):
             self._take_in(owner)
 
     def _take_in(self, owner: Any) -> None:
-        """Take in that compiled code has answered the request: its owner has the results. A turn calls back."""
+        """Settle the future after compiled code has answered: its owner has the results. A turn runs the callbacks."""
         self._settle(owner, FINISHED)
 
     def _wake(self) -> None:
-        """Wakes who waits for the end; called once, after it."""
+        """Wake the threads that wait for the end; called after it."""
         for sleeper in tuple(self._sleepers):
             sleeper.wake()
 
@@ -256,7 +257,7 @@ class RequestFuture(Future[Result]):
             owner.refuse_in_callback()
 
     def _settle(self, outcome: Outcome, state: str, number: int = 0) -> bool:
-        """Gives the future its outcome, unless it has one, and wakes whoever waits."""
+        """Give the future its outcome, and wake the threads that wait; return False if it has one already."""
         with SETTLING:
             condition = self._made_condition
             if condition is None:
@@ -273,7 +274,7 @@ class RequestFuture(Future[Result]):
         return True
 
     def _take_out(self) -> None:
-        """Takes its results out of those that came together; all threads that ask get the same."""
+        """Take its results out of those of many; all threads that ask get the same objects."""
         with SETTLING:
             if self._together is not None:
                 self._result = self._together.of(self.place)
@@ -294,7 +295,7 @@ class RequestFuture(Future[Result]):
         return True
 
     def _invoke_callbacks(self) -> None:
-        """Each callback is taken out once, by whichever thread comes first."""
+        """Run the callbacks; each is taken out of the list once, by the thread that comes first."""
         while self._callbacks:
             try:
                 callback = self._callbacks.pop(0)
@@ -304,15 +305,17 @@ class RequestFuture(Future[Result]):
             told = None if is_ours else let_go()
             try:
                 callback(self)
-            except BaseException:  # whatever a client's own code raises, it must not reach the engine
+            except BaseException:  # no exception of a client's code may reach the engine
                 logging.getLogger("cellrt").exception("a callback of %r raised", self)
             if not is_ours:
                 hold(told)
 
 
 def finish_together(ended: Iterable[tuple[Results, int, RequestFuture]]) -> None:
-    """Ends futures with results, each by its number among these; called by the engine, once. What was cancelled stays
-    so."""
+    """End futures, each with its number in results of many; called by the engine, once.
+
+    Futures that were cancelled stay cancelled.
+    """
     others: list[tuple[Results, int, RequestFuture]] = []
     with SETTLING:
         for results, number, future in ended:
@@ -322,7 +325,7 @@ def finish_together(ended: Iterable[tuple[Results, int, RequestFuture]]) -> None
                 future._together, future.place = results, number
                 future._state, future._owner = FINISHED, None
                 future._wake()
-            else:  # who took its results in may have been interrupted before it woke others
+            else:  # the thread that settled it may have been interrupted before it woke the others
                 future._wake()
     for results, number, future in others:
         future._settle(results, FINISHED, number)
@@ -331,9 +334,9 @@ def finish_together(ended: Iterable[tuple[Results, int, RequestFuture]]) -> None
 
 
 def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
-    """Wraps a future for the running event loop; cancelling the wrapper cancels the request.
+    """Wrap a future for the running event loop; cancelling the wrapper cancels the request.
 
-    Raises RequestError in a future's callback, where the loop would wait for its own thread.
+    Raise RequestError in a future's callback, where the loop would wait for its own thread.
     """
     future._refuse_to_wait()
     loop = asyncio.get_running_loop()
@@ -350,7 +353,7 @@ def as_awaitable(future: RequestFuture) -> asyncio.Future[Result]:
             wrapper.set_result(future.result())
 
     def ended(_: Future[Result]) -> None:
-        with suppress(RuntimeError):  # the loop is closed: nobody waits there any more
+        with suppress(RuntimeError):  # the loop is closed: no coroutine waits there any more
             mailbox.put(copy)
 
     def left(made: asyncio.Future[Result]) -> None:

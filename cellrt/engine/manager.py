@@ -1,4 +1,4 @@
-"""The manager: what happens in a turn. Owns the processor, the crew and every live request."""
+"""The manager runs the engine's turns. It owns the processor, the workers and all requests that have not ended."""
 
 from __future__ import annotations
 
@@ -38,16 +38,16 @@ from cellrt.worker.turn_words import ALWAYS, BY_HAND, CALLED, HEARD, NEWS, WHEN_
 T = TypeVar("T")
 
 A_TURN_S = 1.0
-"""How long somebody who would not wait waits for a turn."""
+"""The most seconds that a call which should not block waits for a turn."""
 LEARNING_S, LEARNED_EVERY_S = 120.0, 0.01
-"""How long a registration waits for each worker to load its cells, at most, and how often it looks."""
+"""The most seconds that a registration waits for a worker to load its cells, and the seconds between two checks."""
 LOOK_EVERY_S = 0.1
 SLACK_NS = 1_000_000
-"""So much later a session may expire."""
+"""The delay with which a session may expire."""
 
 
 class SessionCall(Call[T]):
-    """A call whose turn comes when what its session was asked before is over."""
+    """A call that runs when the earlier requests and calls of its session are over."""
 
     def __init__(self, record: SessionRecord, function: Callable[[], T]) -> None:
         super().__init__(function)
@@ -55,16 +55,16 @@ class SessionCall(Call[T]):
 
 
 class Manager:
-    """One turn of the engine: admit, schedule, launch, complete, reply.
+    """Runs the turns of the engine: each admits, schedules, launches, completes and replies.
 
     Args:
-        processor, arenas, registry: of the engine.
-        models: those that take requests, by name.
-        queue_depth: tasks that a worker may have before the next is formed.
+        processor, arenas, registry: the engine's own.
+        models: the models that take requests, by name.
+        queue_depth: the tasks that a worker may have before the next is formed.
         session_limits: see ``SessionLimits``.
-        max_queue: requests and rows that may be unfinished.
+        max_queue: the requests and rows that may be unfinished.
         debug: check every invariant whenever nothing runs.
-        words: of the turn and the workers (``worker/turn_words.py``).
+        words: the shared words of the turn and the workers (``worker/turn_words.py``).
         clock_ns: the engine's clock.
     """
 
@@ -94,13 +94,13 @@ class Manager:
         )
         self.places = Places("the engine", max_queue)
         self.is_closing = False
-        """Whether requests are refused; changed under the gate."""
+        """True if requests are refused; changed under the gate."""
         self.is_over = False
-        """Whether the last turn was taken: nothing ends any more."""
+        """True after the last turn: no request ends any more."""
         self.sessions = Sessions(session_limits, processor, arenas)
         self.statistics = Statistics(processor.tables)
         self.after_turn: Callable[[], None] | None = None
-        """Called at each turn's end and after the last, by whoever hands on together what ended so; must not raise."""
+        """A function that is called at each turn's end and after the last, to pass on what ended; it must not raise."""
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
         self._late, self.regions = Deadlines(processor, registry.name_of), Regions(processor, self.places, self)
         self._door = Door(processor, self.sessions.leases, self.regions)
@@ -112,30 +112,32 @@ class Manager:
         self._debug, self._clock_ns = debug, clock_ns
         self._retired: list[Model] = []
         self.num_retired = 0
-        """Models that were given up so far."""
+        """The number of models that were retired so far."""
         self._drains: list[Awaited] = []
         self._next_ns: int | None = None
-        """When a turn is due though nothing happens."""
+        """The time at which a turn is due even without news."""
 
     def start(self, make_worker: Callable[[int], Worker], count: int, trace: Trace | None) -> None:
-        """Starts workers at locations 1 .. ``count``, and the timekeeper."""
+        """Start workers at locations 1 to ``count``, and the timekeeper."""
         self._replies.trace, self._door.is_shut = trace, trace is not None
         self._crew.hire(make_worker, count)
         self.turns.start()
 
     @property
     def has_workers(self) -> bool:
-        """Whether a worker is left."""
+        """True if a worker is left."""
         return self._crew.has_workers
 
     @property
     def has_workers_there(self) -> bool:
-        """Whether a worker can run tasks by now; its process may be about to come."""
+        """True if a worker can run tasks now; a worker's process may still be starting."""
         return self._crew.is_there()
 
     def teach(self, types: Sequence[int]) -> None:
-        """Has the workers load what tasks of new types need, one after the other, so that the others go on; waits for
-        it. Raises EngineClosedError."""
+        """Have the workers load what tasks of new cell types need, and wait for it.
+
+        They load one after the other, so that the others go on. Raise EngineClosedError.
+        """
         made = [self._registry.types[type_id] for type_id in types]
         for location in range(1, len(self.workers) + 1):
             has_learned = self.turns.call(partial(self._crew.teach, location, made))
@@ -144,13 +146,13 @@ class Manager:
                 time.sleep(LEARNED_EVERY_S)
 
     def step(self) -> None:
-        """One turn: take in what happened, then keep the workers busy."""
+        """Run one turn: handle what happened, then give the workers tasks."""
         self._clock.set(self._clock_ns())
-        for notices in self._crew.take_notices():  # first: what is over is known before anybody asks for it
+        for notices in self._crew.take_notices():  # first, so that ends are known before requests ask for them
             self.requests.take_notices(notices)
         if self.turns.has_messages() or self.turns.was_interrupted:
             self._take_messages()
-        dead = self._crew.find_dead()  # before the poll: whatever they completed before is then there
+        dead = self._crew.find_dead()  # before the poll, which then finds all that they completed
         for location, done in self._crew.poll():
             self._complete(location, done)
         for location in dead:
@@ -158,7 +160,7 @@ class Manager:
         self.requests.expire(self._clock_ns())
         stored(self.turns.words, HEARD, self.turns.words.item(CALLED))
         self.requests.join()
-        self.sessions.expire()  # behind it: a request may have come for one in time
+        self.sessions.expire()  # after ``join``, as a request may have come for one in time
         self.requests.admit()
         if self.requests.has_admitted:
             self._crew.launch(self._note_launch)
@@ -169,7 +171,7 @@ class Manager:
         self.turns.words[BY_HAND] = self._by_hand()
 
     def _tell(self) -> None:
-        """Tells clients what has ended: all of a turn that compiled code cannot do, if nothing else happened."""
+        """Notify clients of what has ended: the part of a usual turn that compiled code cannot do."""
         self.requests.tell_by_door()
         if self.requests.has_new_deadlines:
             self.requests.has_new_deadlines = False
@@ -185,8 +187,10 @@ class Manager:
             self.after_turn()
 
     def catch_up(self) -> bool:
-        """Have a turn count what compiled code has answered; return whether it had anything to count. Not under the
-        gate."""
+        """Have a turn count what compiled code has answered; return whether there was anything to count.
+
+        Do not call it under the gate.
+        """
         if not self._door.has_answers or self.turns.is_held_here:
             return False
         with suppress(EngineClosedError, TimeoutError):
@@ -195,14 +199,14 @@ class Manager:
         return False
 
     def _has_arrivals(self) -> bool:
-        """Whether requests came by the door that no turn has seen."""
+        """Return whether requests came by the door that no turn has seen."""
         words = self.turns.words
         if self._processor.has_arrivals:
             return True
         return not self.regions.is_closed and added(words, CALLED, 0) != words.item(HEARD)
 
     def _by_hand(self) -> int:
-        """Why the next turns must be taken in Python (``turn_words.py``)."""
+        """Return the reasons why the next turns must be taken in Python (``turn_words.py``)."""
         processor = self._processor
         is_traced = self._replies.trace is not None
         if is_traced or processor.has_pages or processor.must_take_over or self.requests.has_waiting:
@@ -212,25 +216,25 @@ class Manager:
         return WHEN_IDLE if self._debug else 0
 
     def abandon(self) -> None:
-        """Ends all requests and threads soon, and waits for nothing: for an engine that was dropped, and at exit."""
+        """End all requests and threads soon, without waiting: for an engine that was dropped, and at exit."""
         self.turns.command(self.end_all)
         self.turns.command(lambda: self.turns.stop(EngineClosedError("the engine was dropped")))
 
     def ask_to_cancel(self, group: RequestGroup, number: int) -> None:
-        """Has a request ended early, if it has not ended; from any thread."""
+        """End a request early, if it has not ended; from any thread."""
         self.turns.command(lambda: self.requests.cancel(group, number))
 
     def have_told(self) -> None:
-        """Has a turn tell of what is answered, and was not told; from any thread."""
+        """Have a turn notify clients of answers of which they were not notified yet; from any thread."""
         if self._door.has_answers:
             self.turns.wake()
 
     def refuse_in_callback(self) -> None:
-        """See ``Turns.refuse_in_callback``."""
+        """Raise RequestError in a future's callback, as ``Turns.refuse_in_callback`` does."""
         self.turns.refuse_in_callback()
 
     def call_in(self, record: SessionRecord, function: Callable[[Sessions], T]) -> T:
-        """Calls a function in a turn, when what the session was asked before is over. Raises SessionError."""
+        """Call a function in a turn, when the session's earlier requests and calls are over. Raise SessionError."""
 
         def act() -> T:
             if record.error is not None:
@@ -243,9 +247,9 @@ class Manager:
         return self.turns.ask(SessionCall(record, act))
 
     def tell_in(self, record: SessionRecord, function: Callable[[Sessions], None]) -> None:
-        """As ``call_in``, but waits for nothing; the function must not raise.
+        """Have a function called as ``call_in`` does, without waiting; it must not raise.
 
-        Raises EngineClosedError, SessionError.
+        Raise EngineClosedError, SessionError.
         """
 
         def act() -> None:
@@ -259,17 +263,17 @@ class Manager:
             self.turns.hand_in([SessionCall(record, act)], not self.has_workers)
 
     def note_opened(self, record: SessionRecord) -> None:
-        """Takes in that a session was opened: it is idle from now on; from any thread."""
+        """Note that a session was opened: it is idle from now on; from any thread."""
         self.turns.command(lambda: self.requests.go_on(record))
 
     def take_sequences(self, count: int) -> int:
-        """The first of so many numbers, which tell in which order requests came."""
+        """Reserve ``count`` sequence numbers, which give the order of arrival, and return the first."""
         return self._door.take_sequences(count)
 
     def hand_in(self, groups: Sequence[RequestGroup], wanted: Sequence[tuple[Places, Size]]) -> None:
-        """Hands in requests with the same deadlines, all or none, under the gate; ``wanted``: places in each queue.
+        """Hand in requests with the same deadlines, all or none, under the gate; ``wanted``: places in each queue.
 
-        Raises EngineClosedError.
+        Raise EngineClosedError.
         """
         try:
             for places, size in wanted:
@@ -285,13 +289,13 @@ class Manager:
                     for record in group.sessions or ():
                         record.num_asked += 1
                 self.turns.hand_in(groups, has_deadline or not self.has_workers)
-        except BaseException:  # a signal's handler raised: a turn counts anew
+        except BaseException:  # a signal's handler raised: a turn counts the requests anew
             self.turns.was_interrupted = True
             self.turns.wake()
             raise
 
     def note_handed_in(self) -> None:
-        """Has a worker look for what was handed in to compiled code, whatever interrupts the client."""
+        """Have a worker look for what was handed in to compiled code, whatever interrupts the client."""
         try:
             if not self.turns.wake_a_worker() and not self.has_workers:
                 self.turns.wake()  # its last one has died since the client looked
@@ -301,17 +305,17 @@ class Manager:
             raise
 
     def fast_path(self, models: Mapping[str, Model]) -> FastPath | None:
-        """The fast path to these models, once workers were started; None where it was not built."""
+        """Return the fast path to these models, once workers were started; None where it was not built."""
         return FastPath(models, self, self._crew, self._door) if is_built() else None
 
     def _have_due_ended(self, group: RequestGroup) -> None:
-        """Wakes the timekeeper if it does not know that requests which compiled code has may be late so early."""
+        """Wake the timekeeper if requests that compiled code has may be late earlier than it knows."""
         due_ns = min(group.deadline_ns or NEVER, group.schedule_by_ns or NEVER)
         if due_ns < NEVER and (self._next_ns is None or due_ns < self._next_ns):
             self.turns.wake()
 
     def close(self, timeout: float) -> bool:
-        """Ends requests and threads; False if a thread had not ended after so many seconds."""
+        """End requests and threads; return False if a thread has not ended after so many seconds."""
         end_s = time.monotonic() + timeout
         workers = list(self.workers)
         with suppress(EngineClosedError, TimeoutError):
@@ -322,7 +326,7 @@ class Manager:
         has_ended = all([worker.join(max(0.0, end_s - time.monotonic())) for worker in workers])
         stop = partial(self.turns.stop, EngineClosedError("the engine is closed"))
         with suppress(EngineClosedError, TimeoutError):
-            # In a turn: the rest of it takes in what the workers completed last.
+            # In a turn, whose rest handles what the workers completed last.
             self.turns.call(stop, max(0.0, end_s - time.monotonic()))
         stop()
         has_ended = self.turns.join(max(0.0, end_s - time.monotonic())) and has_ended
@@ -331,7 +335,7 @@ class Manager:
         return has_ended
 
     def drain(self, timeout: float | None) -> bool:
-        """Waits until nothing is unfinished; False after so many seconds, or if the engine failed."""
+        """Wait until nothing is unfinished; return False after so many seconds, or if the engine failed."""
         drained, end_s = Awaited(), None if timeout is None else time.monotonic() + timeout
         try:
             if self.turns.call(lambda: self._note_drain(drained), A_TURN_S if timeout == 0 else timeout):
@@ -343,20 +347,20 @@ class Manager:
             return not self.has_failed and self.places.num_unfinished == 0
 
     def retire(self, model: Model, error: CellrtError | None) -> None:
-        """Gives up a model that takes no requests any more as soon as its last request and session have ended.
+        """Retire a model that takes no more requests: it is freed when its last request and session have ended.
 
-        ``error``: ends its sessions, after what they were asked so far; None: they go on.
+        Its sessions end with ``error`` after their earlier requests; None: they go on.
         """
         self._retired.append(model)
         self.num_retired += 1
-        self.requests.join()  # what they were asked so far
+        self.requests.join()  # so that the sessions' earlier requests are in their queues
         for record in self.sessions if error is not None else ():
-            if record.model.name == model.name:  # also those of a model that it replaced
+            if record.model.name == model.name:  # also sessions of a model that it replaced
                 record.is_leaving = True
                 self._ask_to_end(record, SessionError(f"{record}: {error}"))
 
     def end_session(self, record: SessionRecord, error: SessionError) -> None:
-        """Ends a session after what it was asked so far, if it has not ended; from any thread, waits for nothing."""
+        """End a session after its earlier requests, if it has not ended; from any thread, without waiting."""
 
         def end() -> None:
             self.requests.join()
@@ -372,18 +376,18 @@ class Manager:
         self.requests.ask_session(record, Call(end))
 
     def end_all(self) -> None:
-        """Ends every request, because the engine closes; called in a turn."""
+        """End every request, because the engine closes; called in a turn."""
         self._crew.is_closing = True
         self.requests.end_early_all(EngineClosedError("the engine closed before the request was done"))
 
     def check(self) -> None:
-        """Raises InternalError if a rule of the tables is broken; called in a turn."""
+        """Raise InternalError if a rule of the tables is broken; called in a turn."""
         broken = self._processor.broken_rules()
         if broken:
             raise self._replies.internal_error("; ".join(broken))
 
     def take_timeline(self) -> Timeline:
-        """The trace so far; called in a turn."""
+        """Return the timeline so far; called in a turn."""
         return (self._replies.trace or Trace()).timeline()
 
     def _take_messages(self) -> None:
@@ -407,7 +411,7 @@ class Manager:
             self._heal()
 
     def _hear_of(self, records: Sequence[SessionRecord]) -> None:
-        """Before what sessions are asked by the inbox: takes in what they were asked by the door."""
+        """Accept what sessions were asked by the door, before the items of the inbox, which follow it."""
         self.requests.join()
         for record in records:
             record.num_heard += 1
@@ -418,7 +422,7 @@ class Manager:
             self.requests.end_early_all(self.requests.refused_for)
 
     def _heal(self) -> None:
-        """After a client was interrupted while it handed in: counts anew what came."""
+        """Count anew the requests that came, after a client was interrupted while it handed some in."""
         with self.turns.gate:
             self.turns.was_interrupted = False
             self._take_messages()
@@ -452,7 +456,7 @@ class Manager:
         self.requests.take_notices(notices)
 
     def _bury(self, location: int) -> None:
-        """A worker died: what it ran fails, once. If another takes its place the rest goes on, else that fails too."""
+        """Fail what a dead worker ran, once; also the rest of its work, unless another worker takes its place."""
         self.requests.tell_by_door()
         cause, begun = self._crew.bury(location)
         error = DeviceError(f"worker {location} died: {type(cause).__name__}: {cause}")
@@ -469,10 +473,10 @@ class Manager:
         if not self._crew.has_workers:
             self.requests.refused_for = EngineClosedError("the engine has no worker left")
             self.requests.end_early_all(error)
-            self.turns.wake()  # the timekeeper, who looks at regions from now on
+            self.turns.wake()  # wakes the timekeeper, which checks regions from now on
 
     def _look_who_is_gone(self) -> None:
-        """Frees what no request and session of a retired model needs any more; wakes who waits for the last request."""
+        """Free retired models that no request or session needs; wake the threads that wait for the last request."""
         if self._processor.num_left_behind:
             return
         for model in [model for model in self._retired if self.sessions.give_up(model)]:
@@ -485,29 +489,29 @@ class Manager:
             self._drains.pop().say()
 
     def _note_drain(self, drained: Awaited) -> bool:
-        """Whether nothing is unfinished; if something is, has the event set when that is over."""
+        """Return whether nothing is unfinished; if something is, have the event set when it has ended."""
         if not self._is_drained():
             self._drains.append(drained)
         return self._is_drained()
 
     def _is_drained(self) -> bool:
-        # Who was interrupted may have taken places for requests that never came, until they are counted anew.
+        # A client that was interrupted may have taken places for requests that never came: these are counted anew.
         return self.requests.is_empty and not self.turns.has_messages() and not self.turns.was_interrupted
 
     @property
     def has_failed(self) -> bool:
-        """Whether a bug ended the engine."""
+        """True if a bug ended the engine."""
         return isinstance(self.turns.stopped, InternalError)
 
     def _look_ahead(self) -> None:
-        """Notes when the next turn is due, and tells the timekeeper if that is earlier than it knows."""
+        """Note when the next turn is due, and wake the timekeeper if that is earlier than it knows."""
         next_ns, known_ns = self.requests.next_deadline_ns, self._next_ns
         self._door.note_late_at(next_ns)
         for wait_s in (self.sessions.until_expiry_s(), self._crew.check_every_s):
             if wait_s is not None:
                 due_ns = self._clock_ns() + int(1e9 * wait_s)
                 if known_ns is not None and abs(due_ns - known_ns) < SLACK_NS:
-                    due_ns = known_ns  # the same moment, seen from another: nobody need be woken for it
+                    due_ns = known_ns  # the same time, computed again: the timekeeper need not wake
                 next_ns = due_ns if next_ns is None else min(next_ns, due_ns)
         self._next_ns = next_ns
         if self._door.due or (next_ns is not None and (known_ns is None or next_ns < known_ns)):
@@ -516,11 +520,11 @@ class Manager:
     def _next_moment_s(self) -> float | None:
         next_ns = self._next_ns
         if not self._crew.has_workers and not self.regions.is_closed:
-            return LOOK_EVERY_S  # no worker hears of what comes there
+            return LOOK_EVERY_S  # no worker reads the regions
         return None if next_ns is None else max(0.0, (next_ns - self._clock_ns()) / 1e9)
 
     def _end(self, error: CellrtError) -> None:
-        """After the last turn: whoever still waits gets an answer."""
+        """Answer all clients that still wait, after the last turn."""
         self._replies.tell()
         for message in self.turns.take_messages():
             if isinstance(message, RequestGroup):
@@ -539,11 +543,11 @@ class Manager:
 
 
 def _note_watched(door: Door, turns: Turns, is_so: bool) -> None:
-    """Has answers counted at once, as somebody waits for places; and those that were not."""
+    """Have answers counted at once while clients wait for places, also those that were not counted yet."""
     door.is_watched(is_so)
     if is_so:
         turns.wake()
 
 
 def _nothing() -> None:
-    """What the rest of a turn does is all that is wanted."""
+    """Do nothing: only the rest of the turn is wanted."""

@@ -16,7 +16,7 @@ from cellrt.core.state.ports import Port
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.spec import RowSpec
-from cellrt.engine.answers import Answers
+from cellrt.engine.answer_layout import Answers
 from cellrt.engine.needs import why_never
 from cellrt.engine.places import NO_LIMIT, Places, QueueLimit
 from cellrt.engine.template_cache import MAX_CACHED_BYTES, TemplateCache

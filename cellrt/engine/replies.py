@@ -1,4 +1,4 @@
-"""Replies: reads what a request has made, streams its steps, and answers its client exactly once."""
+"""Read the results of requests, stream their steps, and answer each client exactly once."""
 
 from __future__ import annotations
 
@@ -34,21 +34,22 @@ class _Made:
         self._item = item
 
     def of(self, number: int) -> Result:
-        """It."""
+        """Return the item."""
         return self._item
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
-        """It, as often."""
+        """Return the item once for each number."""
         return [self._item for _ in numbers]
 
 
 class Replies:
-    """Belongs to the holder of the turn.
+    """Answers clients; called by the holder of the turn.
 
     Args:
-        processor, arenas: of the engine; arenas by location, the host first.
-        places: the engine's queue.
-        statistics: counts every end.
+        processor: the engine's processor.
+        arenas: the engine's arenas by location, the host first.
+        places: the count of unfinished requests, and its limit, for the whole engine.
+        statistics: the engine's statistics, which count every end.
         clock_ns: the engine's clock.
     """
 
@@ -64,12 +65,12 @@ class Replies:
         self._clock_ns = clock_ns
         self.trace: Trace | None = None
         self._ended: list[tuple[RequestFuture | Ends, Sequence[int], PackedResults, int]] = []
-        """Those whose clients are told of their results by ``tell``."""
+        """The requests of whose results ``tell`` notifies the clients."""
         self._stepped: dict[RequestGroup, None] = {}
-        """Those whose clients are sent their steps by ``tell``; in order."""
+        """The requests whose new steps ``tell`` sends to the clients, in order."""
 
     def read(self, alike: Sequence[tuple[RequestGroup, Sequence[int]]], requests: NDArray[np.int32]) -> Together:
-        """The results of complete requests whose plans answer together; ``requests``: their ids in the processor."""
+        """Return the results of complete requests whose plans answer together, given their ids in the processor."""
         host, first = self._arenas[HOST], alike[0][0].plan.readers
         if len(alike) == 1 or all([group.plan.readers is first for group, _ in alike]):
             return Together([reader.read(self._processor, host, requests) for reader in first])
@@ -77,11 +78,11 @@ class Replies:
         return Together([its[0].read(self._processor, host, requests, its) for its in each])
 
     def note_steps(self, request: RequestGroup) -> None:
-        """Takes in that steps of a streamed request are complete, which ``tell`` sends."""
+        """Note that a streamed request has new complete steps, which ``tell`` sends."""
         self._stepped[request] = None
 
     def stream(self) -> None:
-        """Sends the steps of streamed requests that are complete in all results that have steps."""
+        """Send the steps of streamed requests that are complete in every result that has steps."""
         alike: dict[int, list[RequestGroup]] = {}
         for request in self._stepped:
             if not request.is_answered(0):
@@ -99,11 +100,11 @@ class Replies:
                     channel.wake()
 
     def forget_steps(self) -> None:
-        """Sends no step that was noted."""
+        """Forget the steps that were noted, and do not send them."""
         self._stepped.clear()
 
     def _steps_of(self, requests: Sequence[RequestGroup]) -> tuple[NDArray[np.int32], list[Channel]]:
-        """Host rows of what is complete and was not sent, ``[results, steps]``, and whose each step is."""
+        """Return the host rows ``[results, steps]`` of complete steps that were not sent, and each step's channel."""
         rows: list[list[int]] = []
         channels: list[Channel] = []
         for request in requests:
@@ -121,9 +122,9 @@ class Replies:
     def answer(
         self, requests: Sequence[tuple[RequestGroup, Sequence[int]]], started_ns: NDArray[np.int64], results: Together
     ) -> None:
-        """Gives the places of complete requests of one model back; ``tell`` tells their clients.
+        """Count complete requests of one model as finished; ``tell`` notifies their clients.
 
-        ``started_ns``: when the first task of each was launched.
+        ``started_ns`` has the time at which the first task of each request was launched.
         """
         now_ns, first = self._clock_ns(), requests[0][0]
         size = Size(started_ns.size, sum([group.num_rows(len(numbers)) for group, numbers in requests]))
@@ -143,8 +144,8 @@ class Replies:
             first_number += len(numbers)
 
     def answer_by_door(self, told: Mapping[Model, Told]) -> None:
-        """Takes in requests that compiled code has answered; ``tell`` tells their clients."""
-        for its in told.values():  # first: whatever fails, they are told
+        """Count requests that compiled code has answered as finished; ``tell`` notifies their clients."""
+        for its in told.values():  # first, so that clients are notified even if the rest fails
             self._ended += its.ended
         for model, (_, arrivals_ns, started_ns, ended_ns, num_rows, rows_come) in told.items():
             size, come = Size(len(num_rows), sum(num_rows)), Size(len(rows_come), sum(rows_come))
@@ -154,10 +155,10 @@ class Replies:
             self._statistics.count_done(model.name, arrivals_ns, np.array(started_ns, np.int64), ended_ns)
 
     def tell(self) -> None:
-        """Sends clients the steps of their streams, tells those of all that were answered, and runs their callbacks.
+        """Send steps to clients that stream, notify clients whose requests were answered, and run their callbacks.
 
-        At the end of a turn, as a client that wakes before can do nothing but wait for the interpreter lock; or as soon
-        as all requests are answered, when there is nothing left to launch.
+        It is called at the end of a turn, as a client that woke before could only wait for the interpreter lock. When
+        all requests are answered it is called at once, as there is nothing left to launch.
         """
         if self._stepped or self._ended:
             with WakingAtTheEnd():
@@ -168,7 +169,7 @@ class Replies:
                     finish_all(ended)
 
     def refuse(self, group: RequestGroup, number: int, error: CellrtError) -> None:
-        """Gives a request's place back, then tells its client of an error and runs its callbacks."""
+        """Count a request as finished, give its client an error, and run its callbacks."""
         size = Size(1, group.plan.num_nodes)
         self.places.give_back(size)
         group.model.places.give_back(size)
@@ -181,7 +182,7 @@ class Replies:
             group.outcome.fail(number, error)
 
     def _stream_rest(self, request: RequestGroup, results: Result) -> None:
-        """Sends the steps that longer results have beyond the shortest, then together the results that have none."""
+        """Send the steps that longer results have beyond the shortest one; then the results without steps, together."""
         if request.channel is None:
             return
         layouts = request.plan.results
@@ -194,7 +195,7 @@ class Replies:
             request.channel.put(_Made(single), 0)
 
     def internal_error(self, what: str, sequence: int | None = None) -> InternalError:
-        """An error of ours with the last events of a request, by its sequence number, or of all."""
+        """Return an InternalError with the last events of a request (its sequence number is given), or of all."""
         events = read_events(self._processor.tables, sequence=sequence)[-STORY_LINES:]
         story = "\n".join(f"  {event}" for event in events)
         return InternalError(f"{what}; what happened before:\n{story}" if story else what)

@@ -1,4 +1,4 @@
-"""What a client hands in, what the engine keeps of it until its end, and of a session from opening to closing."""
+"""The engine's records of requests that were handed in together, until their end, and of sessions until they close."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cellrt.core.state.moves import LIVE_REQUEST, SESSION, LiveState, SessionState, check_move
-from cellrt.engine.answers import fits
+from cellrt.engine.answer_layout import fits
 from cellrt.engine.future import PackedResults, RequestFuture, Result
 from cellrt.engine.futures import Ends, Made, Outcomes
 from cellrt.engine.registry import Model, Plan
@@ -30,76 +30,77 @@ NO_MEMORY = memoryview(b"")
 NO_STATES = bytearray()
 NO_TICKETS = array("q")
 Inputs: TypeAlias = list[tuple[int, NDArray[Any]]]
-"""Kind and rows ``[requests * n, *shape]`` (see ``as_bits``) of each of the requests' tensors."""
+"""The kind and the rows ``[requests * n, *shape]`` (see ``as_bits``) of each of the requests' tensors."""
 NO_INPUTS: Inputs = []
-"""In place of those that were forgotten; never written to."""
+"""An empty list, in place of inputs that are no longer needed; it is never written to."""
 NO_TENSORS = bytearray()
 NONE_BROUGHT: Sequence[tuple[int, np.dtype[Any], tuple[int, ...], int]] = ()
 
 
 class _Nobody:
-    """Who is told of requests whose client was told of all: see ``Ends``."""
+    """A receiver of ends (see ``Ends``) for requests whose client knows all ends already."""
 
     def fail(self, number: int, error: CellrtError) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
     def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
-        """Tell nobody."""
+        """Do nothing."""
 
 
 NOBODY = _Nobody()
 
 
 class Canceller(Protocol):
-    """What requests must know of their engine."""
+    """The methods of an engine that requests call."""
 
     def ask_to_cancel(self, group: RequestGroup, number: int) -> None:
-        """Has a request ended early, if it has not ended; from any thread."""
+        """End a request early, if it has not ended; from any thread."""
 
     def refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback, where waiting for the engine would never end."""
+        """Raise RequestError in a future's callback, where waiting for the engine would never end."""
 
     def have_told(self) -> None:
-        """Has a turn tell of what is answered, and was not told."""
+        """Have a turn notify clients of answers of which they were not notified yet."""
 
 
 class RequestGroup:
-    """Requests of one graph that a client hands in together, most often one, from then to their end.
+    """Requests of one graph that a client hands in together, most often one, until their end.
 
-    Each is called by its number, 0, 1, ... Written by its client, and from when it is handed in by the holder of the
-    turn. One that is streamed is alone.
+    Requests have numbers 0, 1, ... in their group. The client writes the record until it is handed in, and the holder
+    of the turn from then on. A streamed request is alone in its group.
 
     Args:
-        manager: of their engine.
-        model: theirs.
-        plan, inputs: what to run, with the requests' tensors.
-        sequence: the order of the first's arrival; the others follow it.
-        count: how many they are.
-        priority: the client's.
-        arrival_ns, deadline_ns, schedule_by_ns: on the engine's clock.
-        channel: where the steps of one that is streamed go.
-        sessions: whose state each has; None if they have none. Of two of one session the second waits for the first.
-        order: when they are admitted, in ascending order of this, then by arrival.
-        client: who submitted them, for policies: 0 in this process.
-        ends: makes who is told how they end: see ``alone`` and ``together``.
+        manager: the engine's manager.
+        model: the requests' model.
+        plan, inputs: what to run, and the requests' tensors.
+        sequence: the sequence number of the first request, by arrival; the others follow it.
+        count: the number of requests.
+        priority: the priority that the client gave.
+        arrival_ns, deadline_ns, schedule_by_ns: times on the engine's clock.
+        channel: the channel for the steps of a streamed request.
+        sessions: the session of each request; None if they have none. The second of two requests of one session waits
+            for the first.
+        order: requests are admitted in ascending order of this number, then by arrival.
+        client: the number of the client, for policies: 0 in this process.
+        ends: makes the receiver of the requests' ends: see ``alone`` and ``together``.
 
     Attributes:
-        outcome: who that is.
-        tensors, brought: where compiled C has copied the requests' tensors, and of each its kind, dtype, shape and
-            first byte there; or empty.
-        row: where compiled code has them (``door.py``), or -1.
-        tickets: of their sessions, if it has them.
-        memory: where it puts their results.
-        num_told: how many it has answered whose clients were told.
+        outcome: the receiver of the requests' ends.
+        tensors, brought: the memory to which C has copied the requests' tensors, and of each its kind, dtype, shape
+            and first byte; or empty.
+        row: the row of compiled code's table that has the requests (``door.py``), or -1.
+        tickets: the tickets of their sessions, while compiled code has the requests.
+        memory: the memory to which compiled code writes their results.
+        num_told: the number of requests that compiled code answered, and whose clients were notified.
 
-    Attributes that a group has from ``begin`` on, when a turn in Python takes it in:
-        states: the LiveState of each.
-        ids: in the processor, of those that were admitted.
-        num_waiting, num_left: how many wait for room, are not answered.
-        is_in_line: whether it is among those that may have a request that waits for room.
-        next: number of the first that may wait.
-        num_streamed, results_at: steps that were sent of one that is streamed, and the place of its results.
-        errors: why cells failed on requests; None if none did.
+    Attributes that a group has from ``begin`` on, when a turn in Python takes it over:
+        states: the LiveState of each request.
+        ids: the ids in the processor of the requests that were admitted.
+        num_waiting, num_left: the number of requests that wait for room, and that are not answered.
+        is_in_line: True if the group is in the queue of those that may have a request that waits for room.
+        next: the number of the first request that may wait.
+        num_streamed, results_at: the steps of a streamed request that were sent, and the place of its results.
+        errors: the errors of cells by request; None if there are none.
     """
 
     __slots__ = (
@@ -180,7 +181,7 @@ class RequestGroup:
         self._inputs, self.tensors = inputs, NO_TENSORS
 
     def begin(self) -> None:
-        """Note that Python goes on with them: none is admitted."""
+        """Have Python handle the requests from now on: none is admitted yet."""
         self.states = bytearray(self.count)  # LiveState.SUBMITTED is 0
         self.ids = array("i", NOT_ADMITTED) * self.count
         self.num_waiting = self.next = self.num_streamed = 0
@@ -190,29 +191,29 @@ class RequestGroup:
         self.errors: dict[int, CellrtError] | None = None
 
     def forget(self) -> None:
-        """Give up what is not needed once all are answered, as long as somebody keeps their results."""
+        """Drop what is not needed once all are answered, as a client may keep the group for its results."""
         self.inputs, self.outcome = NO_INPUTS, NOBODY
 
     @property
     def is_begun(self) -> bool:
-        """Whether Python goes on with them, and not compiled code."""
+        """True if Python handles the requests, and not compiled code."""
         return self.states is not NO_STATES
 
     @property
     def may_go_by_door(self) -> bool:
-        """Whether compiled code may admit and answer them, if they have no sessions, or these are leased."""
+        """True if compiled code may admit and answer the requests, provided that their sessions are leased to it."""
         return self.channel is None and fits(self.inputs, self.count, self.plan.answers)
 
     def of(self, number: int) -> Result:
-        """The results of a request that compiled code has answered; asked for once. As ``Results``."""
+        """Return the results of a request that compiled code has answered, as ``Results.of`` does."""
         return self.plan.answers.result_in(self.memory, self.count, number)
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
-        """As of ``Results``."""
+        """Return the results of some requests, as ``Results.of_many`` does."""
         return self._results().of_many(numbers)
 
     def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
-        """As of ``Together``."""
+        """Return the bytes of a request's results, as ``Together.bytes_of`` does."""
         return self._results().bytes_of(number)
 
     def _results(self) -> Together:
@@ -222,53 +223,53 @@ class RequestGroup:
 
     @property
     def is_over(self) -> bool:
-        """Whether all have their outcome."""
+        """True if all requests are answered."""
         return not self.num_left if self.is_begun else self.num_told == self.count
 
     @property
     def has_deadline(self) -> bool:
-        """Whether they must be done, or have begun, by some time."""
+        """True if the requests must be done, or must have begun, by some time."""
         return self.deadline_ns is not None or self.schedule_by_ns is not None
 
     def ask_to_cancel(self, future: RequestFuture) -> None:
-        """Has a request ended early; for its future, from any thread."""
+        """End a future's request early; from any thread."""
         self.cancel(future.place)
 
     def cancel(self, number: int) -> None:
-        """Has a request ended early, if it has not ended; from any thread."""
+        """End a request early, if it has not ended; from any thread."""
         self._manager.ask_to_cancel(self, number)
 
     def refuse_in_callback(self) -> None:
-        """Raises RequestError in a future's callback."""
+        """Raise RequestError in a future's callback."""
         self._manager.refuse_in_callback()
 
     def have_told(self) -> None:
-        """Has a turn tell of what is answered, and was not told."""
+        """Have a turn notify clients of answers of which they were not notified yet."""
         self._manager.have_told()
 
     def num_rows(self, count: int) -> int:
-        """Nodes of so many; a loop counts as its step limit."""
+        """Return the nodes of so many requests; a loop counts as its step limit."""
         rows: int = self.plan.num_nodes * count
         return rows
 
     def name_of(self, number: int) -> str:
-        """A request, for errors."""
+        """Return the name of a request in errors."""
         return f"request {self.sequence_of(number)} of model {self.model.name!r}"
 
     def session_of(self, number: int) -> SessionRecord | None:
-        """A request's session; None if it has none."""
+        """Return a request's session; None if it has none."""
         return None if self.sessions is None else self.sessions[number]
 
     def sequence_of(self, number: int) -> int:
-        """The order of a request's arrival among all of the engine."""
+        """Return a request's sequence number, by arrival, in the engine."""
         return self.sequence + number
 
     def input_counts(self) -> list[int]:
-        """How many rows each tensor of a request has."""
+        """Return the number of rows of each tensor of a request."""
         return [len(values) // self.count for _, values in self.inputs]
 
     def input_rows(self, index: int, numbers: Sequence[int]) -> NDArray[Any]:
-        """The rows of the tensor ``index`` of some requests, ``[n, *shape]``, one behind the other."""
+        """Return the rows ``[n, *shape]`` of the tensor ``index`` of some requests, one request after the other."""
         values, each = self.inputs[index][1], len(self.inputs[index][1]) // self.count
         if len(numbers) == self.count:
             return values
@@ -279,7 +280,7 @@ class RequestGroup:
         return values.reshape(self.count, each, *shape)[list(numbers)].reshape(-1, *shape)
 
     def move(self, numbers: Iterable[int], to: LiveState) -> None:
-        """Requests go to another state. Raises InternalError if a move is not legal (``core/state/moves.py``)."""
+        """Move requests to another state. Raise InternalError if a move is not legal (``core/state/moves.py``)."""
         states, legal = self.states, _MAY_COME_FROM[to]
         if self.count == 1 and states[0] in legal:  # as most are
             states[0] = to
@@ -293,7 +294,7 @@ class RequestGroup:
             states[number] = to
 
     def note_ids(self, numbers: Sequence[int], ids: Sequence[int]) -> None:
-        """Takes in the ids that requests got in the processor."""
+        """Note the ids that requests got in the processor."""
         if isinstance(numbers, range):
             self.ids[numbers.start : numbers.stop] = array("i", ids)
         else:
@@ -301,15 +302,15 @@ class RequestGroup:
                 self.ids[number] = request_id
 
     def is_answered(self, number: int) -> bool:
-        """Whether a request's client has the outcome."""
+        """Return whether a request is answered."""
         return self.states[number] >= LiveState.ENDING
 
     def unanswered(self) -> list[int]:
-        """The requests whose clients have no outcome."""
+        """Return the numbers of the requests that are not answered."""
         return [number for number, state in enumerate(self.states) if state < LiveState.ENDING]
 
     def waiting(self, most: int) -> Sequence[int]:
-        """The first of those that wait for room, at most so many."""
+        """Return the numbers of the first requests that wait for room, at most so many."""
         first, end = self.next, self.count
         if end == 1:
             return ALONE
@@ -324,7 +325,7 @@ class RequestGroup:
         return found
 
     def goes_with(self, other: RequestGroup) -> bool:
-        """Whether requests of both that wait may be admitted in one call."""
+        """Return whether waiting requests of both groups may be admitted in one call."""
         return (
             (self.priority, self.client) == (other.priority, other.client)
             and (self.sessions is None) == (other.sessions is None)
@@ -334,12 +335,12 @@ class RequestGroup:
 
 
 def alone(group: RequestGroup) -> RequestFuture:
-    """The future of a request that is all that was submitted."""
+    """Return the future of a request that was submitted alone."""
     return RequestFuture(group, 0, group.sequence)
 
 
 def together(group: RequestGroup) -> Outcomes:
-    """The outcomes of requests that were submitted together."""
+    """Return the outcomes of requests that were submitted together."""
     return Outcomes(group, group.sequence, group.count)
 
 
@@ -347,13 +348,13 @@ Asked: TypeAlias = tuple[RequestGroup, int]
 """A request of a session: its group, and its number there."""
 
 _MAY_COME_FROM = [bytes(before for before, after in LIVE_REQUEST.moves if after is to) for to in LiveState]
-"""By state: the states from which one may come there."""
+"""The states from which a request may move to a state, for each state."""
 _OF_STATE = [bytes((state,)) for state in LiveState]
 
 
 @dataclass(eq=False, slots=True)
 class SessionRecord:
-    """A session. Belongs to the holder of the turn; ``error`` may be read from any thread."""
+    """A session's record. The holder of the turn uses it; any thread may read ``error``."""
 
     model: Model
     key: str
@@ -362,37 +363,37 @@ class SessionRecord:
     id: int = -1
     """Its id in the processor, from its first request on."""
     saved: list[NDArray[Any]] | None = None
-    """Its state in host memory, as ``definition.bits.as_bits``, if it is not at a worker (or new)."""
+    """Its state in host memory, as ``definition.bits.as_bits``; None if it is at a worker, or the session is new."""
     running: Asked | None = None
     """Its request that waits for room or runs."""
     queue: OrderedDict[Asked | Call[Any], None] = field(default_factory=OrderedDict)
-    """What it was asked after that, in order; who gives up leaves it at once."""
+    """The requests and calls that follow, in order; one that is cancelled leaves the queue at once."""
     last_used_s: float = 0.0
     is_leaving: bool = False
-    """Whether it ends after what it was asked so far, and its id may be used anew: its model was taken out."""
+    """True if its model was unregistered: it ends after its queue, and its id may be used anew."""
     error: SessionError | None = None
-    """Why it takes no requests any more."""
+    """The reason why it takes no more requests."""
     ticket: int = field(default_factory=count(1).__next__)
-    """Tells it from others that have its id in the processor before or after it."""
+    """A number that no other session has; ids in the processor are used again."""
     num_asked: int = 0
-    """What clients have put into the engine's inbox for it; changed under the gate."""
+    """The number of items that clients put into the engine's inbox for it; changed under the gate."""
     num_heard: int = 0
-    """What of that turns have seen."""
+    """The number of these items that turns have read."""
 
     @property
     def is_free(self) -> bool:
-        """Whether it has nothing to do before what it is asked now."""
+        """True if it has no request or call to finish first."""
         return self.running is None and not self.queue
 
     @property
     def num_rows(self) -> int:
-        """States that are rows; the others grow, and come behind them."""
+        """The number of states of one row; they come before those that grow."""
         return sum(not layout.page_size for layout in self.states)
 
     def __str__(self) -> str:
         return f"session {self.key!r} of model {self.model.name!r}"
 
     def move(self, to: SessionState) -> None:
-        """Goes to another state. Raises InternalError if the move is not legal (``core/state/moves.py``)."""
+        """Move to another state. Raise InternalError if the move is not legal (``core/state/moves.py``)."""
         check_move(SESSION, self.state, to, self)
         self.state = to

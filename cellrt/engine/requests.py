@@ -1,8 +1,8 @@
 """Every request from its acceptance to its end: waiting, admission, deadlines, cancellation, sessions, and one end.
 
-As far as they can requests go on together: those of one template are admitted in one call, and those that a task
-completes leave together. Belongs to the holder of the turn. The legal states and moves are those of
-``core/state/moves.py``.
+Requests are handled in groups where possible: those of one template are admitted in one call, and those that a task
+completes are answered in one call. All of it is called by the holder of the turn. ``core/state/moves.py`` has the legal
+states and moves.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.moves import LIVE, LiveState
 from cellrt.core.state.notices import NOTICE_FAILED, NOTICE_RELEASED, NOTICE_SESSION, NOTICE_STEPS, Notices
 from cellrt.core.state.tables import HOST, MAX_SUBMISSIONS
-from cellrt.engine.admission import Admission, Asking
 from cellrt.engine.blame import explained
 from cellrt.engine.door import Door, Told
+from cellrt.engine.group_admission import Asking, GroupAdmission
 from cellrt.engine.places import Size
 from cellrt.engine.replies import Replies
 from cellrt.engine.request_group import ALONE, NO_INPUTS, Asked, RequestGroup, SessionRecord
@@ -38,18 +38,19 @@ from cellrt.worker.cell_type import CellType
 
 LONGER_LISTS = "a cell with a larger max_batch lets its tasks list more"
 ADMITTED_TOGETHER = 1024
-"""Most requests in one call: it keeps the interpreter lock for a fraction of a millisecond."""
+"""The most requests of one call: it holds the interpreter lock for a fraction of a millisecond."""
 
 
 class Requests:
     """The requests of one engine that have not ended.
 
     Args:
-        processor, arenas: of the engine; arenas by location, the host first.
-        sessions: whose requests run one after the other.
+        processor: the engine's processor.
+        arenas: the engine's arenas by location, the host first.
+        sessions: the engine's sessions; the requests of each run one after the other.
         replies: answers clients.
-        deadlines: of the requests.
-        door: has those that compiled code admits and answers.
+        deadlines: the requests' deadlines.
+        door: holds the requests that compiled code admits and answers.
     """
 
     def __init__(
@@ -62,38 +63,38 @@ class Requests:
         door: Door,
     ) -> None:
         self._processor, self._sessions, self._replies, self._door = processor, sessions, replies, door
-        self._admission, self._host = Admission(processor, arenas, sessions), arenas[HOST]
+        self._admission, self._host = GroupAdmission(processor, arenas, sessions), arenas[HOST]
         self._unanswered: dict[RequestGroup, None] = {}
-        """Groups with requests that are not answered."""
+        """The groups with requests that are not answered."""
         self._groups: list[RequestGroup | None] = [None] * processor.limits.max_requests
-        """Of those that hold rows, by their id in the processor."""
+        """The group of each request that holds rows, by the request's id in the processor."""
         self._numbers = [0] * processor.limits.max_requests
-        """Of the same their numbers in their groups."""
+        """The numbers of the same requests in their groups, by their ids."""
         self._num_held = 0
-        """How many these are."""
+        """The number of requests that hold rows."""
         self._waiting = WaitingRequests()
         self._deadlines = deadlines
         self.has_new_deadlines = False
-        """Whether some may be earlier than those that the timekeeper knows."""
+        """True if a new deadline may be earlier than those that the timekeeper knows."""
         self.goes_on = False
-        """Whether a turn is to admit requests of sessions that were leased."""
+        """True if a turn should admit requests of sessions that compiled code had."""
         self.refused_for: CellrtError | None = None
-        """Why no more requests are admitted, once there is no worker left."""
+        """The reason why no more requests are admitted, once no worker is left."""
 
     @property
     def is_empty(self) -> bool:
-        """Whether every request has ended."""
+        """True if every request has ended."""
         is_answered = not self._unanswered and not self._num_held and self._door.is_empty
         return is_answered and not self._processor.num_left_behind
 
     @property
     def has_admitted(self) -> bool:
-        """Whether there is anything to schedule."""
+        """True if there is anything to schedule."""
         return self._processor.num_live > 0
 
     @property
     def has_waiting(self) -> bool:
-        """Whether any wait to be admitted."""
+        """True if requests wait to be admitted."""
         return self._waiting.first() is not None
 
     @property
@@ -102,11 +103,11 @@ class Requests:
         return self._deadlines.next_ns
 
     def sequences_of(self, ids: Sequence[int]) -> tuple[int, ...]:
-        """Sequence numbers of requests by their ids in the processor."""
+        """Return the sequence numbers of requests, given their ids in the processor."""
         return tuple(map(self._processor.sequence_of, ids))
 
     def accept(self, group: RequestGroup) -> None:
-        """Takes in requests that were handed in."""
+        """Accept requests that were handed in: they wait for admission, or end if they are late."""
         group.begin()
         self._note_accepted(group, group.count)
         self._unanswered[group] = None
@@ -114,14 +115,14 @@ class Requests:
         self._deadlines.add(group)
         if group.deadline_ns is not None and (why := self._deadlines.why_late(group)) is not None:
             for number in range(group.count):
-                self.end(group, (number,), DeadlineError(why))  # each its own: whoever raises one adds to it
+                self.end(group, (number,), DeadlineError(why))  # an error each: raising one changes it
         elif group.sessions is None:
             self._wait(group, range(group.count) if group.count > 1 else ALONE)
         else:
             self._accept_in(group, group.sessions, 0)
 
     def join(self) -> None:
-        """Has compiled code admit what came by the door; accepts what it cannot admit now."""
+        """Have compiled code admit the requests of the door; accept here those that it cannot admit now."""
         if not self._processor.has_arrivals and not self._processor.has_calls:
             return
         if not self.has_waiting and self.refused_for is None and self._processor.join():
@@ -144,7 +145,7 @@ class Requests:
         group.model.places.note_accepted(size)
 
     def tell_by_door(self) -> None:
-        """Takes in what compiled code has answered, and which of its requests have deadlines."""
+        """Note which requests compiled code has answered, and which of those that it holds have deadlines."""
         while self._door.due:
             group = self._door.due.popleft()
             if not group.is_over:
@@ -172,8 +173,10 @@ class Requests:
                 self._deadlines.note_answered(group)
 
     def _take_over(self, group: RequestGroup) -> bool:
-        """Goes on in Python with requests that compiled code had, of which the first were admitted; False if all have
-        ended."""
+        """Take over requests from compiled code, which may have admitted the first of them.
+
+        Return False if all have ended.
+        """
         self.tell_by_door()
         if group.row < 0:
             return group.is_begun
@@ -181,7 +184,7 @@ class Requests:
         num_admitted, ids = self._door.take_over(group)
         group.begin()
         left = [*ids, *range(num_admitted, group.count)]
-        if not has_come:  # of those that come from other processes queues count nothing else
+        if not has_come:  # else compiled code has counted them when they came
             self._note_accepted(group, len(left))
         group.num_left, group.model.num_live = len(left), group.model.num_live + len(left)
         self._unanswered[group] = None
@@ -204,38 +207,40 @@ class Requests:
         return True
 
     def has_begun(self, group: RequestGroup) -> bool:
-        """Whether Python goes on with a group, from now on at the latest; False if all of it has ended."""
+        """Take over a group from compiled code unless Python has it; return False if all its requests have ended."""
         self.join()
         return group.is_begun or self._take_over(group)
 
     def take_over_sessions(self) -> None:
-        """Goes on in Python with all requests of sessions, before these may end with the worker that they are at."""
+        """Take over all requests of sessions from compiled code, before sessions end with a lost worker."""
         self.join()
         for group in list(self._door.all()):
             if group.sessions is not None:
                 self._take_over(group)
 
     def _take_over_all(self) -> None:
-        """Goes on in Python with all requests; no more are admitted by it."""
+        """Take over all requests from compiled code, without admitting any."""
         self.tell_by_door()
         for group in [*self._door.take_back(), *self._door.all(), *self._door.regions.all()]:
             self._take_over(group)
 
     def find_elsewhere(self, region: int, id: int) -> RequestGroup | None:
-        """A request of a client in another process, by the client's number of it; Python goes on with it from now on.
-        None if it is not here: it has ended, or was returned."""
+        """Take over a request of a client in another process, given the client's number of it, and return its group.
+
+        Return None if it is not here: it has ended, or was returned.
+        """
         self.join()
         group = self._door.regions.find(region, id)
         return group if group is not None and self._take_over(group) else None
 
     def forget_plans(self, region: int, binding: int | None) -> None:
-        """See ``Regions.forget``."""
+        """Forget plans of a client in another process, as ``Regions.forget`` does."""
         self.join()
         self.tell_by_door()
         self._door.regions.forget(region, binding)
 
     def close_region(self, region: int) -> None:
-        """Goes on in Python with all requests of a client in another process, and looks for no more."""
+        """Take over all requests of a client in another process, and accept no more of them."""
         self.join()
         for group in self._door.regions.close(region):
             self._take_over(group)
@@ -243,7 +248,7 @@ class Requests:
         self._door.regions.let_go(region)
 
     def _accept_in(self, group: RequestGroup, sessions: Sequence[SessionRecord], first: int) -> None:
-        """Takes in requests of sessions, from a number on: those of sessions that have nothing to do go on together."""
+        """Accept a group's requests of sessions, from number ``first`` on; those of free sessions wait together."""
         begun: list[int] = []
         for number, record in enumerate(sessions[first:], first):
             if not (record.is_free and self._sessions.leases.recall(record)):
@@ -255,18 +260,18 @@ class Requests:
             self._wait(group, begun)
 
     def ask_session(self, record: SessionRecord, item: Asked | Call[object]) -> None:
-        """Puts a request or a call behind what the session was asked before."""
+        """Put a request or a call at the end of a session's queue."""
         record.queue[item] = None
         self.go_on(record)
 
     def go_on(self, record: SessionRecord) -> None:
-        """Goes on with a session: its next request waits for room once what came before it is over."""
+        """Begin a session's next request, if the one before is over: it waits for room from now on."""
         while (asked := self._sessions.next_request(record)) is not None:
             if self._begin(record, asked):
                 self._wait(asked[0], asked[1:])
 
     def _begin(self, record: SessionRecord, asked: Asked) -> bool:
-        """Has a session begin a request; False if it cannot: the request has ended then."""
+        """Have a session begin a request; if it cannot, end the request and return False."""
         try:
             self._sessions.begin(record, asked)
         except CellrtError as error:
@@ -275,7 +280,7 @@ class Requests:
         return True
 
     def admit(self) -> None:
-        """Admits those who wait, in their order, as far as there is room."""
+        """Admit the requests that wait, in their order, as far as there is room."""
         while (first := self._waiting.first()) is not None:
             most = min(ADMITTED_TOGETHER, self._processor.limits.max_requests - self._processor.num_live)
             if not most:
@@ -286,7 +291,7 @@ class Requests:
             wanted = sum(len(numbers) for _, numbers in together)
             try:
                 count = self._admit(together)
-            except RequestTooLargeError as error:  # what its session has kept counts too
+            except RequestTooLargeError as error:  # the state that its session has kept counts too
                 number = together[0][1][0]
                 self.end_early(first, (number,), self._too_large(first, number, f"{error}: {LONGER_LISTS}"))
                 continue
@@ -294,8 +299,11 @@ class Requests:
                 return
 
     def _make_room(self, group: RequestGroup, number: int) -> bool:
-        """After a request was not admitted: evicts idle sessions that hold what it needs, or ends it if nobody holds
-        any of that, or none may be evicted. False if requests that run do: then it waits for them."""
+        """Make room for a request that was not admitted, by evicting idle sessions.
+
+        End the request if no running request holds what it needs, and no session can be evicted. Return False if it
+        has to wait for running requests.
+        """
         record, live = group.session_of(number), self._processor.num_live
         session = -1 if record is None else record.id
         num_resident = self._sessions.num_resident
@@ -312,16 +320,20 @@ class Requests:
         return True
 
     def _too_large(self, group: RequestGroup, number: int, otherwise: str) -> RequestTooLargeError:
-        """The error of a request for which there is never room, with what its session has kept; ``otherwise``: what it
-        says if that is not for lack of rows or pages."""
+        """Return the error of a request for which there is never room, besides the state that its session has kept.
+
+        ``otherwise`` is the reason that it gives if neither rows nor pages are too few.
+        """
         record = group.session_of(number)
         why = group.model.why_never(group.plan.template, -1 if record is None else record.id)
         told = otherwise if why is None else f"with what its session has kept, the request needs {why}"
         return RequestTooLargeError(f"{group.name_of(number)}: {told}")
 
     def give_way(self, location: int) -> bool:
-        """Ends the latest request that has pages at a worker, or waits for its first, where sessions that are idle have
-        the others and may not be evicted. False if there is none."""
+        """End the latest request that has pages at a worker, or waits for its first, if idle sessions hold the others.
+
+        It is called when these sessions may not be evicted. Return False if there is no such request.
+        """
         table = self._processor.tables.requests
         may_wait = (table["state"] == LIVE) & (table["num_page_lists"] > 0) & np.isin(table["home"], (0, location))
         found = np.flatnonzero(may_wait).tolist() if self._sessions.num_resident else []
@@ -334,7 +346,7 @@ class Requests:
         return True
 
     def _end_those_of_ended_sessions(self, together: Sequence[Asking]) -> bool:
-        """Ends requests whose sessions have ended while they waited; False if there are none."""
+        """End requests whose sessions have ended while they waited; return False if there are none."""
         found = [
             (group, number, record.error)
             for group, numbers in together
@@ -346,7 +358,7 @@ class Requests:
         return bool(found)
 
     def take_notices(self, notices: Notices, error: CellrtError | None = None) -> None:
-        """Takes in what the processor says of requests; ``error``: why they failed, if not by a cell."""
+        """Handle the processor's notices of requests; ``error`` says why requests failed, if no cell failed."""
         done = notices.done()
         for id, what in notices if len(done) < len(notices) else ():
             if what == NOTICE_SESSION:
@@ -367,7 +379,7 @@ class Requests:
             self._finish(done)
 
     def note_failure(self, id: int, subgraph: int, cell_type: CellType, error: CellError) -> None:
-        """Takes in why a row of a request failed, maybe as others did; the processor's notice follows."""
+        """Note the error of a request's row, if it is the request's first; the processor's notice follows."""
         group = self._find(id)
         if group is not None:
             number = self._numbers[id]
@@ -378,13 +390,13 @@ class Requests:
                 group.errors[number] = explained(error, whose, cell_type, group.plan.program, *at)
 
     def cancel(self, group: RequestGroup, number: int) -> None:
-        """Ends a request whose client gave it up, if it has not ended."""
+        """End a request that its client has cancelled, if it has not ended."""
         if self.has_begun(group) and group in self._unanswered:
             error = CancelledError(f"model {group.model.name!r}: the request was cancelled")
             self.end_early(group, (number,), error)
 
     def expire(self, now_ns: int) -> None:
-        """Ends those that must have been done, or have begun, by now, and are or have not."""
+        """End the requests whose deadline has passed, or which have not begun by the time that they must begin."""
         self.tell_by_door()
         while (late := self._deadlines.take_late(now_ns)) is not None:
             group, is_begun = late
@@ -397,17 +409,17 @@ class Requests:
                     self.end_early(group, (number,), DeadlineError(f"model {group.model.name!r}: {told}"))
 
     def _is_running(self, group: RequestGroup, number: int) -> bool:
-        """Whether a task of a request was submitted to a worker."""
+        """Return whether a task of a request was submitted to a worker."""
         return group.states[number] == LiveState.ADMITTED and self._processor.has_begun(group.ids[number])
 
     def end_early_all(self, error: CellrtError) -> None:
-        """Ends every request; the rows of those in flight come back when their tasks are done."""
+        """End every request; rows of requests in flight are free when their tasks are done."""
         self._take_over_all()
         for group in list(self._unanswered):
             self.end_early(group, group.unanswered(), error)
 
     def abandon_all(self, error: CellrtError) -> None:
-        """Answers every request, at the end of an engine whose tables may be broken: nothing is given back."""
+        """Answer every request with an error, at the end of an engine whose tables may be broken: no rows are freed."""
         self._replies.forget_steps()
         self._take_over_all()
         for group in list(self._unanswered):
@@ -420,7 +432,7 @@ class Requests:
         self._unanswered.clear()
 
     def end_early(self, group: RequestGroup, numbers: Sequence[int], error: CellrtError) -> None:
-        """Ends requests that may be anywhere; their rows come back when nothing of them is in flight."""
+        """End requests in any state with an error; their rows are free when no task of theirs is in flight."""
         for number in numbers:
             if group.is_answered(number):
                 continue
@@ -432,7 +444,7 @@ class Requests:
                 self._give_up(group, (number,))
 
     def end(self, group: RequestGroup, numbers: Sequence[int], error: CellrtError) -> None:
-        """Ends requests with an error, unless they are answered: they leave what they waited in."""
+        """Answer requests with an error, unless they are answered, and take them out of the queues they wait in."""
         for number in numbers:
             if group.is_answered(number):
                 continue
@@ -448,12 +460,12 @@ class Requests:
                 self._leave(group, (number,))
 
     def _send_steps(self, group: RequestGroup) -> None:
-        """Before a request that may be streamed ends: its client gets the steps that are complete."""
+        """Send the complete steps of a request that may be streamed, before it ends."""
         if group.channel is not None:
             self._replies.stream()
 
     def _note_answered(self, group: RequestGroup, count: int) -> None:
-        """Takes in that so many more requests of a group have their outcome."""
+        """Note that so many more requests of a group are answered."""
         group.num_left -= count
         if not group.num_left:
             del self._unanswered[group]
@@ -466,7 +478,7 @@ class Requests:
         self._waiting.add(group)
 
     def _stop_waiting(self, group: RequestGroup, count: int) -> None:
-        """So many of a group's requests were admitted, or have ended."""
+        """Note that so many of a group's waiting requests were admitted, or have ended."""
         group.num_waiting -= count
         if not group.num_waiting:
             self._waiting.note_gone()
@@ -474,7 +486,7 @@ class Requests:
                 group.inputs = NO_INPUTS
 
     def _admit(self, together: Sequence[Asking]) -> int:
-        """Admits requests in order, as far as there is room; returns how many."""
+        """Admit requests in order, as far as there is room; return how many were admitted."""
         count = 0
         for group, numbers, ids in self._admission.admit(together):
             count += len(ids)
@@ -490,13 +502,13 @@ class Requests:
         return count
 
     def _finish(self, ids: list[int]) -> None:
-        """Answers complete requests with their results, those of one kind together, and gives back their rows."""
+        """Answer complete requests with their results, in one call for plans that answer together; free their rows."""
         groups = [self._group_of(request_id) for request_id in ids]
-        if groups.count(groups[0]) == len(ids):  # those of one group mostly end together
+        if groups.count(groups[0]) == len(ids):  # requests of one group mostly end together
             self._finish_alike({groups[0]: ids})
             return
         by_kind: dict[int, dict[RequestGroup, list[int]]] = {}
-        """Of each group, ids of requests; those that stream by themselves."""
+        """The ids of requests by group, for each kind of answer; a streamed request is a kind of its own."""
         last: RequestGroup | None = None
         for request_id, group in zip(ids, groups):
             if group is not last:
@@ -507,7 +519,7 @@ class Requests:
             self._finish_alike(alike)
 
     def _finish_alike(self, alike: Mapping[RequestGroup, list[int]]) -> None:
-        """See ``_finish``: of one kind."""
+        """Answer complete requests of one kind, and free their rows."""
         first = next(iter(alike))
         if first.channel is not None:
             self._replies.note_steps(first)
@@ -523,13 +535,13 @@ class Requests:
         if not self._unanswered:
             self._replies.tell()
         for group, numbers in ended:
-            if left:  # tasks of them that went ahead are in flight
+            if left:  # tasks that ran ahead of their ends are in flight
                 numbers = [number for number in numbers if group.ids[number] not in left]
             if numbers:
                 self._give_up(group, numbers)
 
     def _give_up(self, group: RequestGroup, numbers: Sequence[int]) -> None:
-        """Takes in that answered requests hold no rows any more."""
+        """Note that answered requests hold no rows any more."""
         group.move(numbers, LiveState.ENDED)
         for number in numbers:
             self._groups[group.ids[number]] = None
@@ -537,14 +549,14 @@ class Requests:
         self._leave(group, numbers)
 
     def _group_of(self, request_id: int) -> RequestGroup:
-        """Whose request it is, by its id in the processor. Raises InternalError if it holds nothing."""
+        """Return the group of a request, given its id in the processor. Raise InternalError if it holds no rows."""
         group = self._find(request_id)
         if group is None:
             raise InternalError(f"no request has the id {request_id}")
         return group
 
     def _find(self, request_id: int) -> RequestGroup | None:
-        """The same; compiled code may have had it so far. None if it holds nothing."""
+        """Return the group of a request, which is taken over if compiled code has it; None if it holds no rows."""
         group = self._groups[request_id]
         if group is None and (its := self._door.whose(request_id)) is not None:
             self._take_over(its)
@@ -552,8 +564,8 @@ class Requests:
         return group
 
     def _numbers_of(self, group: RequestGroup, ids: list[int]) -> Sequence[int]:
-        """The numbers of a group's requests; as a range where they are in a row, as those mostly are that end
-        together."""
+        """Return the numbers of a group's requests, given their ids: as a range if they follow each other, which
+        requests that end together mostly do."""
         if group.count == 1:
             return ALONE
         numbers = [self._numbers[request_id] for request_id in ids]
@@ -564,7 +576,7 @@ class Requests:
         return self._replies.internal_error(f"{group.name_of(number)} failed", group.sequence_of(number))
 
     def _leave(self, group: RequestGroup, numbers: Sequence[int]) -> None:
-        """After the end of everything of requests: their sessions go on."""
+        """Go on with the sessions of requests that have ended and hold nothing any more."""
         group.model.num_live -= len(numbers)
         for number in numbers if group.sessions is not None else ():
             record = group.session_of(number)
@@ -574,7 +586,7 @@ class Requests:
 
 
 def _asked_at(together: Sequence[Asking], place: int) -> tuple[RequestGroup, int]:
-    """The request at a place among those that ask."""
+    """Return the request at a place among those that are to be admitted."""
     for group, numbers in together:
         if place < len(numbers):
             return group, numbers[place]

@@ -13,7 +13,7 @@ from cellrt.engine.due import Due, check_seconds, due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
 from cellrt.engine.futures import Futures
 from cellrt.engine.mapping import IN_FLIGHT, MapOptions, mapped, mapped_async
-from cellrt.engine.options import USUAL_PRIORITY, HandIn, check_number_or_none, check_numbers, not_plain
+from cellrt.engine.option_checks import USUAL_PRIORITY, HandIn, check_number_or_none, check_numbers, not_plain
 from cellrt.engine.stream import Channel, Stream
 from cellrt.engine.submission import check_priority as check_priority_of_request
 from cellrt.errors import DefinitionError, RequestError
@@ -28,7 +28,9 @@ class Serving(ABC):
     As a context manager it drains, unless an exception leaves the block, and closes.
     """
 
-    _hand_in_fast: HandIn = staticmethod(not_plain)
+    @property
+    def _hand_in_fast(self) -> HandIn:
+        return not_plain
 
     def __enter__(self) -> Self:
         return self

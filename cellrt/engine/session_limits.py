@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cellrt.engine.options import check_choice, check_number_or_none, check_numbers, check_period
+from cellrt.engine.option_checks import check_choice, check_number_or_none, check_numbers, check_period
 from cellrt.errors import DefinitionError
 from cellrt.numbers import as_integer
 

@@ -1,4 +1,4 @@
-"""How a thread sleeps until somebody wakes it: also compiled code, which has no interpreter lock."""
+"""Let a thread sleep until another thread wakes it, also one in compiled code without the interpreter lock."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ _AWAKE, _ASLEEP = range(2)
 _TOGETHER, _LINE = 64, CACHE_LINE // 8
 _LONGEST_S = 1e6
 FEW, MANY = 4, 8
-"""After a few short sleeps a thread looks for results before it sleeps; where they did not come meanwhile, only after
-many more: others may want the processor."""
+"""After ``FEW`` short sleeps a thread polls for results before it sleeps. If none come while it polls, it polls again
+only after ``FEW + MANY`` short sleeps, as other threads may need the processor."""
 
 
 class Sleeper:
-    """A word that a thread sleeps on. Its memory stays for ever, as who wakes it may be late: one thread has it
-    after the other; whoever is woken looks whether what it waits for has come."""
+    """A word that a thread sleeps on.
+
+    Its memory is never freed, as a waker may be late. It is handed from one thread to another, so a thread that is
+    woken must check whether what it waits for has come.
+    """
 
     __slots__ = ("_at", "_num_short", "_words")
 
@@ -30,20 +33,24 @@ class Sleeper:
         self._words, self._at, self._num_short = words, at, 0
 
     def lie_down(self) -> None:
-        """Have all who wake it from now on keep it awake. Then look, and then sleep."""
+        """Announce a sleep: a ``wake`` from now on ends it, even before it begins. Then check, and then sleep."""
         self._words[self._at] = _ASLEEP
 
     def sleep(self, word_at: int, seconds: float | None) -> None:
-        """Sleep until it is woken, a signal comes or so many seconds have passed; of a client's word (or 0), until
-        results are there, too."""
+        """Sleep until it is woken, a signal comes or so many seconds have passed.
+
+        Given the address of a client's word (0: none), the sleep also ends when results are there.
+        """
         if word_at:
             self._sleep_until_there(word_at, _ns_of(seconds))
         else:
             slept(self._words, self._at, _ASLEEP, _ns_of(seconds))
 
     def sleep_on(self, word_at: int, id_at: int, id: int, seconds: float | None) -> None:
-        """Sleep on a word that another process changes, too, until results are there or somebody rouses those who do;
-        at most so many seconds. See ``sleep_here``."""
+        """Sleep on a word that another process changes, too, until results are there or ``rouse`` is called.
+
+        The sleep lasts at most so many seconds. See ``sleep_here``.
+        """
         self._sleep_until_there(word_at, _ns_of(seconds), id_at, id)
 
     def _sleep_until_there(self, word_at: int, limit_ns: int, id_at: int = 0, id: int = 0) -> None:
@@ -60,15 +67,15 @@ class Sleeper:
             self._num_short += 1
 
     def get_up(self) -> None:
-        """Sleep no more. Whoever sleeps further out in this thread, as around a signal's handler, looks again first."""
+        """End the sleep. An outer sleep of this thread, interrupted by a signal's handler, then checks again first."""
         self._words[self._at] = _AWAKE
 
     def leave(self, word_at: int) -> None:
-        """Wait for a client's word no longer."""
+        """Stop waiting for a client's word."""
         stop_waiting(word_at, self._words, self._at)
 
     def wake(self) -> None:
-        """Wake it, from any thread."""
+        """Wake the thread that sleeps; called from any thread."""
         roused(self._words, self._at, _AWAKE)
 
 
@@ -102,7 +109,7 @@ _of_threads = threading.local()
 
 
 def own_sleeper() -> Sleeper:
-    """Return the sleeper of the calling thread. It may be asked to sleep for several ends, one inside the other."""
+    """Return the sleeper of the calling thread. One sleep may begin inside another, in a signal's handler."""
     try:
         own: Sleeper = _of_threads.own.sleeper
     except AttributeError:

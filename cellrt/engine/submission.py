@@ -16,7 +16,7 @@ from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.manager import Manager
-from cellrt.engine.options import HandIn, not_plain
+from cellrt.engine.option_checks import HandIn, not_plain
 from cellrt.engine.places import Places, Size, check_places
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.request_group import RequestGroup, SessionRecord, alone, together
@@ -51,15 +51,15 @@ class Submission:
         self._fast_path = manager.fast_path(models) if self.is_by_arrival else None
         self.hand_in: HandIn = not_plain if self._fast_path is None else self._fast_path.hand_in
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
-        """Of each loop: who waits for places of a model."""
+        """The lock of each loop and model: its holder waits for places, the others for it."""
 
     @property
     def is_by_arrival(self) -> bool:
-        """Whether requests are admitted in the order in which they come."""
+        """True if requests are admitted in the order in which they come."""
         return self._admit_by == "arrival"
 
     def model(self, name: object) -> Model:
-        """The model of that name. Raises UnknownModelError."""
+        """Return the model of that name. Raise UnknownModelError."""
         if not isinstance(name, str):
             given = f"{name!r}; its name is {name.name!r}" if isinstance(name, Unfolder) else type(name).__name__
             raise UnknownModelError(f"expected the name of a registered model, got {given}")
@@ -78,7 +78,7 @@ class Submission:
         wait: bool,
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
-        """Submits requests of a model, all or none: see ``Engine.submit``."""
+        """Submit requests of a model, all or none: see ``Engine.submit``."""
         while True:
             model, token = self.model(name), object()
             try:
@@ -108,8 +108,10 @@ class Submission:
         priority: int,
         session: SessionRecord | None = None,
     ) -> Sequence[RequestFuture]:
-        """As ``submit`` with ``wait``, for a coroutine: others of its loop go on meanwhile. With a session, its one
-        request."""
+        """Do as ``submit`` with ``wait``, for a coroutine: others of its loop go on meanwhile.
+
+        With a session, submit its one request.
+        """
         begin_s, first_s = time.monotonic(), due.first_s
         loop, may_have_room = asyncio.get_running_loop(), asyncio.Event()
 
@@ -137,7 +139,7 @@ class Submission:
             raise DeadlineError("the deadline passed while the request waited for a place in the queue") from None
 
     def _check_room(self, model: Model, size: Size) -> None:
-        """Raises as ``submit`` does if there is no place for so many; nothing is unfolded for it."""
+        """Raise as ``submit`` does if there is no place for so many; nothing is unfolded for it."""
         with self._manager.turns.gate:
             self.refuse_if_closed()
             check_places([(self._manager.places, size), (model.places, size)])
@@ -152,7 +154,7 @@ class Submission:
         wait: bool,
         channel: Channel | None = None,
     ) -> Sequence[RequestFuture]:
-        """Submits a request of each session, all or none: see ``Session.submit``. None may be there twice."""
+        """Submit a request of each session, all or none: see ``Session.submit``. None may be there twice."""
         models, token = {session.model for session in sessions}, object()
         try:
             for model in models:
@@ -173,7 +175,7 @@ class Submission:
                 self._note_unfolded(model, token)
 
     def _note_unfolded(self, model: Model, token: object) -> None:
-        """Takes in that a client unfolds for a model no more; if that was all that kept it, a turn gives it up."""
+        """Note that a client unfolds for a model no more; if that was all that kept the model, a turn gives it up."""
         model.unfolding.discard(token)
         if self._models.get(model.name) is not model:
             self._manager.turns.wake()
@@ -189,11 +191,12 @@ class Submission:
         ends: Sequence[Callable[[RequestGroup], Ends]],
         client: int,
     ) -> None:
-        """Submits what was recorded elsewhere for models, all or none, as if at ``now_ns`` of the engine's clock.
+        """Submit what was recorded elsewhere for models, all or none, as if at ``now_ns`` of the engine's clock.
 
-        ``ends``: for each graph of ``asked`` what makes who is told how its requests end. ``client``: a number for
-        policies. The models may be taken out
-        or replaced since, but must be pinned. Raises as ``submit`` does.
+        ``ends``: of each graph of ``asked`` the function that makes the receiver of its requests' ends. ``client``: a
+        number for policies. The models may be taken out or replaced since, but must be pinned.
+
+        Raise as ``submit`` does.
         """
         _check_sessions(sessions or ())
         planned: list[Asked] = []
@@ -212,7 +215,7 @@ class Submission:
                     raise
 
     def refuse_if_closed(self) -> None:
-        """Raises EngineClosedError unless the engine takes requests; under the gate."""
+        """Raise EngineClosedError unless the engine takes requests; under the gate."""
         stopped = self._manager.turns.stopped
         if stopped is not None:
             raise EngineClosedError(str(stopped))
@@ -222,7 +225,7 @@ class Submission:
             raise EngineClosedError("the engine has no worker left")
 
     def _wait_for_room(self, asked: Sequence[Asked], due: Due) -> Due:
-        """Waits for places in the queue, as long as the requests may; returns what is left. Under the gate."""
+        """Wait for places in the queue, as long as the requests may; return the time that is left. Under the gate."""
         manager, wanted = self._manager, self._places_for(asked)
         if manager.room.must_wait(wanted):
             if manager.turns.is_held_here and all(places.has_room(size) for places, size in wanted):
@@ -235,7 +238,7 @@ class Submission:
         return due
 
     def _places_for(self, asked: Sequence[Asked]) -> list[tuple[Places, Size]]:
-        """How many places requests need in each queue: the engine's and their models'."""
+        """Return the places that requests need in each queue: the engine's and their models'."""
         if len(asked) == 1:  # as most are
             model, parts = asked[0]
             size = size_of(parts)
@@ -256,7 +259,7 @@ class Submission:
         ends: Sequence[Callable[[RequestGroup], Ends]] | None = None,
         client: int = 0,
     ) -> Sequence[RequestFuture]:
-        """Hands in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
+        """Hand in requests, all or none, whatever interrupts it, under the gate: they count from ``hand_in`` on."""
         priority = check_priority(priority)
         now_ns, manager = time.perf_counter_ns() if now_ns is None else now_ns, self._manager
         due_ns = due.at(now_ns)
@@ -280,7 +283,7 @@ class Submission:
         return futures
 
     def _order_of(self, num_nodes: int, due_ns: tuple[int | None, int | None]) -> float:
-        """When a request is admitted among those that wait for room: in ascending order of this, then by arrival."""
+        """Return the place of a request among those that wait for room: in ascending order of this, then by arrival."""
         if self._admit_by == "arrival":
             return 0.0
         if self._admit_by == "length":
@@ -289,7 +292,7 @@ class Submission:
 
 
 def size_of(parts: Sequence[Planned]) -> Size:
-    """How many requests there are, and rows."""
+    """Return the numbers of requests and rows."""
     if len(parts) == 1:  # as most are
         ((plan, (_, places)),) = parts
         return Size(len(places), len(places) * plan.num_nodes)
@@ -298,7 +301,7 @@ def size_of(parts: Sequence[Planned]) -> Size:
 
 
 def _in_order(groups: Sequence[RequestGroup], asked: Sequence[Asked]) -> Sequence[RequestFuture]:
-    """The futures of requests in the order in which they were given."""
+    """Return the futures of requests in the order in which they were given."""
     outcomes = [group.outcome for group in groups]
     if len(outcomes) == 1:
         (only,) = outcomes
@@ -318,7 +321,7 @@ def _in_order(groups: Sequence[RequestGroup], asked: Sequence[Asked]) -> Sequenc
 
 
 def _planned_in(sessions: Sequence[SessionRecord], requests: Sequence[Any]) -> list[Asked]:
-    """Unfolds a request of each session, for the model that it was opened with: another may have taken its place."""
+    """Unfold a request of each session, for the model that it was opened with: another may have taken its place."""
     places_of: dict[Model, list[int]] = {}
     for place, session in enumerate(sessions):
         places_of.setdefault(session.model, []).append(place)
@@ -334,7 +337,7 @@ def _planned_in(sessions: Sequence[SessionRecord], requests: Sequence[Any]) -> l
 
 
 def _check_sessions(sessions: Sequence[SessionRecord]) -> None:
-    """Raises SessionError if one has ended, RequestError if one is there twice."""
+    """Raise SessionError if one has ended, RequestError if one is there twice."""
     for session in sessions:
         if session.error is not None:
             raise SessionError(str(session.error))
@@ -349,7 +352,7 @@ def _check_sessions(sessions: Sequence[SessionRecord]) -> None:
 
 
 def _check_states(parts: Sequence[Planned], sessions: Sequence[SessionRecord]) -> None:
-    """Raises RequestError unless requests keep what their sessions do."""
+    """Raise RequestError unless requests keep what their sessions do."""
     for plan, (_, places) in parts:
         session = sessions[places[0]]
         if plan.states != session.states:
@@ -358,7 +361,7 @@ def _check_states(parts: Sequence[Planned], sessions: Sequence[SessionRecord]) -
 
 
 def check_priority(given: object) -> int:
-    """A request's priority. Raises RequestError for anything else."""
+    """Return a request's priority. Raise RequestError for anything else."""
     priority = as_integer(given)
     if priority is None or not 0 <= priority < NUM_PRIORITIES:
         raise RequestError(f"priority: expected 0 to {NUM_PRIORITIES - 1}, got {given!r}")

@@ -1,4 +1,4 @@
-"""Results of requests that ended together: copied out of the arena at once; tensors are made when somebody asks."""
+"""Results of requests that ended together: all are copied out of the arena at once, tensors are made on demand."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from cellrt.graph.results import ResultLayout
 from cellrt.worker.arenas import Arenas
 
 SMALL_BYTES = 1 << 14
-"""Of one request's result: a larger one lies by itself, since who keeps one keeps what lies together with it."""
+"""The most bytes of a request's result that shares memory with others; a client that keeps one keeps all of these."""
 
 STEP_BYTES = 64
-"""As ``SMALL_BYTES``, of one step of a stream, which may wait for its reader while others read on."""
+"""The same limit for a step of a stream, which may wait for its client while other clients read on."""
 NOTHING = memoryview(b"")
 NO_OWN: list[memoryview] = []
 UNBIND: Any = torch.unbind_copy
@@ -29,7 +29,7 @@ SPLIT: Any = torch.split_with_sizes_copy
 
 
 class Own(Protocol):
-    """What each request has by itself, until it is asked for."""
+    """The result of each request in memory of its own, until it is asked for."""
 
     def __len__(self) -> int: ...
 
@@ -42,11 +42,11 @@ class Part(NamedTuple):
     """One named result of all requests.
 
     Attributes:
-        name: the result's.
-        memory, begins: bytes of all requests, one behind the other, where each one's begin, and where the last ends.
-        own: what each has by itself, until it is asked for, if that is large; else empty.
-        dtype, shape: of a request's tensor; -1 for the number of its rows.
-        row_bytes: of one row.
+        name: the result's name.
+        memory, begins: the bytes of all requests, one after the other; where those of each begin, and the last end.
+        own: large results, each in memory of its own; empty if they are small.
+        dtype, shape: of a request's tensor; -1 stands for the number of its rows.
+        row_bytes: the bytes of one row.
     """
 
     name: str
@@ -67,7 +67,10 @@ class Together:
         self._parts = parts
 
     def of(self, number: int, *, is_copy: bool = False) -> Result:
-        """A request's results, in memory of their own; to be asked for once, but for copies before."""
+        """Return a request's results, in memory of their own.
+
+        It is called once for each request; ``is_copy`` leaves them for another call.
+        """
         made: Result = {}
         for name, memory, own, begins, dtype, shape, row_bytes in self._parts:
             its: bytearray | memoryview
@@ -79,7 +82,7 @@ class Together:
         return made
 
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
-        """The results of some requests, each in memory of its own; asked for once."""
+        """Return the results of some requests, each in memory of its own; called once for each request."""
         first, count = numbers[0], len(numbers)
         if count == 1 or numbers[-1] != first + count - 1 or list(numbers) != list(range(first, first + count)):
             return [self.of(number) for number in numbers]
@@ -91,7 +94,7 @@ class Together:
         return made
 
     def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
-        """Of each result of a request: which it is, its rows (-1: one without a row dimension), and its bytes."""
+        """Return the index, the number of rows (-1: no row dimension) and the bytes of each result of a request."""
         found: list[tuple[int, int, memoryview]] = []
         for index, (_, memory, own, begins, _, shape, row_bytes) in enumerate(self._parts):
             its = _taken(own, number) if own else memory[begins[number] : begins[number + 1]]
@@ -100,18 +103,18 @@ class Together:
 
 
 def _taken(own: Own, number: int) -> memoryview:
-    """What a request has by itself, which is not kept for others who ask later."""
+    """Take out a request's result that lies in memory of its own; it cannot be asked for again."""
     values, own[number] = own[number], NOTHING
     return values
 
 
 def _shape_of(shape: tuple[int, ...], row_bytes: int, num_bytes: int) -> tuple[int, ...]:
-    """The shape of so many bytes."""
+    """Return the shape of a result of so many bytes."""
     return (num_bytes // row_bytes, *shape[1:]) if shape and shape[0] < 0 else shape
 
 
 def _tensors(part: Part, first: int, count: int) -> Sequence[torch.Tensor]:
-    """A result of requests that lie one behind the other: made together, which is cheaper, in memory of their own."""
+    """Return the tensors of consecutive requests for one result; they are made in one call, in memory of their own."""
     _, memory, own, begins, dtype, shape, row_bytes = part
     if own:
         its = [_taken(own, number) for number in range(first, first + count)]
@@ -132,18 +135,18 @@ class Reader:
     def __init__(self, layout: ResultLayout, spec: RowSpec) -> None:
         self._layout = layout
         self.positions = layout.positions
-        """Which of a request's result places it takes."""
+        """The places of a request that hold the result's rows."""
         self.places = np.array(layout.positions, np.int32)
-        """The same, as an array."""
+        """The same places as an array."""
         self.dtype, self._row_shape, self.row_bytes = spec.dtype, spec.shape, spec.num_bytes
         self.name, self.kind, self.is_loop, self.is_single = layout.name, layout.kind, layout.is_loop, layout.is_single
 
     def part_of(self, own: Own) -> Part:
-        """Return the result of requests, each of which has its own by itself."""
+        """Return one result of requests, each in memory of its own."""
         return Part(self._layout.name, NOTHING, own, (), self.dtype, self._shape, self.row_bytes)
 
     def part_in(self, memory: memoryview, begins: Sequence[int]) -> Part:
-        """Return the result of requests, which lie one behind the other."""
+        """Return one result of requests, which lie one after the other in ``memory``."""
         return Part(self._layout.name, memory, NO_OWN, begins, self.dtype, self._shape, self.row_bytes)
 
     def shape_of(self, count: int) -> tuple[int, ...]:
@@ -155,7 +158,7 @@ class Reader:
         return self._row_shape if self.is_single else (-1, *self._row_shape)
 
     def read_rows(self, host: Arenas, rows: NDArray[np.int32]) -> Part:
-        """Copies single steps, by their host rows, out of the arena."""
+        """Copy single steps out of the host's arena, given their rows."""
         name, kind = self._layout.name, self._layout.kind
         if self.row_bytes > STEP_BYTES:
             own = [host.get_bytes(kind, rows[k : k + 1]) for k in range(rows.size)]
@@ -167,9 +170,9 @@ class Reader:
     def read(
         self, processor: Processor, host: Arenas, requests: NDArray[np.int32], each: Sequence[Reader] | None = None
     ) -> Part:
-        """Copies the result of requests, by their ids in the processor, out of the arena.
+        """Copy the result of requests out of the host's arena, given their ids in the processor.
 
-        ``each``: the reader of each request, where it does not lie alike in all.
+        ``each`` has the reader of each request, if their results do not lie at the same places.
         """
         kind, is_loop, is_single = self.kind, self.is_loop, self.is_single
         share = self.places.size

@@ -1,19 +1,19 @@
-"""Turns: one loop, and one thread at a time that takes a turn of it (docs/decisions/0011).
+"""Turns: one scheduling loop, of which one thread at a time runs a pass (docs/decisions/0011).
 
-A *turn* takes in what happened, admits, schedules, launches and replies. A worker takes one after each task, so that it
-launches its own next task and answers its clients without waking another thread; the timekeeper takes one for
-deadlines, cancellations and commands. Clients never do: a turn is not interrupted by their signals. Who finds the turn
-taken leaves its news; the holder looks for news after giving the turn back.
+A *turn* is one pass: it reads the news, admits, schedules, launches and replies. A worker takes a turn after each task,
+so that it launches its own next task and answers its clients without waking another thread. The timekeeper, a thread,
+takes turns for deadlines, cancellations and commands. Clients take none, so that their signals interrupt no turn. A
+thread that finds the turn taken leaves its news; the holder checks for news after it has released the turn.
 
-Crossings between threads, and what each guarantees:
+Threads meet at these places, with these guarantees:
 
-- the inbox (anybody to the holder): a deque, because ``extend`` hands in many or none, whatever interrupts it;
-- the gate (clients and whoever stops the loop): what is handed in while it is held is seen before the end, what comes
-  later is refused;
-- the alarm (anybody to the timekeeper): every item is a look at the inbox and at the next deadline;
-- the workers' own queues, counters and finished lists: see ``worker/base.py``.
+- The inbox, from any thread to the holder of the turn: a deque, as ``extend`` adds all items or none if interrupted.
+- The gate, a lock of clients and of ``stop``: items that are handed in under it are read before the loop ends, and
+  later ones are refused.
+- The alarm, from any thread to the timekeeper: for each item it checks the inbox and the next deadline.
+- The queues, counters and finished lists of workers: see ``worker/base.py``.
 
-A forked process has none of the threads: there every engine is stopped from the start, and nobody waits for it.
+A forked process has none of the threads. There every engine is stopped from the start, and no call waits for it.
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ from cellrt.worker.turn_words import ALWAYS, BY_HAND, NEWS, NUM_TURNS, TURN
 T = TypeVar("T")
 
 AGAIN_S = 0.0002
-"""How often somebody looks who must have the turn, while another thread has it."""
+"""The seconds between two attempts of a thread that must have the turn, while another thread has it."""
 
 
 class Call(Generic[T]):
-    """A function to be called in a turn, with a client that waits for its result."""
+    """A function that is called in a turn, and for whose result a client waits."""
 
     def __init__(self, function: Callable[[], T]) -> None:
         self._function = function
@@ -54,7 +54,7 @@ class Call(Generic[T]):
         self._error: BaseException | None = None
 
     def run(self) -> None:
-        """Calls the function; called in a turn."""
+        """Call the function; called in a turn."""
         try:
             self._results.append(self._function())
         except BaseException as error:
@@ -62,12 +62,12 @@ class Call(Generic[T]):
         self._done.say()
 
     def fail(self, error: BaseException) -> None:
-        """Ends the call with an error; called when there will be no turn for it."""
+        """End the call with an error; called when no turn will run it."""
         self._error = error
         self._done.say()
 
     def result(self, timeout: float | None) -> T:
-        """What the function returned or raised. Raises TimeoutError after ``timeout`` seconds."""
+        """Return or raise what the function did. Raise TimeoutError after ``timeout`` seconds."""
         if not self._done.wait(timeout):
             raise TimeoutError(f"the engine did not come to it within {timeout} s")
         if self._error is not None:
@@ -76,17 +76,17 @@ class Call(Generic[T]):
 
 
 class Turns:
-    """Who has the turn, and how others leave their news.
+    """The turn, which one thread at a time has, and the inbox in which other threads leave their news.
 
     Args:
-        workers: those whose threads take turns too; the list may change in a turn.
-        words: say who has the turn, also to compiled code that takes turns (``worker/turn_words.py``).
-        step: one turn.
-        tell: as much of it as tells clients what has ended.
-        has_arrivals: whether requests came that no turn has seen and that are not in the inbox.
-        next_moment_s: seconds until a turn is due though nothing happens; None: never.
-        end: called once, after the last turn, with why there is no other.
-        abandon: has everything end soon and waits for nothing; for the exit of the program.
+        workers: the workers, whose threads take turns, too; the list may change in a turn.
+        words: memory that says whether the turn is taken, also to compiled code (``worker/turn_words.py``).
+        step: runs one turn.
+        tell: runs only the part of a turn that notifies clients of what has ended.
+        has_arrivals: returns whether requests came that no turn has seen and that are not in the inbox.
+        next_moment_s: returns the seconds until a turn is due even without news; None: never.
+        end: called once, after the last turn, with the error that ended the loop.
+        abandon: ends everything soon, without waiting; called when the program exits.
     """
 
     def __init__(
@@ -103,7 +103,7 @@ class Turns:
         self.gate = threading.RLock()  # reentrant: a callback may submit
         self.stopped: CellrtError | None = None
         self.is_parents = False
-        """Whether this is a forked process, which has none of the threads."""
+        """True in a forked process, which has none of the threads."""
         self.words = words
         self._workers, self._step, self._tell, self._has_arrivals = workers, step, tell, has_arrivals
         self._next_moment_s, self._end = next_moment_s, end
@@ -111,23 +111,25 @@ class Turns:
         self._alarm: SimpleQueue[None] = SimpleQueue()
         self._holder = -1
         self.was_interrupted = False
-        """Whether an exception may have kept a client from saying what it had handed in."""
+        """True if an exception interrupted a client that was handing in, so that counts may be wrong."""
         self._thread = ServiceThread(self._keep_time, "cellrt-timekeeper", abandon)
         _OPEN.add(self)
 
     def start(self) -> None:
-        """Starts the timekeeper."""
+        """Start the timekeeper."""
         self._thread.start()
 
     def join(self, timeout: float | None) -> bool:
-        """Waits for the end of the timekeeper; False if it has not come in so many seconds."""
+        """Wait for the end of the timekeeper; return False if it has not ended in so many seconds."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()
 
     def refuse_in_callback(self) -> None:
-        """Raises RequestError if the calling thread has the turn: then it is in a future's callback, and would wait for
-        itself. Raises EngineClosedError in a forked process, where it would wait for nobody."""
+        """Raise RequestError if the calling thread has the turn: in a future's callback it would wait for itself.
+
+        Raise EngineClosedError in a forked process, where no thread would answer.
+        """
         if self.is_parents:
             raise EngineClosedError(str(self.stopped))
         if self.is_held_here:
@@ -135,13 +137,14 @@ class Turns:
 
     @property
     def is_held_here(self) -> bool:
-        """Whether the calling thread has the turn."""
+        """True if the calling thread has the turn."""
         return self._holder == threading.get_ident()
 
     def hand_in(self, items: Sequence[object], is_urgent: bool) -> None:
-        """Hands in all items or none, under the gate; an idle worker takes the turn, or if they are urgent anybody.
+        """Put all items or none into the inbox, under the gate, and wake an idle worker to take a turn.
 
-        Raises EngineClosedError. An exception of a signal's handler leaves them handed in or not, and the inbox whole.
+        If no worker is idle and the items are urgent, wake the timekeeper. Raise EngineClosedError. After an exception
+        of a signal's handler all items are in the inbox, or none.
         """
         try:
             if self.stopped is not None:
@@ -159,26 +162,28 @@ class Turns:
             raise
 
     def wake_a_worker(self) -> bool:
-        """Has a worker that is idle look for news; False if none is."""
+        """Have an idle worker look for news; return False if none is idle."""
         for worker in self._workers:  # noqa: SIM110 - a generator costs more than all that it looks at
             if worker.wake():
                 return True
         return False
 
     def command(self, function: Callable[[], None]) -> None:
-        """Has a function called in a turn, from any thread; it is dropped if there will be none."""
+        """Have a function called in a turn, from any thread; it is dropped if there is no other turn."""
         if self.stopped is None:
             self._inbox.append(function)
             self.words[NEWS] = 1
             self._alarm.put(None)
 
     def call(self, function: Callable[[], T], timeout: float | None = None) -> T:
-        """Calls a function in a turn and returns its result; raises what it raises, and as ``ask`` does."""
+        """Call a function in a turn and return its result. Raise the function's error, or those of ``ask``."""
         return self.ask(Call(function), timeout)
 
     def ask(self, call: Call[T], timeout: float | None = None) -> T:
-        """Hands in a call and waits for its result. Raises EngineClosedError, TimeoutError, and RequestError in a
-        callback."""
+        """Hand in a call and wait for its result.
+
+        Raise EngineClosedError, TimeoutError, and RequestError in a future's callback.
+        """
         self.refuse_in_callback()
         with self.gate:
             if self.stopped is not None:
@@ -189,15 +194,15 @@ class Turns:
         return call.result(timeout)
 
     def wake(self) -> None:
-        """Has the timekeeper take a turn; from any thread."""
+        """Have the timekeeper take a turn; from any thread."""
         self._alarm.put(None)
 
     def note_end(self) -> None:
-        """Has a turn look at the workers, since one has ended: another turn, if one is being taken; from any thread."""
-        self.command(self._forget)  # a message: an alarm alone finds the turn taken, and is over
+        """Have a turn that begins after this call check the workers, as one has ended; from any thread."""
+        self.command(self._forget)  # an alarm alone would be lost if the turn is taken
 
     def has_news(self) -> bool:
-        """Whether a turn would find something: safe from any thread."""
+        """Return whether a turn would find something to do; safe from any thread."""
         if self._inbox or self._has_arrivals():
             return True
         for worker in self._workers:  # noqa: SIM110 - a generator costs more than all that it looks at
@@ -206,22 +211,22 @@ class Turns:
         return False
 
     def has_messages(self) -> bool:
-        """Whether something was handed in that no turn has seen."""
+        """Return whether the inbox has items that no turn has read."""
         return bool(self._inbox)
 
     def take_messages(self) -> Iterator[object]:
-        """What was handed in since the last turn, and during this; called in a turn."""
+        """Yield the items of the inbox, also those that arrive meanwhile; called in a turn."""
         while self._inbox:
             yield self._inbox.popleft()
 
     def take(self, how: int = NOT_HELD) -> bool:
-        """Takes the turn unless another thread has it (then False); called by workers and the timekeeper.
+        """Take the turn and run it; return False if another thread has it. Called by workers and the timekeeper.
 
-        A worker stops after two turns in a row, for the sake of its tasks, and leaves further news to the timekeeper.
+        A thread takes at most two turns in a row, so that a worker's tasks do not wait; the timekeeper does the rest.
 
         Args:
-            how: HELD if compiled code of this thread has taken the turn already; ANSWERS if besides all that is left of
-                it is to tell clients.
+            how: HELD if compiled code of this thread has the turn already; ANSWERS if so, and clients are all that is
+                left to notify.
         """
         for _ in range(2):
             if not (how or self._acquire()):
@@ -240,7 +245,7 @@ class Turns:
                 self.stop(failure)
             finally:
                 self._holder = -1
-                self.words[NUM_TURNS] += 1  # at its end: who read the tables' addresses in it reads them again
+                self.words[NUM_TURNS] += 1  # at the end: what read the tables' addresses in this turn reads them again
                 self._release()
             if self.stopped is not None or not self.has_news():
                 return True
@@ -249,7 +254,7 @@ class Turns:
 
     @contextmanager
     def held(self) -> Iterator[None]:
-        """Keeps the turn, once no other thread has it, from everybody else."""
+        """Hold the turn within the block; wait until no other thread has it."""
         while not self._acquire():
             time.sleep(AGAIN_S)
         try:
@@ -258,7 +263,7 @@ class Turns:
             self._release()
 
     def _acquire(self) -> bool:
-        """Takes the turn unless another thread has it, who then looks for news when it has given it back."""
+        """Take the turn, or leave news for the thread that has it; return whether it was taken."""
         if replaced(self.words, TURN, 0, 1):
             return True
         stored(self.words, NEWS, 1)
@@ -268,30 +273,30 @@ class Turns:
         stored(self.words, TURN, 0)
 
     def stop(self, reason: CellrtError) -> None:
-        """Has the timekeeper end the loop after the turn that runs; from any thread."""
+        """Have the timekeeper end the loop after the current turn; from any thread."""
         with self.gate:
             if self.stopped is None:
                 self.stopped = reason
         self._alarm.put(None)
 
     def forget_fork(self) -> None:
-        """In a forked process: leaves the engine to the parent."""
+        """Leave the engine to the parent process; called in a forked one."""
         self.gate = threading.RLock()  # a thread that is not here may have held it
         self.stopped = EngineClosedError("this engine is the parent's: make an engine in each process")
         self.is_parents = True
 
     def _keep_time(self) -> None:
-        """The timekeeper: takes a turn at each deadline and alarm, until ``stop``; then ends what is left."""
+        """Take a turn at each deadline and alarm, until ``stop``; then end what is left. The timekeeper runs this."""
         while self.stopped is None:
             with suppress(Empty):
                 self._alarm.get(timeout=self._next_moment_s())
             self.take()
         with self.held():
-            self.words[BY_HAND] = ALWAYS  # compiled code decides nothing any more
+            self.words[BY_HAND] = ALWAYS  # compiled code takes no more turns
             self._holder = threading.get_ident()
             self._end(self.stopped)
             self._holder = -1
-        # Nothing here holds the engine any more: it goes with its last user.
+        # From here on nothing refers to the engine, so it is freed with its last user.
         self._step = self._tell = self._forget
         self._has_arrivals = self._has_none
         self._next_moment_s = self._never
@@ -301,7 +306,7 @@ class Turns:
 
     @staticmethod
     def _forget(*_: object) -> None:
-        """In place of what a closed engine did."""
+        """Do nothing, in place of a closed engine's functions."""
 
     @staticmethod
     def _never() -> float | None:
@@ -321,5 +326,5 @@ def _forget_all() -> None:
         turns.forget_fork()
 
 
-# The futures of all engines share a lock, those of an engine that the forked process makes too.
+# The futures of all engines share a lock, also those of engines that the forked process makes.
 os.register_at_fork(before=SETTLING.acquire, after_in_parent=SETTLING.release, after_in_child=_forget_all)

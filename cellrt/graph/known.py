@@ -43,7 +43,7 @@ class Alike(NamedTuple):
 
 
 class Counting(Protocol):
-    """Whatever hands requests of a known graph in by itself, and counts them."""
+    """An object that hands in requests of a known graph by itself, and counts them."""
 
     count: int
 
@@ -54,8 +54,8 @@ class Known:
     Attributes:
         recorded: what its requests record, without their tensors; None until its second request.
         slots: what of a request it reads; None if that is not known.
-        prepared: what hands its requests in without unfolding them, and counts them from then on; None: nothing does.
-        may_be_prepared: False if nothing can.
+        prepared: an object that hands in its requests without unfolding them, and counts them; or None.
+        may_be_prepared: False if no object can.
     """
 
     def __init__(self) -> None:

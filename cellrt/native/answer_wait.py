@@ -1,4 +1,4 @@
-"""How a client waits for the results of a request, by the word in front of them (``answer_word.py``)."""
+"""Wait for the results of a request, by the word before them (``answer_word.py``)."""
 
 from __future__ import annotations
 
@@ -19,8 +19,10 @@ def is_there(word_at: int) -> bool:
 
 @entry
 def comes_soon(word_at: int) -> bool:
-    """Look for results for a while, as before a short sleep; return whether they are there. Python's other threads go
-    on meanwhile."""
+    """Poll for results for a while, in place of a short sleep; return whether they are there.
+
+    Python's other threads go on meanwhile.
+    """
     word, end_ns = words_at(word_at, 1, 1)[0], now_ns() + SPIN_NS
     while load(word, 0) != THERE:
         if now_ns() > end_ns:
@@ -31,7 +33,7 @@ def comes_soon(word_at: int) -> bool:
 
 @short_entry
 def have_told(word_at: int) -> bool:
-    """Have Python tell the client; return whether results are there already, and nobody will."""
+    """Have Python notify the client; return whether results are there already: then it does not."""
     word = words_at(word_at, 1, 1)[0]
     while True:
         known = load(word, 0)
@@ -43,7 +45,7 @@ def have_told(word_at: int) -> bool:
 def sleep_until_there(word_at: int, own: Rows[int], at: int, limit_ns: int) -> None:
     """Sleep until results are there, or the thread's own word, which was set to 1 before, changes; at most so long.
 
-    Two threads at a time are woken in Python.
+    If two threads wait for one word, Python wakes both.
     """
     word, own_at = words_at(word_at, 1, 1)[0], own.ctypes.data + 8 * at
     while True:
@@ -58,14 +60,16 @@ def sleep_until_there(word_at: int, own: Rows[int], at: int, limit_ns: int) -> N
 
 @short_entry
 def stop_waiting(word_at: int, own: Rows[int], at: int) -> None:
-    """Take back that a thread sleeps until results are there."""
+    """Note in the word that the thread no longer waits for results."""
     replace(words_at(word_at, 1, 1)[0], 0, own.ctypes.data + 8 * at, OPEN)
 
 
 @entry
 def sleep_here(word_at: int, id_at: int, id: int, limit_ns: int) -> None:
-    """Sleep on a word itself until results are there or come by a message, or somebody calls ``rouse``; at most so
-    long. Return at once if the word is another request's by now: if the word at ``id_at`` is not ``id``."""
+    """Sleep on a word itself until results are there or come by a message, or ``rouse`` is called; at most so long.
+
+    Return at once if the word belongs to another request by now: if the word at ``id_at`` is not ``id``.
+    """
     word = words_at(word_at, 1, 1)[0]
     known = load(word, 0)
     if known == OPEN:
@@ -76,7 +80,7 @@ def sleep_here(word_at: int, id_at: int, id: int, limit_ns: int) -> None:
 
 @short_entry
 def rouse(word_at: int) -> None:
-    """Wake the threads that sleep on a word, and have nobody sleep there any more."""
+    """Wake the threads that sleep on a word, and let none sleep there any more."""
     word = words_at(word_at, 1, 1)[0]
     while True:
         known = load(word, 0)

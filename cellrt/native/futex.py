@@ -1,7 +1,8 @@
-"""Threads that sleep until another changes a word, without the interpreter lock: Linux's futex.
+"""Sleep until another thread changes a word, without the interpreter lock: Linux's futex.
 
-A word is an int64 of an array, which sleepers and wakers change as ``atomics.py`` says. The kernel compares its low
-half with what the sleeper knows, so who changes the word first and wakes then wakes everybody who sleeps on it.
+A word is an int64 of an array; sleepers and wakers change it by the functions of ``atomics.py``. When a thread goes to
+sleep, the kernel compares the low half of the word with the value that the thread expects. So no sleeper is missed if a
+waker changes the word first, and wakes then.
 """
 
 from __future__ import annotations
@@ -28,19 +29,19 @@ from cellrt.native.row_types import Rows
 
 _CALLS = {"x86_64": (202, 1), "aarch64": (98, 64)} if sys.platform == "linux" else {}
 _CALL, _WRITE = _CALLS.get(platform.machine(), (0, 0))
-"""The numbers of the system calls; 0 where there is none: there a sleeper looks again every now and then."""
+"""The numbers of the system calls; 0 if there are none: then sleepers check the word at intervals."""
 _WAIT, _WAKE = 0, 1
-"""Of the system call, also for words in memory that several processes share."""
+"""The operations of the system call; they work in memory that processes share, too."""
 _ALL = (1 << 31) - 1
 LOOK_EVERY_NS = 1_000_000
 NS = 1_000_000_000
 NEVER = -1
-"""As a time: without a limit."""
+"""The time limit of a sleep that has none."""
 
 
 @intrinsic
 def _call(typing_context: Any, number: Any, address: Any, what: Any, value: Any, limit_ns: Any) -> Any:
-    """The system call; what it answers says nothing that the word does not say."""
+    """Do the futex system call; its result is not needed, as the word tells all."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         long = ir.IntType(64)
@@ -59,7 +60,7 @@ def _call(typing_context: Any, number: Any, address: Any, what: Any, value: Any,
 
 @intrinsic
 def _write_one(typing_context: Any, number: Any, descriptor: Any) -> Any:
-    """Write the number 1 to a descriptor, by the system call of a number; one that is full has been rung."""
+    """Write the number 1 to a descriptor by the system call ``number``; a failure is ignored, as a full one is rung."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         long = ir.IntType(64)
@@ -74,7 +75,7 @@ def _write_one(typing_context: Any, number: Any, descriptor: Any) -> Any:
 
 @intrinsic
 def _pause(typing_context: Any, microseconds: Any) -> Any:
-    """Sleep so long."""
+    """Sleep for so many microseconds."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         int_ = ir.IntType(32)
@@ -86,7 +87,7 @@ def _pause(typing_context: Any, microseconds: Any) -> Any:
 
 @intrinsic
 def _relax(typing_context: Any) -> Any:
-    """Tell the processor that the thread looks at a word again and again."""
+    """Tell the processor that the thread polls a word."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         if platform.machine() in ("x86_64", "AMD64"):
@@ -146,42 +147,44 @@ def _ring_plainly(bell: int) -> None:
 
 
 HAS_BELLS = _WRITE > 0
-"""Whether compiled code can ring an eventfd."""
+"""True if compiled code can ring an eventfd."""
 _INTERPRETED = bool(numba.config.DISABLE_JIT)
 sleep: Callable[[Rows[int], int, int, int], None] = _sleep_plainly if _INTERPRETED else _sleep
-"""Sleep while a word is what is known of it, at most so many ns or NEVER; a signal may end it early."""
+"""Sleep while a word has a known value, at most so many ns or NEVER; a signal may end the sleep early."""
 wake: Callable[[Rows[int], int], None] = _wake_plainly if _INTERPRETED else _wake
-"""Wake everybody who sleeps on a word, which was changed before."""
+"""Wake all threads that sleep on a word; the caller has changed it before."""
 
 
 ring: Callable[[int], None] = _ring_plainly if _INTERPRETED else _ring
-"""Ring an eventfd: wake whoever polls its descriptor."""
+"""Ring an eventfd: wake the threads that poll its descriptor."""
 
 
 def _relax_plainly() -> None:
-    """See ``relax``."""
+    """Do nothing, in place of ``relax``."""
 
 
 relax: Callable[[], None] = _relax_plainly if _INTERPRETED else _relax
-"""Give way to the other thread of a processor for a moment, in a loop that waits for a word."""
+"""Let the processor core's other thread run for a moment, in a loop that polls a word."""
 SPIN_NS = 60_000
-"""For so long a thread may look for what comes before it sleeps: to be woken takes as long, of its waker too."""
+"""The time for which a thread may poll before it sleeps: waking it would take as long, and its waker's time, too."""
 SPINS = 16
-"""A thread looks so many times in a row for nothing; then again when it has slept for less than twice that time."""
+"""A thread stops polling after so many polls in vain, until it has slept for less than twice ``SPIN_NS``."""
 NUM_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MAY_SPIN = NUM_PROCESSORS > 1
 
 
 @entry
 def slept(words: Rows[int], index: int, known: int, limit_ns: int) -> None:
-    """As ``sleep``, for Python; it gives up the interpreter lock meanwhile."""
+    """Sleep as ``sleep`` does, without the interpreter lock; called by Python."""
     sleep(words, index, known, limit_ns)
 
 
 @short_entry
 def woken(words: Rows[int], index: int, known: int, value: int) -> bool:
-    """Change a word and wake who sleeps on it, for Python; return whether it was what is known of it. If not, nothing
-    is done."""
+    """Change a word from a known value to another, and wake the threads that sleep on it; called by Python.
+
+    Return False, with nothing done, if the word has another value.
+    """
     if load(words, index) != known or not replace(words, index, known, value):
         return False
     wake(words, index)
@@ -190,6 +193,6 @@ def woken(words: Rows[int], index: int, known: int, value: int) -> bool:
 
 @short_entry
 def roused(words: Rows[int], index: int, value: int) -> None:
-    """Set a word, and wake who sleeps on it if it was another, for Python."""
+    """Set a word, and wake the threads that sleep on it if that changes it; called by Python."""
     if exchange(words, index, value) != value:
         wake(words, index)

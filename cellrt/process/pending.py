@@ -37,22 +37,22 @@ class RemoteFuture(RequestFuture):
     slot = -1
     """The region and slot of its results, as long as ``word_at`` is set."""
 
-    def __init__(self, owner: Owner, id: int) -> None:  # not by its base: one is made for each piece of a stream
+    def __init__(self, owner: Owner, id: int) -> None:  # not the base's, which takes longer
         self._owner, self.id = owner, id
 
     @property
     def has_callbacks(self) -> bool:
-        """True if it was given any."""
+        """True if the future was given callbacks."""
         return self._callbacks is not None
 
     @property
     def has_ended(self) -> bool:
-        """True if it is known to have ended, or was cancelled."""
+        """True if this process knows that the request has ended."""
         return self._state in OVER
 
     def done(self) -> bool:
         """Return whether the request has ended."""
-        region = self.region  # it keeps the word where it is
+        region = self.region  # keeps the memory of the word alive
         if self._state not in OVER and region is not None and self.word_at and is_there(self.word_at):
             region.take_in(self)
         return self._state in OVER
@@ -67,7 +67,7 @@ class RemoteFuture(RequestFuture):
             self._invoke_callbacks()
 
     def take_arrived(self, arrived: Arrived, number: int) -> None:
-        """End the request with results, and wake those who wait; its callbacks are called later."""
+        """End the request with results, and wake the threads that wait; its callbacks are called later."""
         self._settle(arrived, OVER[1], number)
 
     def call_back(self) -> None:
@@ -75,7 +75,7 @@ class RemoteFuture(RequestFuture):
         self._invoke_callbacks()
 
     def leave_region(self) -> None:
-        """Record that the results have come from the region, or come by a message."""
+        """Forget the region: the results have been read from it, or come by a message."""
         self.word_at, self.region = 0, None
 
     def _take_in(self, owner: Any) -> None:
@@ -122,7 +122,7 @@ Tell = Callable[[list[RemoteFuture]], object]
 
 
 class SentRequests(NamedTuple):
-    """The common parts of requests of one submission and one graph. ``tell``: is called with those that have ended."""
+    """The properties that requests of one submission and one graph share; ``tell`` is called when some have ended."""
 
     template: Template
     formats: Sequence[RowFormat]
@@ -138,8 +138,8 @@ class Unanswered:
     """The unanswered calls and requests. The one reader thread handles answers; other threads add, forget and wait.
 
     Attributes:
-        pending: requests by number.
-        awaited: calls by number, and requests that wait for room in the queue by the number of their first.
+        pending: the requests by number.
+        awaited: the calls by number, and submissions that wait for room in the queue by their first request's number.
     """
 
     def __init__(self) -> None:
@@ -251,15 +251,15 @@ class Unanswered:
 
 
 async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -> Sequence[RequestFuture]:
-    """Return the futures of requests that a function submits, once they have room in the queue; the loop is not
-    blocked.
+    """Return the futures of requests that a function submits, once they have room in the queue.
 
-    Cancelling the task cancels the requests. Raise the error for which they get no room.
+    The event loop goes on meanwhile. Cancelling the task cancels the requests. Raise the error with which the engine
+    refuses them.
     """
     loop, said = asyncio.get_running_loop(), asyncio.Event()
 
     def wake() -> None:
-        with suppress(RuntimeError):  # the loop is closed, and with it the waiting task
+        with suppress(RuntimeError):  # the loop is closed: its tasks wait no more
             loop.call_soon_threadsafe(said.set)
 
     accepted = Awaited(wake)
@@ -283,7 +283,7 @@ def _fail(future: RemoteFuture, group: SentRequests, error: CellrtError) -> None
 
 
 def copied(error: CellrtError) -> CellrtError:
-    """Return a copy of an error for each thread that raises it, as raising adds to an error."""
+    """Return a copy of an error: threads that raise the same error each need one, as raising changes its traceback."""
     made = type(error)(str(error))
     made.__cause__ = error.__cause__
     return made

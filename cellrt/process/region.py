@@ -33,7 +33,7 @@ from cellrt.core.state.region_layout import (
     WORD_BYTES,
     padded,
 )
-from cellrt.engine.answers import Answers
+from cellrt.engine.answer_layout import Answers
 from cellrt.engine.together import Reader
 from cellrt.native.answer_wait import comes_soon, have_told, is_elsewhere, is_there, rouse, sleep_here
 from cellrt.native.answer_word import ELSEWHERE, OPEN, THERE, TO_BE_TOLD

@@ -37,7 +37,7 @@ _load_requests = msgspec.json.Decoder(oip.LoadRequest)
 
 
 class OipHandlers:
-    """The handlers of ``/v2``. ``service``: submits requests."""
+    """The handlers of ``/v2``, which submit requests to ``service``."""
 
     def __init__(self, service: InferenceService) -> None:
         self._service, self._backend = service, service.backend
@@ -45,7 +45,7 @@ class OipHandlers:
 
     def routes(self) -> list[BaseRoute]:
         """Return the routes of all handlers."""
-        made: list[BaseRoute] = [Route("/v2/models/stats", self.stats)]  # before any model: none hides it
+        made: list[BaseRoute] = [Route("/v2/models/stats", self.stats)]  # first: no model "stats" hides it
         for base in ("/v2/models/{model}", "/v2/models/{model}/versions/{version}"):
             made += [
                 Route(f"{base}/infer", self.infer, methods=["POST"]),
@@ -108,7 +108,7 @@ class OipHandlers:
         body = await read_body(request, self._limits.max_body_bytes)
         described = await self._described(request)
         given = checked(oip.decode(body, _objects, self._limits), self._limits)
-        own = described.inputs  # whose names go before the protocol's
+        own = described.inputs  # an input may be named as a field of the protocol: then it is the input
         parameters = given.pop("parameters", {}) if "parameters" not in own else {}
         id = given.pop("id", "") if "id" not in own else ""
         if not isinstance(parameters, dict) or not isinstance(id, str):
@@ -134,7 +134,7 @@ class OipHandlers:
         return json_response({"name": "cellrt", "version": cellrt.__version__, "extensions": EXTENSIONS})
 
     async def live(self, request: Request) -> Response:
-        """Return that this front end answers."""
+        """Return that this front end is alive."""
         return json_response({"live": True})
 
     async def ready(self, request: Request) -> Response:
@@ -198,7 +198,7 @@ class OipHandlers:
         return json_response({"model_stats": stats})
 
     async def index(self, request: Request) -> Response:
-        """Return all models that the operator named, whether they are loaded or not."""
+        """Return all models that ``cellrt serve`` was given, loaded or not."""
         body = await read_body(request, self._limits.max_body_bytes)
         only_ready = oip.decode(body, _index_requests, self._limits).ready if body else False
         entries = await self._backend.call("models")
@@ -206,7 +206,7 @@ class OipHandlers:
         return json_response([each for each in told if each["state"] == "READY" or not only_ready])
 
     async def load(self, request: Request) -> Response:
-        """Register a model of the index anew, from where the operator said. Requests go on meanwhile."""
+        """Load a model of the index again, from the place that ``cellrt serve`` was given. Requests go on meanwhile."""
         body = await read_body(request, self._limits.max_body_bytes)
         if body and _overrides(oip.decode(body, _load_requests, self._limits).parameters):
             raise RequestError("models come from where the operator said: no config and no files are taken")

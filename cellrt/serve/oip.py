@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import msgspec
 
 from cellrt.engine.future import Result
-from cellrt.engine.options import LONGEST_S
+from cellrt.engine.option_checks import LONGEST_S
 from cellrt.errors import RequestError
 from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, leaves_of, texts_of, to_bytes, to_list
 from cellrt.serve.described import Described, TensorInfo

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from cellrt.core.state.settings import POLICY_NAMES, SchedulerSettings
-from cellrt.engine.options import check_choice
+from cellrt.engine.option_checks import check_choice
 from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import DefinitionError
 

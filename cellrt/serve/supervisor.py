@@ -40,12 +40,12 @@ LOOK_EVERY_S = 0.05
 KILL_AFTER_S = 5.0
 """The seconds beyond the limit after which a front end that has not ended is killed."""
 MIN_LIFE_S = 1.0
-"""The least life, in seconds, of a process that is replaced at once.
+"""The seconds that a front end must have run to be replaced at once.
 
-Shorter ones wait so long, and are limited in number.
+After a shorter life the supervisor waits so long, and it ends the server after ``MAX_EARLY_DEATHS`` of them.
 """
 START_S = 60.0
-"""The seconds within which a front end that exits could not start; its imports alone take seconds."""
+"""If a front end exits with an error within so many seconds, it counts as one that could not start."""
 MAX_EARLY_DEATHS = 5
 ENDED_WELL = (0, -signal.SIGTERM)
 """Exit statuses of a front end that was told to end: it handled the signal, or had no handler yet."""

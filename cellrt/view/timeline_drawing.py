@@ -27,7 +27,7 @@ AXIS_HEIGHT, NOTE_HEIGHT = 0.45, 0.13  # inches: the time axis with its line, an
 
 
 def save_drawing(tasks: Sequence[TaskSpan], requests: Sequence[RequestSpan], path: Path, caption: str) -> None:
-    """Draw all of some requests, at least one, and their tasks; the lines of ``caption`` stand below."""
+    """Draw requests (at least one) and all tasks to a file; the lines of ``caption`` stand below."""
     drawing = TimelineDrawing(tasks, requests, caption)
     drawing.figure().savefig(path, format=path.suffix[1:].lower(), dpi=DOTS_PER_INCH)
 
@@ -141,7 +141,7 @@ class TimelineDrawing:
             write(axes, -0.07 / self.width, 0.05, f"worker {worker}", **style)
 
     def draw_requests(self, axes: Axes) -> None:
-        """Each request's life and its boxes, the earliest at the top, and the time axis."""
+        """Draw a row for each request, with the earliest at the top, and the time axis."""
         tasks_of: dict[int, list[TaskSpan]] = {span.request: [] for span in self.requests}
         for task in self.tasks:
             for request in tasks_of.keys() & set(task.requests):
@@ -157,7 +157,7 @@ class TimelineDrawing:
         axes.spines["bottom"].set_color(INK)
 
     def draw_request(self, axes: Axes, row: int, span: RequestSpan, tasks: list[TaskSpan]) -> None:
-        """One row: label, light bar, tick at arrival, and boxes; tasks at the same time share the height."""
+        """Draw a request's row: label, bar, tick at arrival, and boxes; tasks at the same time share the height."""
         arrival, finish = self.time(span.arrival_s), self.time(span.finish_s)
         life = _rectangle(arrival, finish, row + 0.12, row + 0.88)
         axes.add_patch(Polygon(life, facecolor=LIFE_COLOUR, linewidth=0, gid=f"life-{span.request}"))
@@ -189,7 +189,7 @@ class TimelineDrawing:
             write(axes, (left + right) / 2, (top + bottom) / 2, str(count), **style)
 
     def add_boxes(self, axes: Axes, tasks: list[TaskSpan], boxes: Sequence[Corners], gid: str) -> None:
-        """One group of boxes for tasks of one worker: coloured by cell type, hatched by worker."""
+        """Add boxes for tasks of one worker, coloured by cell type and hatched by worker."""
         if not tasks:
             return
         typical = float(np.median([box[1][0] - box[0][0] for box in boxes])) / self.span * self.width * 72
@@ -210,7 +210,7 @@ class TimelineDrawing:
 
 
 def _unit(span_s: float) -> tuple[float, str]:
-    """Return the unit in which ``span_s`` reads well: how many of it make a second, and its name."""
+    """Return the unit that suits a length of ``span_s``: the number of units in a second, and the unit's name."""
     for scale, name in ((1.0, "s"), (1e3, "ms")):
         if span_s * scale >= 2.0:
             return scale, name
@@ -218,7 +218,7 @@ def _unit(span_s: float) -> tuple[float, str]:
 
 
 def _lanes(tasks: Iterable[TaskSpan]) -> tuple[dict[int, int], int]:
-    """Return the index of a task to its lane, and the number of lanes: tasks of one lane do not overlap in time."""
+    """Return the lane of each task, by the task's index, and their number; tasks of one lane do not overlap in time."""
     lane_of: dict[int, int] = {}
     ends: list[float] = []
     for index, task in sorted(enumerate(tasks), key=lambda pair: pair[1].start_s):

@@ -62,9 +62,9 @@ def _page_kinds(t: Tables, type_id: int) -> int:
 def suspend(t: Tables, worker: int) -> bool:
     """Move or drop the pages of the latest arrival at a worker that has some; return whether any page moved.
 
-    A request with pages of a kind that was asked for goes before others. There must be room at the host, another
-    request that has pages there or waits for some, and nothing in flight of the latest arrival: else none is suspended,
-    and its end is waited for.
+    Requests with pages of a kind that is needed are preferred. None is suspended without room at the host, while a task
+    of the latest arrival is in flight, or if no other request has pages at the worker or waits for some. Then others
+    must wait until the latest arrival ends.
     """
     # Prefer a request whose pages are of a kind that is needed.
     latest = _latest(t, worker, _starved_kinds(t, worker))

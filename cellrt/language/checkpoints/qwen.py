@@ -1,4 +1,4 @@
-"""Qwen 2, 2.5 and 3: Llama's form, with biases of queries, keys and values, or with norms of their heads."""
+"""Qwen 2, 2.5 and 3: Llama with biases of queries, keys and values, or with norms of their heads."""
 
 from __future__ import annotations
 

@@ -1,10 +1,15 @@
-"""Runs tasks one after the other, and takes the turns between them, without Python: no interpreter lock, no objects.
+"""Run tasks one after the other, and take the turns between them, without Python: no interpreter lock, no objects.
 
-Where it finds nothing to do it sleeps until there is (``native/futex.py``): others leave their news before they look
-who sleeps, it says that it sleeps before it looks for news. It comes back for what needs Python: a cell without a
-compiled form, or a task that its form refused; clients who must be told of answers; requests that failed, or have
-results to stream; news of clients that do not come by the door (``core/requests/door.py``); whatever ``BY_HAND`` says;
-and tables that changed. Then it is called again.
+``run_tasks`` sleeps while it finds nothing to do (``native/futex.py``). No news is missed: other threads leave their
+news before they check whether it sleeps, and it says that it sleeps before it checks for news. It returns for anything
+that needs Python, and is called again after it:
+
+- a cell without a compiled form, or a task that the form refused;
+- clients that must be notified of answers;
+- requests that failed, or have results to stream;
+- news of clients that does not come by the door (``core/requests/door.py``);
+- a reason in ``BY_HAND``;
+- tables that changed.
 """
 
 from __future__ import annotations
@@ -45,33 +50,33 @@ from cellrt.worker.turn_words import (
     WHEN_IDLE,
 )
 
-# What ``run_tasks`` answers.
+# The values that ``run_tasks`` returns.
 AGAIN = 0
-"""Nothing is to be done in Python but to call it again, as the tables may lie elsewhere."""
+"""Python must only call it again, as the tables may lie elsewhere."""
 IN_PYTHON = 1
 """The task that was begun last must be run in Python."""
 TURN_HELD = 2
 """A turn must be taken in Python; the thread has it already."""
 TURN_WANTED = 3
-"""A turn must be taken in Python, if nobody has it."""
+"""A turn must be taken in Python, unless another thread has it."""
 ANSWERS_HELD = 4
-"""Clients must be told of answers in Python, and of nothing else; the thread has the turn."""
+"""Python must notify clients of answers, and do nothing else; the thread has the turn."""
 ENDED = 5
 """The thread is to end, and all that was launched is done."""
 
 GO_ON, HAS_TURN = -1, -2
-"""Of what goes on without Python: the next look; a turn."""
+"""Results of inner functions. GO_ON: check again for a task. HAS_TURN: the thread has the turn."""
 
 TELL_AFTER_NS = 1_000_000
-"""A client that was answered and need not be told at once is told then."""
+"""The time after which Python notifies clients that need not be notified at once."""
 SHORT_NS = 50_000
-"""Of a task that took no longer, passed time counts: the clock of a thread costs as much as a small task."""
+"""The longest task whose elapsed time counts as its time: reading a thread's clock costs as much as a small task."""
 MOST_WAITING = 4
-"""A busy machine makes a task take at most so many times its own time; beyond, it is the cell that waits."""
+"""The most times that a busy machine lengthens a task; if it takes longer, the cell itself waits for something."""
 
 
 class Launched(Row):
-    """A task of a worker, from its launch on until another gets its place."""
+    """A task of a worker, from its launch until another task takes its place in the ring."""
 
     task: i8
     type_id: i8
@@ -85,7 +90,7 @@ class Launched(Row):
 
 
 class RunnableCell(Row):
-    """A cell type's compiled form, as ``run_task`` or ``run_span_task`` take it."""
+    """A cell type's compiled form, with the arguments of ``run_task`` or ``run_span_task``."""
 
     is_there: i8
     num_inputs: i8
@@ -101,7 +106,7 @@ class RunnableCell(Row):
 
 
 class Turns(Row):
-    """How a worker takes turns."""
+    """A worker's settings for turns, and its state between them."""
 
     worker: i8  # its location
     line: i8  # where its words are
@@ -112,10 +117,10 @@ class Turns(Row):
     num_seen: i8  # finished tasks, when this thread took a turn last
     num_turns: i8  # ``NUM_TURNS``, when the tables' addresses were read
     num_places: i8  # in the ring of each worker
-    away_until_ns: i8  # how long no client wakes it, as another does its work; or 0
+    away_until_ns: i8  # until then no client wakes it, as another worker does its work; or 0
     tell_at_ns: i8  # when clients that were answered must be told in Python; or 0
-    may_spin: i8  # 1: another processor may do the work that the thread looks for
-    spins_left: i8  # how many times it may look for nothing
+    may_spin: i8  # 1: there is another processor, which may bring news while the thread polls
+    spins_left: i8  # how many more times it may poll in vain
 
 
 LAUNCHED_TASK, RUNNABLE_CELL, TURNS = dtype_of(Launched), dtype_of(RunnableCell), dtype_of(Turns)
@@ -132,10 +137,15 @@ def run_tasks(
     task_ids: Rows[int],
     notices: Matrix,
 ) -> int:
-    """Runs what was launched, and what the turns in between launch; returns as the words above say.
+    """Run the tasks that were launched, and those that turns in between launch; return one of the values above.
 
-    ``at``: the scheduler's tables. ``launched``: the rings of all workers. ``cells``: by type. ``task_ids``,
-    ``notices``: memory that holds those of a turn.
+    Args:
+        at: the addresses of the scheduler's tables.
+        words, turns: the shared words of all workers, and this worker's settings.
+        launched: the rings of all workers.
+        cells: the compiled forms by cell type.
+        scratch: memory for a task.
+        task_ids, notices: memory for the tasks and the notices of a turn.
     """
     t, settings = open_tables(at), turns[0]
     line, is_taken = settings.line, False
@@ -167,7 +177,7 @@ def run_tasks(
 
 @compiled
 def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
-    """Without a task: take the turn if there is anything to do in it, or sleep; return HAS_TURN, GO_ON or an answer."""
+    """Take the turn if there is anything to do, or sleep, as there is no task; return HAS_TURN, GO_ON or a result."""
     line = settings.line
     if load(words, line + ENDS) != 0:
         return HAS_TURN if settings.num_seen != words[line + FINISHED] and _take_turn(words) else ENDED
@@ -182,9 +192,9 @@ def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
     is_seen = settings.num_seen == words[line + FINISHED]
     if is_seen and rest == ASLEEP and limit_ns != 0 and settings.spins_left > 0:
         settings.spins_left = SPINS if _comes_soon(t, words, settings) else settings.spins_left - 1
-    store(words, line + REST, rest)  # before the look for news, as who has some looks at this behind it
+    store(words, line + REST, rest)  # before the check for news: a thread with news checks this word after it
     is_news = rest == ASLEEP and (_is_news(t, words) or limit_ns == 0)
-    if (is_news or not is_seen) and _take_turn(words):  # or its holder looks for news
+    if (is_news or not is_seen) and _take_turn(words):  # else its holder checks for news
         store(words, line + REST, AWAKE)
         return HAS_TURN
     is_told = words[line + BEGUN] < load(words, line + LAUNCHED) or load(words, line + ENDS) != 0
@@ -199,13 +209,13 @@ def _take_turn_or_sleep(t: Tables, words: Rows[int], settings: Turns) -> int:
 
 @compiled
 def _is_news(t: Tables, words: Rows[int]) -> bool:
-    """Return whether there is anything that a turn should look at."""
+    """Return whether a turn would find news."""
     return load(words, NEWS) != 0 or has_news(t) or load(words, CALLED) != load(words, HEARD)
 
 
 @compiled
 def _comes_soon(t: Tables, words: Rows[int], settings: Turns) -> bool:
-    """Look for a task, or for what a turn would find, for a while; return whether there is any."""
+    """Poll for a task or for news for a while; return whether there is any."""
     line, end_ns = settings.line, now_ns() + SPIN_NS
     while now_ns() < end_ns:
         if words[line + BEGUN] < load(words, line + LAUNCHED) or _is_news(t, words):
@@ -216,7 +226,7 @@ def _comes_soon(t: Tables, words: Rows[int], settings: Turns) -> bool:
 
 @compiled
 def _until_told(settings: Turns) -> int:
-    """Return for how many ns clients that were answered may wait for being told in Python; 0: they have waited."""
+    """Return for how many more ns answered clients may wait until Python notifies them; 0: no longer."""
     time_ns = now_ns()
     if settings.tell_at_ns == 0:
         settings.tell_at_ns = time_ns + TELL_AFTER_NS
@@ -229,19 +239,19 @@ def _until_told(settings: Turns) -> int:
 
 @compiled
 def _line(settings: Turns, location: int) -> int:
-    """Where the words of a worker begin."""
+    """Return the index at which the words of a worker begin."""
     return settings.line + (location - settings.worker) * LINE
 
 
 @compiled
 def _place(settings: Turns, location: int, number: int) -> int:
-    """Where a worker's task is, by its number since the start."""
+    """Return the index of a worker's task in ``launched``, given its number since the start."""
     return (location - 1) * settings.num_places + number % settings.num_places
 
 
 @compiled
 def _is_turn_due(words: Rows[int], settings: Turns, launched: Rows[Launched]) -> bool:
-    """Whether a turn should follow what is finished, before the next task is run."""
+    """Return whether a turn should follow the finished tasks before the next task runs."""
     line = settings.line
     taken_in, finished = load(words, line + TAKEN_IN), words[line + FINISHED]
     if taken_in == finished or settings.num_seen == finished:
@@ -253,7 +263,7 @@ def _is_turn_due(words: Rows[int], settings: Turns, launched: Rows[Launched]) ->
 
 @compiled
 def _take_turn(words: Rows[int]) -> bool:
-    """Takes the turn unless another thread has it, who then looks for news when it has given it back."""
+    """Take the turn, or leave news for the thread that has it; return whether it was taken."""
     if replace(words, TURN, 0, 1):
         return True
     store(words, NEWS, 1)
@@ -262,7 +272,7 @@ def _take_turn(words: Rows[int]) -> bool:
 
 @compiled
 def _run(task: Launched, cell: RunnableCell, settings: Turns, scratch: Rows[int]) -> bool:
-    """Runs a task with its cell's compiled form; False if there is none, or it refused."""
+    """Run a task with its cell's compiled form; return False if there is none, or it refused the task."""
     task.has_failures = 0
     task.goes_on = ints_at(task.buffer_at, 1, layout.HEADER)[0, layout.H_GOES_ON]
     if cell.is_there == 0:
@@ -293,11 +303,10 @@ def _run(task: Launched, cell: RunnableCell, settings: Turns, scratch: Rows[int]
 def _turn(
     t: Tables, words: Rows[int], settings: Turns, launched: Rows[Launched], task_ids: Rows[int], notices: Matrix
 ) -> int:
-    """Take in what the worker finished, let requests leave and join, and launch what workers should run next, with the
-    turn.
+    """Run a turn: complete the worker's finished tasks, let requests leave and join, and launch the next tasks.
 
-    Return TURN_HELD where more must be done, in Python, ANSWERS_HELD where somebody must be told, else GO_ON. Whoever
-    comes to a turn in Python looks at all that is not taken in.
+    Return TURN_HELD if Python must do more, ANSWERS_HELD if Python must only notify clients, else GO_ON. A turn in
+    Python handles all that is not handled here.
     """
     worker, line, time_ns = settings.worker, settings.line, now_ns()
     by_hand = load(words, BY_HAND)
@@ -318,7 +327,7 @@ def _turn(
     if not let_in(t, time_ns):
         return TURN_HELD
     is_idle = True
-    for location in range(1, settings.num_workers + 1):  # who has nothing to do may get some of what is ready now
+    for location in range(1, settings.num_workers + 1):  # an idle worker may get a share of the ready nodes
         if not _launch_more(t, words, settings, location, launched, task_ids, time_ns):
             return TURN_HELD
         is_idle = is_idle and _num_outstanding(words, settings, location) == 0
@@ -329,7 +338,7 @@ def _turn(
 
 @compiled
 def _num_outstanding(words: Rows[int], settings: Turns, location: int) -> int:
-    """Tasks that a worker was given and that were not taken in."""
+    """Return the number of a worker's launched tasks that no turn has completed yet."""
     line = _line(settings, location)
     return load(words, line + LAUNCHED) - load(words, line + TAKEN_IN)
 
@@ -344,7 +353,7 @@ def _launch_more(
     task_ids: Rows[int],
     time_ns: int,
 ) -> bool:
-    """Launch what a worker should run next; return False where Python must see to what is left."""
+    """Launch a worker's next tasks; return False if Python must launch the rest."""
     line = _line(settings, location)
     while _num_outstanding(words, settings, location) < settings.queue_depth:
         num_idle = 0
@@ -365,7 +374,7 @@ def _launch_more(
 
 @compiled
 def _launch(t: Tables, launched: Launched, task_id: int) -> None:
-    """Writes a task to the ring; its buffer belongs to the worker until the task is taken in."""
+    """Write a task to the ring; its buffer belongs to the worker until a turn completes the task."""
     launched.task, launched.type_id = task_id, t.tasks[task_id].cell_type
     launched.buffer_ints = t.settings[0].buffer_ints
     launched.buffer_at = start_of(t.ints) + 4 * int(task_id) * launched.buffer_ints

@@ -1,4 +1,5 @@
-"""Calls of a cell on some spans of a task on a CPU. A span is tried again as a whole: its rows read each other."""
+"""Call a cell on some spans of a task on a CPU. After an error whole spans are tried again, as their rows depend on
+each other."""
 
 from __future__ import annotations
 
@@ -22,10 +23,10 @@ from cellrt.worker.torch_state import CellMode
 
 
 class SpanAttempt(Attempt[CpuOutcome]):
-    """Calls of a cell with spans on one task, which has one step of each row.
+    """Runs one task of a cell with spans; each row of the task is one step.
 
-    The arguments are those of ``CpuAttempt``, but the rows of ``Attempt`` are the task's spans here. A task that the
-    compiled form refuses goes through the module.
+    The arguments are those of ``CpuAttempt``. Where ``Attempt`` has rows, this class has spans. If the compiled form
+    refuses the task, the module runs.
     """
 
     can_be_watched = True
@@ -75,7 +76,7 @@ class SpanAttempt(Attempt[CpuOutcome]):
         return CpuOutcome([zero_bits(spec, self._count) for spec in self.cell.outputs.values()], [], NO_STEPS, {})
 
     def put(self, whole: CpuOutcome, first: int, end: int, outcome: CpuOutcome) -> None:
-        """Copy the outcome of some spans to its place in the whole (``Attempt.put``)."""
+        """Copy the outcome of some spans to its place in the outcome of the task (``Attempt.put``)."""
         whole.not_finite.update({first + span: output for span, output in outcome.not_finite.items()})
         rows = slice(int(self._offsets[first]), int(self._offsets[end]))
         for output, value in zip(whole.outputs, outcome.outputs):

@@ -1,4 +1,4 @@
-"""What compiled code copies to the client of a request (``core/requests/door.py``), and the results that it makes."""
+"""The results that compiled code copies to a client (``core/requests/door.py``), and how a client reads them."""
 
 from __future__ import annotations
 
@@ -14,18 +14,19 @@ from cellrt.engine.together import SMALL_BYTES, Reader, Together
 from cellrt.native.row_types import new_table
 
 MOST_BYTES = 1 << 20
-"""Of the results of a submission: what is larger is copied when it is there, as it takes its time."""
+"""The most bytes of a submission's results that compiled code copies; it leaves larger ones to Python, as that takes
+time."""
 COUNT_BYTES = 8
-"""In front of what a loop made."""
+"""The bytes of the number of steps, which stands before a loop's rows."""
 
 
 class Answers:
-    """What is copied out for each request of a graph.
+    """The layout of the results that compiled code copies out for each request of a graph.
 
     Attributes:
-        address, count: of the rows that say it, for compiled code.
-        num_bytes: of a request's results.
-        is_small: whether each of them may lie with other requests'.
+        address, count: where the table of results lies, which compiled code reads, and its number of rows.
+        num_bytes: the bytes of all results of a request.
+        is_small: True if each result may lie in one block of memory with those of other requests.
     """
 
     def __init__(self, readers: Sequence[Reader]) -> None:
@@ -46,7 +47,7 @@ class Answers:
         self.address = self._rows.ctypes.data
 
     def result_in(self, memory: memoryview, count: int, number: int) -> Result:
-        """The results of one of so many requests, in memory of their own."""
+        """Return the results of one of ``count`` requests, copied out of the memory that holds the results of all."""
         made: Result = {}
         end = 0
         for name, room, steps, dtype, shape, row_bytes in self._layouts:
@@ -60,7 +61,7 @@ class Answers:
         return made
 
     def results_in(self, memory: memoryview, count: int) -> Together:
-        """The results of so many requests, which lie in this memory, or will when they are asked for."""
+        """Return the results of ``count`` requests; they must lie in ``memory`` by the time they are asked for."""
         parts, begin = [], 0
         for reader, room in zip(self._readers, self._rooms):
             its = memory[begin : begin + count * room]
@@ -79,13 +80,13 @@ def _steps_of(reader: Reader) -> int:
 
 
 def _taken(memory: memoryview, row_bytes: int) -> bytearray:
-    """What a loop made for a request: the rows that are there."""
+    """Return a copy of the rows that a loop made for a request."""
     taken = int.from_bytes(memory[:COUNT_BYTES], "little")
     return bytearray(memory[COUNT_BYTES : COUNT_BYTES + taken * row_bytes])
 
 
 class _StepsTaken:
-    """What a loop made for each request: a copy of the rows that are there."""
+    """The rows that a loop made for each request; each is copied when it is asked for."""
 
     def __init__(self, memory: memoryview, room: int, row_bytes: int) -> None:
         self._memory, self._room, self._row_bytes = memory, room, row_bytes
@@ -98,11 +99,11 @@ class _StepsTaken:
         return memoryview(_taken(self._memory[begin : begin + self._room], self._row_bytes))
 
     def __setitem__(self, number: int, _: memoryview) -> None:
-        """Nothing is kept."""
+        """Do nothing, as nothing is kept here."""
 
 
 def fits(externals: Sequence[tuple[int, NDArray[Any]]], count: int, answers: Answers) -> bool:
-    """Whether requests may be answered in memory that is made when they are handed in."""
+    """Return whether compiled code may answer requests, in memory that is made when they are handed in."""
     if len(externals) > MAX_TENSORS or count * answers.num_bytes > MOST_BYTES:
         return False
     return count == 1 or answers.is_small

@@ -1,4 +1,4 @@
-"""Admission: requests of one template get rows, and what they bring is copied there: tensors, and sessions' states."""
+"""Admit groups of requests: reserve rows for them, and copy their tensors and their sessions' states there."""
 
 from __future__ import annotations
 
@@ -17,25 +17,26 @@ from cellrt.engine.sessions import Sessions
 from cellrt.worker.arenas import Arenas
 
 Asking: TypeAlias = tuple[RequestGroup, Sequence[int]]
-"""Requests of a group, by their numbers."""
+"""Requests of a group that are to be admitted, by their numbers in it."""
 
 
-class Admission:
-    """Belongs to the holder of the turn.
+class GroupAdmission:
+    """Admits groups of requests; called by the holder of the turn.
 
     Args:
-        processor, arenas: of the engine; arenas by location, the host first.
-        sessions: whose states go to their requests.
+        processor: the engine's processor.
+        arenas: the engine's arenas by location, the host first.
+        sessions: the sessions whose states are copied to their requests.
     """
 
     def __init__(self, processor: Processor, arenas: list[Arenas], sessions: Sessions) -> None:
         self._processor, self._arenas, self._sessions = processor, arenas, sessions
 
     def admit(self, together: Sequence[Asking]) -> list[tuple[RequestGroup, Sequence[int], list[int]]]:
-        """Admits requests of one template, or of any without lengths, in order, as far as there is room; returns them
-        with their ids in the processor.
+        """Admit requests in order, as far as there is room; return them with their ids in the processor.
 
-        Raises RequestTooLargeError if the first never has room, with what its session has kept.
+        The requests are of one template, or of any templates without lengths. Raise RequestTooLargeError if there is
+        never room for the first of them, besides the state that its session has kept.
         """
         first, sequences, sessions = together[0][0], _sequences(together), _sessions(together)
         plans = [group.plan for group, _ in together]
@@ -75,7 +76,7 @@ class Admission:
     def _begin_states(
         self, admitted: Sequence[tuple[RequestGroup, Sequence[int], list[int]]], rows: NDArray[np.int32]
     ) -> None:
-        """Has sessions' states go to their requests; what is saved of them is copied to the requests' host rows."""
+        """Give requests the states of their sessions; copy saved states to the requests' host rows."""
         end = 0
         for group, numbers, ids in admitted:
             others = group.plan.template.num_states + 1
@@ -87,14 +88,14 @@ class Admission:
                     self._sessions.note_admitted(record)
 
     def _copy_in(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
-        """Copies requests' tensors to their host rows."""
+        """Copy the tensors of requests of equal lengths to their host rows."""
         group, first = together[0][0], 0
         for k, ((kind, _), count) in enumerate(zip(group.inputs, group.input_counts())):
             self._arenas[HOST].put_columns(kind, rows, first, count, _tensors(k, together))
             first += count
 
     def _copy_in_each(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
-        """As ``_copy_in``, of requests that differ in their lengths."""
+        """Copy the tensors of requests of one template and different lengths to their host rows."""
         group = together[0][0]
         kinds, others = [kind for kind, _ in group.inputs], group.plan.template.num_states + 1
         each = [its for group, numbers in together for its in repeat(group.input_counts(), len(numbers))]
@@ -105,7 +106,7 @@ class Admission:
             self._arenas[HOST].put(kind, rows[: owner_of_row.size][owner_of_row == k], _tensors(k, together))
 
     def _copy_in_any(self, together: Sequence[Asking], rows: NDArray[np.int32]) -> None:
-        """As ``_copy_in``, of requests whose graphs have nothing in common."""
+        """Copy the tensors of requests of different templates to their host rows."""
         at, found = 0, dict[int, tuple[list[NDArray[np.int32]], list[NDArray[Any]]]]()
         for group, numbers in together:
             for number in numbers:
@@ -121,7 +122,7 @@ class Admission:
 
 
 def _lengths(requests: Sequence[Asking], plans: Sequence[Plan]) -> NDArray[np.int32] | None:
-    """``[requests, lengths]`` of requests of one template; None if they are those of the first. ``plans``: theirs."""
+    """Return ``[requests, lengths]`` of requests of one template; None if all have the same plan."""
     if all([plan is plans[0] for plan in plans]):
         return None
     each = [group.plan.template.lengths for group, numbers in requests for _ in numbers]
@@ -129,13 +130,13 @@ def _lengths(requests: Sequence[Asking], plans: Sequence[Plan]) -> NDArray[np.in
 
 
 def _tensors(index: int, requests: Sequence[Asking]) -> NDArray[Any]:
-    """The rows of the tensor ``index`` of all, one request behind the other."""
+    """Return the rows of the tensor ``index`` of all requests, one request after the other."""
     found = [group.input_rows(index, numbers) for group, numbers in requests]
     return found[0] if len(found) == 1 else np.concatenate(found)
 
 
 def _sequences(requests: Sequence[Asking]) -> NDArray[np.int64]:
-    """Their sequence numbers."""
+    """Return the sequence numbers of requests."""
     if len(requests) == 1 and isinstance(requests[0][1], range):
         first, numbers = requests[0][0].sequence, requests[0][1]
         return np.arange(first + numbers.start, first + numbers.stop)
@@ -143,7 +144,7 @@ def _sequences(requests: Sequence[Asking]) -> NDArray[np.int64]:
 
 
 def _deadlines(requests: Sequence[Asking]) -> NDArray[np.int64] | None:
-    """When each must be done and have begun by the engine's clock, ``[requests, 2]``; None if all have any time."""
+    """Return by when each request must be done and must have begun, ``[requests, 2]``; None if none has a limit."""
     each = [(group.deadline_ns, group.schedule_by_ns) for group, _ in requests]
     if all([times_ns == (None, None) for times_ns in each]):
         return None
@@ -152,7 +153,7 @@ def _deadlines(requests: Sequence[Asking]) -> NDArray[np.int64] | None:
 
 
 def _sessions(requests: Sequence[Asking]) -> NDArray[np.int32] | None:
-    """The numbers of their sessions in the processor; None if they have none."""
+    """Return the ids of the requests' sessions in the processor; None if they have no sessions."""
     if requests[0][0].sessions is None:
         return None
     records = [group.session_of(number) for group, numbers in requests for number in numbers]
