@@ -7,7 +7,7 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from ctypes import addressof, c_char
 from struct import Struct
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -43,23 +43,32 @@ WORD_BYTES = CACHE_LINE
 """In front of results: see ``native/answer_word.py``."""
 
 
+Counted: TypeAlias = tuple[int, int, int, int]
+"""The times at which a request arrived, began and ended, and its rows."""
+NONE_COUNTED: NDArray[np.int64] = np.zeros((0, 4), np.int64)
+
+
 class Told(NamedTuple):
     """Requests of a model that have their results.
 
     Attributes:
         ended: of those that were submitted together the receiver of their ends, their numbers, and the group and number
             of the first in it.
-        arrivals_ns, started_ns, ended_ns: when they arrived, and how many then; when the first task of each was
-            submitted; when each ended.
-        num_rows, rows_come: nodes of each that came from this process, and of each that came from another.
+        counted, come: of each that came from this process, and of each that came from another.
+        plain: ``[requests, 4]`` of those whose futures have ended, too.
     """
 
     ended: list[tuple[RequestFuture | Ends, Sequence[int], RequestGroup, int]]
-    arrivals_ns: list[tuple[int, int]]
-    started_ns: list[int]
-    ended_ns: list[int]
-    num_rows: list[int]
-    rows_come: list[int]
+    counted: list[Counted]
+    come: list[Counted]
+    plain: NDArray[np.int64] = NONE_COUNTED
+
+
+class Teller(Protocol):
+    """The fast path, as the door knows it."""
+
+    def tell(self, answered: NDArray[Any], first: int, end: int) -> tuple[dict[Model, NDArray[np.int64]], list[int]]:
+        """Take out answers, and end the futures of those that are plain."""
 
 
 class _Memory:
@@ -99,8 +108,11 @@ class Door:
         self._tensors_at = t.tensors.ctypes.data
         self._groups: list[RequestGroup | None] = [None] * MAX_SUBMISSIONS
         self._free, self._memory = deque(range(MAX_SUBMISSIONS)), _Memory()
+        self._told_to = 0
         self.due: deque[RequestGroup] = deque()
         """The groups with deadlines that no turn in Python has seen."""
+        self.fast_path: Teller | None = None
+        """The fast path of clients, which ends plain futures, too."""
         self.is_shut = False
         """True if everything is handed in to Python, as of an engine that keeps a timeline."""
 
@@ -251,27 +263,27 @@ class Door:
         return admitted, left
 
     def take_answers(self) -> dict[Model, Told]:
-        """Take out the answers that clients were not told of, by model."""
+        """Take out the answers that clients were not told of, by model; then they are counted, and ``note_told``."""
         told, end = self._words.item(TOLD), self._words.item(ANSWERS)
-        first, last = told % len(self._answered), end % len(self._answered)
-        rows = self._answered[first:last].tolist() if first < last else []
-        if first >= last:
-            rows = self._answered[first:].tolist() + self._answered[:last].tolist()
-        self._words[TOLD] = end
-        found: dict[Model, Told] = {}
+        size, found = len(self._answered), dict[Model, Told]()
+        places: Sequence[int] = [at % size for at in range(told, end)]
+        if self.fast_path is not None:
+            plain, places = self.fast_path.tell(self._answered, told, end)
+            found = {model: Told([], [], [], its) for model, its in plain.items()}
+        rows = self._answered[places].tolist() if places else []
+        self._told_to = end
         together: dict[RequestGroup, list[int]] = {}
         for row, number, started_ns, ended_ns, arrival_ns, plan in rows:
             if plan:
-                self._note_answered_elsewhere(found, row, plan, started_ns, ended_ns, arrival_ns)
+                if (known := self.regions.known_of(row, plan)) is not None:
+                    model, num_rows = known
+                    _told_of(found, model).come.append((arrival_ns, started_ns, ended_ns, num_rows))
                 continue
             group = self._groups[row]
             if group is None:
                 continue
-            its = found.get(group.model) or found.setdefault(group.model, Told([], [], [], [], [], []))
-            its.started_ns.append(started_ns)
-            its.ended_ns.append(ended_ns)
-            its.num_rows.append(group.plan.num_nodes)
-            its.arrivals_ns.append((group.arrival_ns, 1))
+            its = _told_of(found, group.model)
+            its.counted.append((arrival_ns, started_ns, ended_ns, group.plan.num_nodes))
             if group.count > 1:
                 together.setdefault(group, []).append(number)
             else:
@@ -288,18 +300,9 @@ class Door:
                 self._leave(group)
         return found
 
-    def _note_answered_elsewhere(
-        self, found: dict[Model, Told], row: int, plan: int, started_ns: int, ended_ns: int, arrival_ns: int
-    ) -> None:
-        """Take in that a request of another process was answered, whose client sees so itself."""
-        known = self.regions.known_of(row, plan)
-        if known is not None:
-            model, num_rows = known
-            its = found.get(model) or found.setdefault(model, Told([], [], [], [], [], []))
-            its.started_ns.append(started_ns)
-            its.ended_ns.append(ended_ns)
-            its.arrivals_ns.append((arrival_ns, 1))
-            its.rows_come.append(num_rows)
+    def note_told(self) -> None:
+        """Note that what ``take_answers`` has returned is counted."""
+        self._words[TOLD] = self._told_to
 
     def _leave(self, group: RequestGroup) -> None:
         self._groups[group.row] = None
@@ -316,6 +319,10 @@ class Door:
                 self._groups[row] = None
         self._free.clear()
         self._free.extend(row for row, group in enumerate(self._groups) if group is None)
+
+
+def _told_of(found: dict[Model, Told], model: Model) -> Told:
+    return found.get(model) or found.setdefault(model, Told([], [], []))
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[range]:

@@ -23,7 +23,7 @@ from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.manager import Manager
 from cellrt.engine.occupancy import ready_nodes, rows_by_place, session_bytes_by_place
-from cellrt.engine.option_checks import HandIn, check_instance, check_number_or_none, check_numbers, check_workers
+from cellrt.engine.option_checks import check_instance, check_number_or_none, check_numbers, check_workers
 from cellrt.engine.places import QueueLimit
 from cellrt.engine.registration import Registrar
 from cellrt.engine.registry import Model, Registry
@@ -141,7 +141,6 @@ class Engine(Serving):
         self._registry = registry = Registry(self._processor, max_nodes)
         self._models: dict[str, Model] = {}
         self._arenas = arenas = make_arenas(devices, shared)
-        limit = QueueLimit(max_queue, max_queue_rows)
         self._manager = manager = Manager(
             self._processor,
             arenas,
@@ -149,7 +148,7 @@ class Engine(Serving):
             self._models,
             queue_depth,
             sessions or SessionLimits(),
-            limit,
+            QueueLimit(max_queue, max_queue_rows),
             debug,
             self._make_words(self._processor.num_workers),
         )
@@ -168,19 +167,16 @@ class Engine(Serving):
             manager.teach,
         )
         turns = manager.turns
-        calls = turns.take, turns.has_news, turns.note_end  # methods of the manager would make a cycle of references
-        ring = self._processor, turns.words, queue_depth
-        make = worker_maker(devices, options, arenas, shared, registry.types, *ring, *calls, threads_per_worker)
+        # Methods of the manager would make a cycle of references.
+        ring = self._processor, turns.words, queue_depth, turns.take, turns.has_news, turns.note_end
+        make = worker_maker(devices, options, arenas, shared, registry.types, *ring, threads_per_worker)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, chosen.admit_by)
+        self._hand_in_fast = self._submission.hand_in
         # Futures and sessions refer to their engine: no client waits for one that is dropped.
         weakref.finalize(self, _abandon, manager, self._compiler).atexit = False
         weakref.finalize(self, HEAP.release, id(self)).atexit = False
-
-    @property
-    def _hand_in_fast(self) -> HandIn:
-        return self._submission.hand_in
 
     def __repr__(self) -> str:
         forms = forms_told(dict(self._registry.types), self._compiler.why_eager)

@@ -9,21 +9,32 @@ from __future__ import annotations
 import os
 from array import array
 from collections.abc import Mapping
+from concurrent.futures._base import FINISHED, PENDING
 from math import prod
 from typing import Any, Protocol
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 
-from cellrt.core.state.tables import MAX_SUBMISSIONS, MAX_TENSORS, NEVER, QUEUE, SEQUENCE, SUBMISSION, SUBMITTED
+from cellrt.core.state.tables import (
+    ANSWERED,
+    MAX_SUBMISSIONS,
+    MAX_TENSORS,
+    NEVER,
+    QUEUE,
+    SEQUENCE,
+    SUBMISSION,
+    SUBMITTED,
+)
 from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.engine.crew import Crew
 from cellrt.engine.door import Door
-from cellrt.engine.future import RequestFuture
+from cellrt.engine.future import SETTLING, RequestFuture
 from cellrt.engine.option_checks import USUAL_PRIORITY, HandIn
 from cellrt.engine.places import Places, Room
 from cellrt.engine.registry import Model, Plan
-from cellrt.engine.request_group import RequestGroup
+from cellrt.engine.request_group import NO_INPUTS, NO_STATES, NO_TENSORS, NOBODY, RequestGroup
 from cellrt.engine.turns import Turns
 from cellrt.graph.known import Known
 from cellrt.graph.slots import Slot
@@ -55,6 +66,7 @@ def _layout(name: str, dtype: np.dtype[Any]) -> dict[str, int]:
 
 LAYOUT = {
     **_layout("Submission", SUBMISSION),
+    **_layout("Answered", ANSWERED),
     **_layout("Queue", QUEUE),
     **_layout("Number", np.dtype(np.int32)),
     **_layout("Tensor", np.dtype((np.int64, 2))),
@@ -81,7 +93,7 @@ class FastPath:
     """
 
     def __init__(self, models: Mapping[str, Model], manager: Owner, crew: Crew, door: Door) -> None:
-        self.hand_in: HandIn = _hand_in.Door(
+        self._door = _hand_in.Door(
             models=models,
             manager=manager,
             turns=manager.turns,
@@ -91,6 +103,15 @@ class FastPath:
             room=manager.room,
             wake=manager.note_handed_in,
             places=manager.places,
+            group_type=RequestGroup,
+            future_type=RequestFuture,
+            settling=SETTLING,
+            pending=PENDING,
+            finished=FINISHED,
+            nobody=NOBODY,
+            no_inputs=NO_INPUTS,
+            no_tensors=NO_TENSORS,
+            no_states=NO_STATES,
             rests=array("q", crew.rest_addresses).tobytes(),
             asleep=ASLEEP,
             max_submissions=MAX_SUBMISSIONS,
@@ -99,9 +120,19 @@ class FastPath:
             sequence=SEQUENCE,
             **door.memory,
         )
+        self.hand_in: HandIn = self._door
+
+    def tell(self, answered: NDArray[Any], first: int, end: int) -> tuple[dict[Model, NDArray[np.int64]], list[int]]:
+        """Take the answers ``first`` to ``end`` out of their ring, and end the futures of those that are plain.
+
+        Return of these, by model, ``[requests, 4]``: when each arrived, began and ended, and its rows; and the others'
+        places in the ring.
+        """
+        counts, others = self._door.tell(answered.__array_interface__["data"][0], len(answered), first, end)
+        return {model: np.frombuffer(its, np.int64).reshape(-1, 4) for model, its in counts.items()}, others
 
     def prepare(self, model: Model, request: Any, plan: Plan) -> None:
-        """Have later requests with the key of one that was handed in take this path, if they can."""
+        """Have later requests with the key of one that was unfolded take this path, if they can."""
         known = model.known_graph_of(request)
         if known is None or known.recorded is None or known.prepared is not None or not known.may_be_prepared:
             return
@@ -136,7 +167,6 @@ class FastPath:
         group.brought = tuple(brought)
         return _hand_in.Prepared(
             group=group,
-            future_type=RequestFuture,
             tensor_type=torch.Tensor,
             array_type=np.ndarray,
             places=model.places,

@@ -95,6 +95,8 @@ class Manager:
         self.places = Places("the engine", max_queue)
         self.is_closing = False
         """True if requests are refused; changed under the gate."""
+        self.fast_path: FastPath | None = None
+        """The fast path of clients, once workers were started; None where it was not built."""
         self.is_over = False
         """True after the last turn: no request ends any more."""
         self.sessions = Sessions(session_limits, processor, arenas)
@@ -121,6 +123,8 @@ class Manager:
         """Start workers at locations 1 to ``count``, and the timekeeper."""
         self._replies.trace, self._door.is_shut = trace, trace is not None
         self._crew.hire(make_worker, count)
+        if is_built():
+            self._door.fast_path = self.fast_path = FastPath(self._models, self, self._crew, self._door)
         self.turns.start()
 
     @property
@@ -194,7 +198,7 @@ class Manager:
         if not self._door.has_answers or self.turns.is_held_here:
             return False
         with suppress(EngineClosedError, TimeoutError):
-            self.turns.call(_nothing, A_TURN_S)
+            self.turns.call(self.requests.tell_by_door, A_TURN_S)  # the rest of the turn is behind the call
             return True
         return False
 
@@ -303,10 +307,6 @@ class Manager:
             self.turns.was_interrupted = True
             self.turns.wake()
             raise
-
-    def fast_path(self, models: Mapping[str, Model]) -> FastPath | None:
-        """Return the fast path to these models, once workers were started; None where it was not built."""
-        return FastPath(models, self, self._crew, self._door) if is_built() else None
 
     def _have_due_ended(self, group: RequestGroup) -> None:
         """Wake the timekeeper if requests that compiled code has may be late earlier than it knows."""
@@ -547,7 +547,3 @@ def _note_watched(door: Door, turns: Turns, is_so: bool) -> None:
     door.is_watched(is_so)
     if is_so:
         turns.wake()
-
-
-def _nothing() -> None:
-    """Do nothing: only the rest of the turn is wanted."""

@@ -302,7 +302,10 @@ class Model:
         if self.known_graphs is None:
             return None
         key, by_key = self.known_graphs
-        return by_key.get(key(request))
+        try:
+            return by_key.get(key(request))
+        except Exception:  # it was unfolded without the key's help
+            return None
 
     def plans(self, requests: Sequence[Any]) -> list[Planned]:
         """Unfold requests and check them, in the caller's thread; those of one graph together.

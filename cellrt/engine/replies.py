@@ -147,12 +147,15 @@ class Replies:
         """Count requests that compiled code has answered as finished; ``tell`` notifies their clients."""
         for its in told.values():  # first, so that clients are notified even if the rest fails
             self._ended += its.ended
-        for model, (_, arrivals_ns, started_ns, ended_ns, num_rows, rows_come) in told.items():
-            size, come = Size(len(num_rows), sum(num_rows)), Size(len(rows_come), sum(rows_come))
+        for model, (_, counted, come, plain) in told.items():
+            every = np.concatenate((plain, np.array(counted + come, np.int64).reshape(-1, 4)))
+            num_here, rows = len(plain) + len(counted), every[:, 3]
+            here, elsewhere = (Size(len(its), int(its.sum())) for its in (rows[:num_here], rows[num_here:]))
             for places in (self.places, model.places):
-                places.note_passed(size)
-                places.give_back(come)
-            self._statistics.count_done(model.name, arrivals_ns, np.array(started_ns, np.int64), ended_ns)
+                places.note_passed(here)
+                places.give_back(elsewhere)
+            arrivals_ns = np.column_stack((every[:, 0], np.ones_like(rows)))
+            self._statistics.count_done(model.name, arrivals_ns, every[:, 1], every[:, 2])
 
     def tell(self) -> None:
         """Send steps to clients that stream, notify clients whose requests were answered, and run their callbacks.

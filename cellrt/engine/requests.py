@@ -156,6 +156,7 @@ class Requests:
             for its in told.values():
                 self._note_told(its)
             self._replies.answer_by_door(told)
+            self._door.note_told()
         for record in self._sessions.leases.take_recalled():
             self.go_on(record)
             self.goes_on = True

@@ -91,9 +91,9 @@ class _Done(NamedTuple):
     """
 
     ends: Ends
-    arrivals_ns: Sequence[tuple[int, int]]
+    arrivals_ns: Sequence[tuple[int, int]] | NDArray[np.int64]
     started_ns: NDArray[np.int64]
-    ended_ns: int | Sequence[int]
+    ended_ns: int | NDArray[np.int64]
 
 
 @dataclass
@@ -117,9 +117,9 @@ class Statistics:
     def count_done(
         self,
         model: str,
-        arrivals_ns: Sequence[tuple[int, int]],
+        arrivals_ns: Sequence[tuple[int, int]] | NDArray[np.int64],
         started_ns: NDArray[np.int64],
-        ended_ns: int | Sequence[int],
+        ended_ns: int | NDArray[np.int64],
     ) -> None:
         """Count requests of a model that are done.
 
@@ -141,7 +141,7 @@ class Statistics:
         new = [self._new.popleft() for _ in range(len(self._new))]
         if not new:
             return
-        arrived = np.array([pair for one in new for pair in one.arrivals_ns], np.int64).reshape(-1, 2)
+        arrived = np.concatenate([np.asarray(one.arrivals_ns, np.int64).reshape(-1, 2) for one in new])
         arrivals_ns = np.repeat(arrived[:, 0], arrived[:, 1])
         counts = [one.started_ns.size for one in new]
         latencies_ns = (

@@ -48,7 +48,7 @@ class Submission:
 
     def __init__(self, manager: Manager, models: Mapping[str, Model], admit_by: str) -> None:
         self._manager, self._models, self._admit_by = manager, models, admit_by
-        self._fast_path = manager.fast_path(models) if self.is_by_arrival else None
+        self._fast_path = manager.fast_path if self.is_by_arrival else None
         self.hand_in: HandIn = not_plain if self._fast_path is None else self._fast_path.hand_in
         self._queues: WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, asyncio.Lock]] = WeakKeyDictionary()
         """The lock of each loop and model: its holder waits for places, the others for it."""
@@ -85,14 +85,13 @@ class Submission:
                 model.unfolding.add(token)
                 if self._models.get(name) is model:  # with the item there: its cells stay while this unfolds
                     asked = [(model, model.plans(requests))]
+                    if self._fast_path is not None and len(requests) == 1:
+                        self._fast_path.prepare(model, requests[0], asked[0][1][0].plan)
                     with self._manager.turns.gate:
                         if wait:
                             due = self._wait_for_room(asked, due)
                         if self._models.get(name) is model:
-                            futures = self._enqueue(asked, due, priority, channel, None)
-                            if self._fast_path is not None and len(requests) == 1:
-                                self._fast_path.prepare(model, requests[0], asked[0][1][0].plan)
-                            return futures
+                            return self._enqueue(asked, due, priority, channel, None)
             except OverloadError:
                 if not self._manager.catch_up():
                     raise

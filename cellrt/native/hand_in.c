@@ -33,23 +33,37 @@ typedef struct {
 /* An item of ``submitted``. */
 typedef int32_t Number;
 
+/* A row of ``answered``: a request whose results are in its client's memory. */
+typedef struct {
+    int32_t submission, number;
+    int64_t started_ns, ended_ns, arrival_ns, plan;
+} Answered;
+
+/* What is counted of a request that its client was told of. */
+typedef struct {
+    int64_t arrival_ns, started_ns, ended_ns, num_rows;
+} Counted;
+
 /* A row of ``tensors``: one tensor of a submission. */
 typedef struct {
     int64_t at, kind;
 } Tensor;
 
 enum { DTYPE, SHAPE, REQUIRES_GRAD, IS_CPU, IS_CONTIGUOUS, IS_NEG, DATA_PTR, KNOWN_GRAPHS, PREPARED, STOPPED, IS_CLOSING,
-       HAS_WORKERS, IS_SHUT, ACQUIRE, RELEASE, POPLEFT, ADDRESS, LINE, OWNER, PLACE, NUMBER, WORD_AT, NUM_NAMES };
+       HAS_WORKERS, IS_SHUT, ACQUIRE, RELEASE, POPLEFT, APPEND, ADDRESS, LINE, OWNER, PLACE, NUMBER, WORD_AT, STATE,
+       TOGETHER, MADE_CONDITION, CALLBACKS, SLEEPERS, NUM_NODES, NUM_NAMES };
 static const char *const NAMES[NUM_NAMES] = {
     "dtype", "shape", "requires_grad", "is_cpu", "is_contiguous", "is_neg", "data_ptr", "known_graphs", "prepared", "stopped",
-    "is_closing", "has_workers", "is_shut", "acquire", "release", "popleft", "address", "line", "_owner", "place",
-    "number", "word_at"};
+    "is_closing", "has_workers", "is_shut", "acquire", "release", "popleft", "append", "address", "line", "_owner",
+    "place", "number", "word_at", "_state", "_together", "_made_condition", "_callbacks", "_sleepers", "num_nodes"};
 static PyObject *names[NUM_NAMES];
 
-/* What each group has of its own. */
-enum { MANAGER, MODEL, SEQUENCE, ARRIVAL_NS, MEMORY, TENSORS, OUTCOME, ROW, NUM_SLOTS };
-static const char *const SLOTS[NUM_SLOTS] = {"_manager", "model", "sequence", "arrival_ns", "memory", "tensors",
-                                             "outcome",  "row"};
+/* The slots of a group (engine/request_group.py) that are read or written here. */
+enum { MANAGER, MODEL, SEQUENCE, ARRIVAL_NS, MEMORY, TENSORS, OUTCOME, ROW, COUNT, SESSIONS, DEADLINE_NS, SCHEDULE_BY_NS,
+       NUM_TOLD, PLAN, INPUTS, STATES, NUM_SLOTS };
+static const char *const SLOTS[NUM_SLOTS] = {
+    "_manager", "model", "sequence", "arrival_ns", "memory", "tensors", "outcome", "row", "count", "sessions",
+    "deadline_ns", "schedule_by_ns", "num_told", "plan", "_inputs", "states"};
 
 /* ---- What requests of one graph have in common ---- */
 
@@ -68,13 +82,12 @@ typedef struct {
 typedef struct {
     PyObject_HEAD
     PyObject *group; /* a RequestGroup with all that they have in common */
-    PyObject *future_type, *tensor_type, *array_type;
+    PyObject *tensor_type, *array_type;
     PyObject *places; /* the model's Places */
     Submission row;
     int64_t num_rows;
     Py_ssize_t word_begin;      /* in the memory for results, behind these */
     Py_ssize_t num_given_bytes; /* of all tensors */
-    Py_ssize_t slots[NUM_SLOTS]; /* offsets in a group */
     long long count; /* requests since the graph is known */
     int num_given;
     Given *given;
@@ -91,7 +104,6 @@ static void prepared_dealloc(Prepared *self)
     }
     PyMem_Free(self->given);
     Py_CLEAR(self->group);
-    Py_CLEAR(self->future_type);
     Py_CLEAR(self->tensor_type);
     Py_CLEAR(self->array_type);
     Py_CLEAR(self->places);
@@ -102,7 +114,6 @@ static int prepared_traverse(Prepared *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->group);
     Py_VISIT(self->places);
-    Py_VISIT(self->future_type);
     return 0;
 }
 
@@ -111,20 +122,6 @@ static int prepared_clear(Prepared *self)
     Py_CLEAR(self->group);
     Py_CLEAR(self->places);
     return 0;
-}
-
-static Py_ssize_t offset_of(PyObject *type, const char *name)
-{
-    PyObject *member = PyObject_GetAttrString(type, name);
-    if (member == NULL)
-        return -1;
-    Py_ssize_t offset = -1;
-    if (Py_IS_TYPE(member, &PyMemberDescr_Type))
-        offset = ((PyMemberDescrObject *)member)->d_member->offset;
-    else
-        PyErr_Format(PyExc_TypeError, "%s is no slot of %R", name, type);
-    Py_DECREF(member);
-    return offset;
 }
 
 static int read_given(Given *given, PyObject *from, Py_ssize_t *begin)
@@ -154,14 +151,14 @@ static int read_given(Given *given, PyObject *from, Py_ssize_t *begin)
 
 static PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *keys[] = {"group", "future_type", "tensor_type", "array_type", "places", "template_at", "lengths_at",
+    static char *keys[] = {"group", "tensor_type", "array_type", "places", "template_at", "lengths_at",
                            "answers_at", "num_lengths", "num_answers", "word_begin", "num_rows", "priority", "never",
                            "given", NULL};
-    PyObject *group, *future_type, *tensor_type, *array_type, *places, *given;
+    PyObject *group, *tensor_type, *array_type, *places, *given;
     Submission row = {0};
     Py_ssize_t word_begin;
     long long num_rows, never;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOOLLLiinLiLO!", keys, &group, &future_type, &tensor_type,
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "OOOOLLLiinLiLO!", keys, &group, &tensor_type,
                                      &array_type, &places, &row.template_at, &row.lengths_at, &row.answers_at,
                                      &row.num_lengths, &row.num_answers, &word_begin,
                                      &num_rows, &row.priority, &never, &PyTuple_Type, &given))
@@ -175,18 +172,9 @@ static PyObject *prepared_new(PyTypeObject *type, PyObject *args, PyObject *kwar
     self->num_rows = num_rows;
     self->word_begin = word_begin;
     self->group = Py_NewRef(group);
-    self->future_type = Py_NewRef(future_type);
     self->tensor_type = Py_NewRef(tensor_type);
     self->array_type = Py_NewRef(array_type);
     self->places = Py_NewRef(places);
-    PyTypeObject *group_type = Py_TYPE(group);
-    for (int k = 0; k < NUM_SLOTS; k++)
-        if ((self->slots[k] = offset_of((PyObject *)group_type, SLOTS[k])) < 0)
-            goto failed;
-    if (group_type->tp_dictoffset != 0 || group_type->tp_weaklistoffset != 0 || group_type->tp_itemsize != 0) {
-        PyErr_SetString(PyExc_TypeError, "a group has slots alone");
-        goto failed;
-    }
     self->given = PyMem_Calloc(PyTuple_GET_SIZE(given) + 1, sizeof(Given));
     if (self->given == NULL) {
         PyErr_NoMemory();
@@ -331,6 +319,34 @@ static int copy_in(const Prepared *prepared, PyObject *request, char *memory)
 
 /* ---- The door ---- */
 
+static Py_ssize_t offset_of(PyObject *type, const char *name)
+{
+    PyObject *member = PyObject_GetAttrString(type, name);
+    if (member == NULL)
+        return -1;
+    Py_ssize_t offset = -1;
+    if (Py_IS_TYPE(member, &PyMemberDescr_Type))
+        offset = ((PyMemberDescrObject *)member)->d_member->offset;
+    else
+        PyErr_Format(PyExc_TypeError, "%s is no slot of %R", name, type);
+    Py_DECREF(member);
+    return offset;
+}
+
+/* The offsets of a type that has slots alone. */
+static int find_slots(PyObject *type, Py_ssize_t *slots)
+{
+    PyTypeObject *its = (PyTypeObject *)type;
+    if (its->tp_dictoffset != 0 || its->tp_weaklistoffset != 0 || its->tp_itemsize != 0) {
+        PyErr_SetString(PyExc_TypeError, "a group has slots alone");
+        return -1;
+    }
+    for (int k = 0; k < NUM_SLOTS; k++)
+        if ((slots[k] = offset_of(type, SLOTS[k])) < 0)
+            return -1;
+    return 0;
+}
+
 typedef struct {
     PyObject_HEAD
     PyObject *models, *gate, *turns, *manager, *crew, *door, *room, *groups, *free, *wake, *places;
@@ -338,14 +354,17 @@ typedef struct {
     Number *submitted;
     Submission *rows;
     Tensor *tensors;
-    int64_t max_submissions, max_tensors;
+    long long max_submissions, max_tensors;
     int submitted_word, sequence_word;
+    PyObject *group_type, *future_type, *settling, *pending, *finished, *nobody, *no_inputs, *no_tensors, *no_states;
+    Py_ssize_t slots[NUM_SLOTS];
     PyObject *rests; /* bytes: the addresses of the words that say whether a worker sleeps; empty: ask Python */
     int64_t asleep;
 } Door;
 
 #define DOOR_OBJECTS(X) \
-    X(models) X(gate) X(turns) X(manager) X(crew) X(door) X(room) X(groups) X(free) X(wake) X(places) X(rests)
+    X(models) X(gate) X(turns) X(manager) X(crew) X(door) X(room) X(groups) X(free) X(wake) X(places) X(rests) \
+    X(group_type) X(future_type) X(settling) X(pending) X(finished) X(nobody) X(no_inputs) X(no_tensors) X(no_states)
 
 static int door_traverse(Door *self, visitproc visit, void *arg)
 {
@@ -371,34 +390,35 @@ static void door_dealloc(Door *self)
 static PyObject *door_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
     static char *keys[] = {"models", "gate", "turns", "manager", "crew", "door", "room", "groups", "free", "wake", "places",
-                           "words_at", "submitted_at", "rows_at", "tensors_at", "max_submissions", "max_tensors",
-                           "submitted", "sequence", "rests", "asleep", NULL};
-    PyObject *models, *gate, *turns, *manager, *crew, *door, *room, *groups, *free, *wake, *places, *rests;
-    long long words_at, submitted_at, rows_at, tensors_at, max_submissions, max_tensors, asleep;
-    int submitted, sequence;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O!OOOOOOO!OOOLLLLLLiiO!L", keys, &PyDict_Type, &models, &gate, &turns,
-                                     &manager, &crew, &door, &room, &PyList_Type, &groups, &free, &wake, &places, &words_at,
-                                     &submitted_at, &rows_at, &tensors_at, &max_submissions, &max_tensors, &submitted,
-                                     &sequence, &PyBytes_Type, &rests, &asleep))
-        return NULL;
+                           "rests", "group_type", "future_type", "settling", "pending", "finished", "nobody",
+                           "no_inputs", "no_tensors", "no_states", "words_at", "submitted_at", "rows_at", "tensors_at",
+                           "max_submissions", "max_tensors", "submitted", "sequence", "asleep", NULL};
     Door *self = (Door *)type->tp_alloc(type, 0);
+    long long words_at, submitted_at, rows_at, tensors_at, asleep;
     if (self == NULL)
         return NULL;
-#define KEEP(name) self->name = Py_NewRef(name);
+    int is_read = PyArg_ParseTupleAndKeywords(
+        args, kwargs, "O!OOOOOOO!OOOO!OOOOOOOOOLLLLLLiiL", keys, &PyDict_Type, &self->models, &self->gate, &self->turns,
+        &self->manager, &self->crew, &self->door, &self->room, &PyList_Type, &self->groups, &self->free, &self->wake,
+        &self->places, &PyBytes_Type, &self->rests, &self->group_type, &self->future_type, &self->settling,
+        &self->pending, &self->finished, &self->nobody, &self->no_inputs, &self->no_tensors, &self->no_states, &words_at,
+        &submitted_at, &rows_at, &tensors_at, &self->max_submissions, &self->max_tensors, &self->submitted_word,
+        &self->sequence_word, &asleep);
+#define KEEP(name) Py_XINCREF(self->name);
     DOOR_OBJECTS(KEEP)
+    if (!is_read || find_slots(self->group_type, self->slots) < 0) {
+        Py_DECREF(self);
+        return NULL;
+    }
     self->words = (int64_t *)words_at;
     self->submitted = (Number *)submitted_at;
     self->rows = (Submission *)rows_at;
     self->tensors = (Tensor *)tensors_at;
-    self->max_submissions = max_submissions;
-    self->max_tensors = max_tensors;
-    self->submitted_word = submitted;
-    self->sequence_word = sequence;
     self->asleep = asleep;
     return (PyObject *)self;
 }
 
-/* Whether an attribute is what it is while requests are taken; under the gate. */
+/* Whether an attribute is a certain object. */
 static int is_still(PyObject *object, int name, PyObject *wanted)
 {
     int is_so = is_attribute(object, name, wanted);
@@ -450,9 +470,9 @@ static PyObject *copy_group(PyObject *group)
     return made;
 }
 
-static PyObject *make_future(const Prepared *prepared, PyObject *group, int64_t word_at)
+static PyObject *make_future(PyObject *future_type, PyObject *group, int64_t word_at)
 {
-    PyTypeObject *type = (PyTypeObject *)prepared->future_type;
+    PyTypeObject *type = (PyTypeObject *)future_type;
     PyObject *future = type->tp_alloc(type, 0), *word = PyLong_FromLongLong(word_at), *zero = PyLong_FromLong(0);
     if (future == NULL || word == NULL || zero == NULL || PyObject_SetAttr(future, names[OWNER], group) < 0 ||
         PyObject_SetAttr(future, names[PLACE], zero) < 0 || PyObject_SetAttr(future, names[NUMBER], zero) < 0 ||
@@ -480,7 +500,7 @@ static int hand_in(Door *self, Prepared *prepared, PyObject *model, PyObject *na
     Submission row = prepared->row;
     row.arrival_ns = (int64_t)now.tv_sec * 1000000000 + now.tv_nsec;
     row.sequence = 1 + __atomic_fetch_add(self->words + self->sequence_word, 1, __ATOMIC_SEQ_CST);
-    row.results_at = (int64_t)PyMemoryView_GET_BUFFER(*slot_of(group, prepared->slots[MEMORY]))->buf;
+    row.results_at = (int64_t)PyMemoryView_GET_BUFFER(*slot_of(group, self->slots[MEMORY]))->buf;
     row.word_at = row.results_at + prepared->word_begin;
     PyObject *sequence = PyLong_FromLongLong(row.sequence), *arrival = PyLong_FromLongLong(row.arrival_ns);
     PyObject *at = NULL;
@@ -491,11 +511,11 @@ static int hand_in(Door *self, Prepared *prepared, PyObject *model, PyObject *na
         return -1;
     }
     int64_t number = PyLong_AsLongLong(at);
-    set_slot(group, prepared->slots[SEQUENCE], sequence);
-    set_slot(group, prepared->slots[ARRIVAL_NS], arrival);
-    set_slot(group, prepared->slots[ROW], at);
+    set_slot(group, self->slots[SEQUENCE], sequence);
+    set_slot(group, self->slots[ARRIVAL_NS], arrival);
+    set_slot(group, self->slots[ROW], at);
     self->rows[number] = row;
-    const char *tensors = PyByteArray_AS_STRING(*slot_of(group, prepared->slots[TENSORS]));
+    const char *tensors = PyByteArray_AS_STRING(*slot_of(group, self->slots[TENSORS]));
     for (int k = 0; k < prepared->num_given; k++) {
         Tensor *tensor = &self->tensors[number * self->max_tensors + k];
         tensor->at = (int64_t)(tensors + prepared->given[k].begin);
@@ -567,12 +587,12 @@ static PyObject *hand_in_by(Door *self, Prepared *prepared, PyObject *model, PyO
         goto over;
     int64_t *word = (int64_t *)(PyByteArray_AS_STRING(bytes) + prepared->word_begin);
     *word = 0;
-    if ((future = make_future(prepared, group, (int64_t)word)) == NULL)
+    if ((future = make_future(self->future_type, group, (int64_t)word)) == NULL)
         goto over;
     PyObject *const own[] = {self->manager, model, NULL, NULL, memory, tensors, future, NULL};
-    for (int k = 0; k < NUM_SLOTS; k++)
+    for (int k = 0; k <= ROW; k++)
         if (own[k] != NULL)
-            set_slot(group, prepared->slots[k], Py_NewRef(own[k]));
+            set_slot(group, self->slots[k], Py_NewRef(own[k]));
     if ((has_gate = PyObject_CallMethodOneArg(self->gate, names[ACQUIRE], Py_False)) == Py_True) {
         is_done = may_wait && is_in_line(self) ? 0 : hand_in(self, prepared, model, name, group, future);
         PyObject *released = PyObject_CallMethodNoArgs(self->gate, names[RELEASE]);
@@ -599,7 +619,8 @@ static PyObject *door_call(Door *self, PyObject *args, PyObject *Py_UNUSED(kwarg
     if (model != NULL) {
         Py_INCREF(model);
         Prepared *prepared = find_prepared(model, request);
-        if (prepared != NULL && (prepared->count & (prepared->count + 1)) != 0)
+        if (prepared != NULL && Py_IS_TYPE(prepared->group, (PyTypeObject *)self->group_type) &&
+            (prepared->count & (prepared->count + 1)) != 0)
             future = hand_in_by(self, prepared, model, name, request, may_wait);
         Py_XDECREF(prepared);
         Py_DECREF(model);
@@ -621,6 +642,143 @@ static PyObject *door_call(Door *self, PyObject *args, PyObject *Py_UNUSED(kwarg
     return future;
 }
 
+/* ---- Telling clients what was answered ---- */
+
+static int has_no_sleepers(PyObject *future)
+{
+    PyObject *sleepers = PyObject_GetAttr(future, names[SLEEPERS]);
+    Py_ssize_t count = sleepers == NULL ? -1 : PySequence_Size(sleepers);
+    Py_XDECREF(sleepers);
+    if (count < 0)
+        PyErr_Clear();
+    return count == 0;
+}
+
+/* Whether a request was handed in alone, and its client waits for nothing but a future that nobody has ended. */
+static int is_plain(Door *self, PyObject *group)
+{
+    if (!Py_IS_TYPE(group, (PyTypeObject *)self->group_type))
+        return 0;
+    PyObject **const at[] = {slot_of(group, self->slots[SESSIONS]), slot_of(group, self->slots[DEADLINE_NS]),
+                             slot_of(group, self->slots[SCHEDULE_BY_NS])};
+    for (int k = 0; k < 3; k++)
+        if (*at[k] != Py_None)
+            return 0;
+    PyObject *count = *slot_of(group, self->slots[COUNT]), *future = *slot_of(group, self->slots[OUTCOME]);
+    return count != NULL && PyLong_AsLong(count) == 1 && *slot_of(group, self->slots[STATES]) == self->no_states &&
+           future != NULL && Py_IS_TYPE(future, (PyTypeObject *)self->future_type) &&
+           is_still(future, MADE_CONDITION, Py_None) && is_still(future, CALLBACKS, Py_None) && has_no_sleepers(future);
+}
+
+/* End a future with the results of a group, unless its client has looked first, or has cancelled it. */
+static int finish(Door *self, PyObject *future, PyObject *group)
+{
+    if (!is_still(future, STATE, self->pending))
+        return 0;
+    PyObject *place = PyLong_FromLong(0);
+    int is_done = place == NULL || PyObject_SetAttr(future, names[TOGETHER], group) < 0 ||
+                          PyObject_SetAttr(future, names[PLACE], place) < 0 ||
+                          PyObject_SetAttr(future, names[STATE], self->finished) < 0 ||
+                          PyObject_SetAttr(future, names[OWNER], Py_None) < 0
+                      ? -1
+                      : 0;
+    Py_XDECREF(place);
+    return is_done;
+}
+
+/* Give a row back, and what is needed no more. */
+static int leave(Door *self, PyObject *group)
+{
+    PyObject *row = *slot_of(group, self->slots[ROW]), *none = PyLong_FromLong(-1), *one = PyLong_FromLong(1);
+    PyObject *added = none == NULL || one == NULL ? NULL : PyObject_CallMethodOneArg(self->free, names[APPEND], row);
+    if (added == NULL) {
+        Py_XDECREF(none);
+        Py_XDECREF(one);
+        return -1;
+    }
+    Py_DECREF(added);
+    Py_ssize_t number = PyLong_AsSsize_t(row);
+    set_slot(group, self->slots[ROW], none);
+    set_slot(group, self->slots[NUM_TOLD], one);
+    set_slot(group, self->slots[INPUTS], Py_NewRef(self->no_inputs));
+    set_slot(group, self->slots[TENSORS], Py_NewRef(self->no_tensors));
+    set_slot(group, self->slots[OUTCOME], Py_NewRef(self->nobody));
+    return PyList_SetItem(self->groups, number, Py_NewRef(Py_None));
+}
+
+static int note(PyObject *counts, PyObject *model, PyObject *plan, const Answered *row)
+{
+    PyObject *num_nodes = PyObject_GetAttr(plan, names[NUM_NODES]), *its = PyDict_GetItemWithError(counts, model);
+    if (num_nodes == NULL)
+        return -1;
+    Counted counted = {row->arrival_ns, row->started_ns, row->ended_ns, PyLong_AsLongLong(num_nodes)};
+    Py_DECREF(num_nodes);
+    if (its == NULL) {
+        its = PyByteArray_FromStringAndSize(NULL, 0);
+        if (its == NULL || PyDict_SetItem(counts, model, its) < 0) {
+            Py_XDECREF(its);
+            return -1;
+        }
+        Py_DECREF(its);
+    }
+    Py_ssize_t size = PyByteArray_GET_SIZE(its);
+    if (PyByteArray_Resize(its, size + sizeof(counted)) < 0)
+        return -1;
+    memcpy(PyByteArray_AS_STRING(its) + size, &counted, sizeof(counted));
+    return 0;
+}
+
+static int tell_one(Door *self, const Answered *row, PyObject *counts)
+{
+    if (row->plan != 0 || row->submission < 0 || row->submission >= PyList_GET_SIZE(self->groups))
+        return 0;
+    PyObject *group = PyList_GET_ITEM(self->groups, row->submission);
+    if (!is_plain(self, group))
+        return 0;
+    Py_INCREF(group);
+    PyObject *future = Py_NewRef(*slot_of(group, self->slots[OUTCOME]));
+    int is_done = note(counts, *slot_of(group, self->slots[MODEL]), *slot_of(group, self->slots[PLAN]), row);
+    if (is_done == 0 && (is_done = leave(self, group)) == 0)
+        is_done = finish(self, future, group);
+    Py_DECREF(future);
+    Py_DECREF(group);
+    return is_done < 0 ? -1 : 1;
+}
+
+/* tell(answered_at, size, first, end): take out answers, and end the futures of those that are plain. Return what is
+ * counted of these by model, and where in the ring the others are. */
+static PyObject *door_tell(Door *self, PyObject *args)
+{
+    long long answered_at, size, first, end;
+    if (!PyArg_ParseTuple(args, "LLLL", &answered_at, &size, &first, &end))
+        return NULL;
+    PyObject *counts = PyDict_New(), *others = PyList_New(0), *is_held = NULL;
+    if (counts != NULL && others != NULL)
+        is_held = PyObject_CallMethodOneArg(self->settling, names[ACQUIRE], Py_False);
+    for (long long at = first; is_held != NULL && at < end; at++) {
+        const Answered *row = (Answered *)answered_at + at % size;
+        int is_told = is_held == Py_True ? tell_one(self, row, counts) : 0;
+        PyObject *place = is_told == 0 ? PyLong_FromLongLong(at % size) : NULL;
+        if (is_told < 0 || (is_told == 0 && (place == NULL || PyList_Append(others, place) < 0)))
+            end = -1;
+        Py_XDECREF(place);
+    }
+    if (is_held == Py_True) {
+        PyObject *released = PyObject_CallMethodNoArgs(self->settling, names[RELEASE]);
+        Py_XDECREF(released);
+    }
+    PyObject *found = is_held == NULL || end < 0 ? NULL : PyTuple_Pack(2, counts, others);
+    Py_XDECREF(is_held);
+    Py_XDECREF(counts);
+    Py_XDECREF(others);
+    return found;
+}
+
+static PyMethodDef door_methods[] = {
+    {"tell", (PyCFunction)door_tell, METH_VARARGS,
+     "Take out answers, and end the futures of those that are plain; return what is counted of them, and the others."},
+    {NULL}};
+
 static PyTypeObject DoorType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cellrt.native._hand_in.Door",
     .tp_doc = "Hands in a plain request of a known graph: returns its future, or None if Python must do it.",
@@ -628,6 +786,7 @@ static PyTypeObject DoorType = {
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = door_new,
     .tp_call = (ternaryfunc)door_call,
+    .tp_methods = door_methods,
     .tp_dealloc = (destructor)door_dealloc,
     .tp_traverse = (traverseproc)door_traverse,
     .tp_clear = (inquiry)door_clear,
@@ -652,7 +811,10 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
         FIELD(Queue, taken),             FIELD(Queue, rows_taken),          FIELD(Queue, come),
         FIELD(Queue, rows_come),         FIELD(Queue, ended),               FIELD(Queue, rows_ended),
         FIELD(Queue, most),              FIELD(Queue, most_rows),           SIZE(Submission),
-        SIZE(Queue),                     SIZE(Number),                      SIZE(Tensor),
+        FIELD(Answered, submission),     FIELD(Answered, number),           FIELD(Answered, started_ns),
+        FIELD(Answered, ended_ns),       FIELD(Answered, arrival_ns),       FIELD(Answered, plan),
+        SIZE(Answered),                  SIZE(Queue),                       SIZE(Number),
+        SIZE(Tensor),
     };
     PyObject *found = PyDict_New();
     for (size_t k = 0; found != NULL && k < sizeof(parts) / sizeof(parts[0]); k++) {

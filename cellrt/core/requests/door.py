@@ -3,8 +3,8 @@
 A client writes what it hands in to a row of ``submissions``, and the row's number to the ring ``submitted``. A turn
 admits the requests and copies their tensors to the host's arena (``join``); when one is done its results are copied to
 memory of the client's own (``leave``), and a thread that sleeps until then is woken. The ring ``answered`` has it until
-Python has taken that in, and told whom it must. So new requests are batched with those that run from the next cell on,
-and each leaves with its last (BatchMaker section 4.2).
+Python has counted it, and notified those that wait otherwise. So new requests are batched with those that run from the
+next cell on, and each leaves with its last (BatchMaker section 4.2).
 
 A request of a session goes on with it if Python has leased it (``Lease``): if nothing else was asked of it before.
 
