@@ -538,6 +538,7 @@ class Manager:
         for drained in self._drains:
             drained.say()
         self._crew.end()
+        self.fast_path = self._door.fast_path = None  # a cycle of references
         if self.after_turn is not None:
             self.after_turn()
 

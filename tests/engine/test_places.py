@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 import weakref
+from dataclasses import replace
 
 import pytest
 import torch
@@ -183,10 +184,12 @@ def test_cancelled_requests_of_a_busy_session_take_no_memory():
     close_and_check(engine)
 
 
-def test_a_closed_engine_gives_its_memory_back_without_a_collection():
+@pytest.mark.parametrize("key", [None, len])
+def test_a_closed_engine_gives_its_memory_back_without_a_collection(key):
     engine = small_engine()
-    engine.register(CHAIN, warm_up=False)
-    engine.submit("chain", STEPS).result(WAIT_S)
+    engine.register(replace(CHAIN, key=key), warm_up=False)
+    for _ in range(5):
+        engine.submit("chain", STEPS).result(WAIT_S)
     gone = [weakref.ref(one) for one in (engine, engine._processor, engine._manager, engine._arenas[0])]
     gc.collect()
     gc.disable()
