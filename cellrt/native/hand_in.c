@@ -14,7 +14,6 @@
 #include <time.h>
 
 #define ALIGNMENT 16
-#define MOST_DIMS 8
 
 /* A row of ``submissions`` (core/state/tables.py). */
 typedef struct {
@@ -72,8 +71,6 @@ typedef struct {
     PyObject *torch_dtype;  /* of a torch.Tensor */
     PyObject *numpy_dtype;  /* of an array; or None */
     PyObject *shape;        /* tuple */
-    Py_ssize_t sizes[MOST_DIMS];
-    int num_dims;
     Py_ssize_t num_bytes, begin; /* of its copy in a request's memory */
     int64_t kind;
     int is_integers; /* whether a list of integers will do */
@@ -134,16 +131,6 @@ static int read_given(Given *given, PyObject *from, Py_ssize_t *begin)
     given->torch_dtype = Py_NewRef(torch_dtype);
     given->numpy_dtype = Py_NewRef(numpy_dtype);
     given->shape = Py_NewRef(shape);
-    given->num_dims = (int)PyTuple_GET_SIZE(shape);
-    if (given->num_dims > MOST_DIMS) {
-        PyErr_SetString(PyExc_ValueError, "too many dimensions");
-        return -1;
-    }
-    for (int k = 0; k < given->num_dims; k++) {
-        given->sizes[k] = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, k));
-        if (given->sizes[k] < 0)
-            return -1;
-    }
     given->begin = *begin;
     *begin += (given->num_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return 0;
@@ -226,6 +213,14 @@ static int is_answer(PyObject *object, int name, PyObject *wanted)
     return value == wanted;
 }
 
+static int has_shape(PyObject *object, PyObject *wanted)
+{
+    PyObject *shape = PyObject_GetAttr(object, names[SHAPE]);
+    int is_so = shape == NULL ? -1 : PyObject_RichCompareBool(shape, wanted, Py_EQ);
+    Py_XDECREF(shape);
+    return is_so;
+}
+
 static int copy_tensor(const Given *given, PyObject *tensor, char *to)
 {
     int is_plain = is_attribute(tensor, DTYPE, given->torch_dtype);
@@ -233,13 +228,8 @@ static int copy_tensor(const Given *given, PyObject *tensor, char *to)
         is_plain = is_attribute(tensor, REQUIRES_GRAD, Py_False);
     if (is_plain > 0)
         is_plain = is_attribute(tensor, IS_CPU, Py_True);
-    if (is_plain <= 0)
-        return is_plain;
-    PyObject *shape = PyObject_GetAttr(tensor, names[SHAPE]);
-    if (shape == NULL)
-        return -1;
-    is_plain = PyObject_RichCompareBool(shape, given->shape, Py_EQ);
-    Py_DECREF(shape);
+    if (is_plain > 0)
+        is_plain = has_shape(tensor, given->shape);
     if (is_plain > 0)
         is_plain = is_answer(tensor, IS_CONTIGUOUS, Py_True);
     if (is_plain > 0)
@@ -259,15 +249,15 @@ static int copy_tensor(const Given *given, PyObject *tensor, char *to)
 
 static int copy_array(const Given *given, PyObject *array, char *to)
 {
-    int is_plain = given->numpy_dtype == Py_None ? 0 : is_attribute(array, DTYPE, given->numpy_dtype);
+    int is_plain = is_attribute(array, DTYPE, given->numpy_dtype);
+    if (is_plain > 0)
+        is_plain = has_shape(array, given->shape);
     if (is_plain <= 0)
         return is_plain;
     Py_buffer view;
-    if (PyObject_GetBuffer(array, &view, PyBUF_ND) < 0)
+    if (PyObject_GetBuffer(array, &view, PyBUF_SIMPLE) < 0)
         return -1;
-    is_plain = view.ndim == given->num_dims && view.len == given->num_bytes;
-    for (int k = 0; is_plain && k < view.ndim; k++)
-        is_plain = view.shape[k] == given->sizes[k];
+    is_plain = view.len == given->num_bytes;
     if (is_plain)
         memcpy(to, view.buf, view.len);
     PyBuffer_Release(&view);
@@ -276,17 +266,17 @@ static int copy_array(const Given *given, PyObject *array, char *to)
 
 static int copy_integers(const Given *given, PyObject *list, char *to)
 {
-    if (!given->is_integers || PyList_GET_SIZE(list) != given->sizes[0])
+    Py_ssize_t count = given->num_bytes / (Py_ssize_t)sizeof(int64_t);
+    if (!given->is_integers || PyList_GET_SIZE(list) != count)
         return 0;
     int64_t *numbers = (int64_t *)to;
-    for (Py_ssize_t k = 0; k < given->sizes[0]; k++) {
+    for (Py_ssize_t k = 0; k < count; k++) {
         PyObject *number = PyList_GET_ITEM(list, k);
         if (!PyLong_CheckExact(number))
             return 0;
-        long long value = PyLong_AsLongLong(number);
-        if (value == -1 && PyErr_Occurred())
+        numbers[k] = PyLong_AsLongLong(number);
+        if (numbers[k] == -1 && PyErr_Occurred())
             return -1;
-        numbers[k] = value;
     }
     return 1;
 }
