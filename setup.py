@@ -41,10 +41,12 @@ class BuildCompiled(build_py):
         subprocess.run(command, cwd=HERE, check=True)
 
 
-# Where no C compiler is, Python does the same.
-HAND_IN = Extension("cellrt.native._hand_in", ["cellrt/native/hand_in.c"], optional=True)
+# Where no C compiler is, Python hands in requests, and a crash says nothing of the scheduler.
+IN_C = [
+    Extension(f"cellrt.native._{name}", [f"cellrt/native/{name}.c"], optional=True) for name in ("hand_in", "crash_log")
+]
 
 if os.environ.get("CELLRT_COMPILED_WHEEL", "0") not in ("", "0"):
-    setup(ext_modules=[HAND_IN], distclass=CompiledDistribution, cmdclass={"build_py": BuildCompiled})
+    setup(ext_modules=IN_C, distclass=CompiledDistribution, cmdclass={"build_py": BuildCompiled})
 else:
-    setup(ext_modules=[HAND_IN])
+    setup(ext_modules=IN_C)

@@ -93,7 +93,8 @@ class Engine(Serving):
             so is off unless asked for; processes of cellrt's own do it (``EngineProcess``, ``cellrt serve``).
         trace: keep a timeline (see ``timeline``); costs memory for every task. A number: of the last so many tasks and
             requests.
-        debug: check every invariant whenever nothing runs (slow).
+        debug: check every invariant whenever nothing runs (slow), and write the last events to standard error if the
+            process crashes.
     """
 
     def __init__(

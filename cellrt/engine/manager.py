@@ -12,6 +12,7 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.tables import MANY_ARRIVALS, NEVER
 from cellrt.core.state.task_layout import TaskView
 from cellrt.engine.awaited import Awaited
+from cellrt.engine.crash_log import watch_events, write_at_a_crash
 from cellrt.engine.crew import Crew
 from cellrt.engine.door import Door
 from cellrt.engine.fast_path import FastPath, is_built
@@ -122,6 +123,9 @@ class Manager:
     def start(self, make_worker: Callable[[int], Worker], count: int, trace: Trace | None) -> None:
         """Start workers at locations 1 to ``count``, and the timekeeper."""
         self._replies.trace, self._door.is_shut = trace, trace is not None
+        watch_events(self._processor)
+        if self._debug:
+            write_at_a_crash()
         self._crew.hire(make_worker, count)
         if is_built():
             self._door.fast_path = self.fast_path = FastPath(self._models, self, self._crew, self._door)

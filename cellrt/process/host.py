@@ -25,6 +25,7 @@ import numpy as np
 
 from cellrt.core.state import region_layout as layout
 from cellrt.core.state.region_layout import WORD_BYTES
+from cellrt.engine.crash_log import write_at_a_crash
 from cellrt.engine.engine import Engine
 from cellrt.engine.regions import Returned
 from cellrt.errors import CellrtError, EngineClosedError, InternalError
@@ -329,6 +330,7 @@ def main() -> None:
     """Run the engine's process, which ``starting.COMMAND`` starts with a descriptor."""
     lifeline = socket.socket(fileno=int(sys.argv[1]))
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # of the terminal: the parent process handles it
+    write_at_a_crash()
     is_there = threading.Event()
     end_with(lifeline, lambda: LEFT_S if is_there.is_set() else 0.0)
     try:
