@@ -1,69 +1,38 @@
-"""A session: requests of one client that continue from each other's state."""
+"""A session of an engine in this process: requests of one client that continue from each other's state."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any
 
 import torch
 from numpy.typing import NDArray
 
 from cellrt.definition.bits import as_bits
 from cellrt.definition.spec import RowSpec, describe
-from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
-from cellrt.engine.due import due
-from cellrt.engine.future import RequestFuture, Result, as_awaitable
+from cellrt.engine.due import Due
+from cellrt.engine.future import RequestFuture, Result
 from cellrt.engine.manager import Manager
 from cellrt.engine.request_group import SessionRecord
 from cellrt.engine.serving import Serving
+from cellrt.engine.serving_session import ServingSession, own_sessions, state_bytes
 from cellrt.engine.sessions import Sessions
-from cellrt.engine.stream import Channel, Stream
+from cellrt.engine.stream import Channel
 from cellrt.engine.submission import Submission
 from cellrt.errors import EngineClosedError, RequestError, SessionError
 from cellrt.graph.results import StateLayout
-from cellrt.numbers import as_integer
-
-MOST_ROWS = 1 << 31
 
 
-class OfModel(Protocol):
-    """A session, wherever its engine is."""
-
-    @property
-    def model(self) -> str:
-        """The name of its model."""
-
-
-S = TypeVar("S", bound=OfModel)
-
-
-class Session:
-    """A client's session, as ``Engine.session`` returns it. Safe from any thread.
-
-    Its requests run in the order of their submission, each from the state that the one before left; a request that
-    failed or was cancelled leaves the state of the last completed task's last step (see ``Graph.chain``).
-
-    ``with engine.session(...) as session:`` closes it at the end: its state is dropped, so ``export`` it before if it
-    is to go on.
-    """
+class Session(ServingSession):
+    """A client's session, as ``Engine.session`` returns it: see ``ServingSession``."""
 
     def __init__(
         self, engine: Serving, submission: Submission, manager: Manager, record: SessionRecord, specs: list[RowSpec]
     ) -> None:
         self._engine = engine  # is not given up while one of its sessions is in use
         self._submission, self._manager, self._record, self._specs = submission, manager, record, specs
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(EngineClosedError):  # then the state is gone already
-            self.close()
-
-    def __repr__(self) -> str:
-        return f"Session({self.model!r}, {self.id!r})"
 
     @property
     def model(self) -> str:
@@ -75,89 +44,25 @@ class Session:
         """The id that it was opened with, or a random one."""
         return self._record.key
 
-    def submit(
-        self,
-        request: Any,
-        *,
-        deadline: float | None = None,
-        schedule_by: float | None = None,
-        priority: int = 1,
-        wait: bool = False,
-    ) -> RequestFuture:
-        """Submit a request as ``Engine.submit`` does; also raise SessionError if the session has ended."""
+    def _submit(self, request: Any, due: Due, priority: int, wait: bool, channel: Channel | None) -> RequestFuture:
         self._engine._collector.flush()
-        return self._submission.submit_in([self._record], [request], due(deadline, schedule_by), priority, wait)[0]
+        return self._submission.submit_in([self._record], [request], due, priority, wait, channel)[0]
 
-    def infer(
-        self,
-        request: Any,
-        *,
-        deadline: float | None = None,
-        schedule_by: float | None = None,
-        priority: int = 1,
-        wait: bool = False,
-    ) -> Coroutine[Any, Any, Result]:
-        """Submit a request and await its results, as ``Engine.infer`` does."""
-        if wait:
-            return self._infer_when_room(deep_copy(request), deadline, schedule_by, priority)
-        own = plain_copy(request)
-        if own is NOT_PLAIN:
-            how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
-            return begun(lambda: self.submit(request, **how))
-        return self._engine._infer(self.model, own, self, deadline, schedule_by, priority)
-
-    async def _infer_when_room(
+    def _infer(
         self, request: Any, deadline: float | None, schedule_by: float | None, priority: int
-    ) -> Result:
+    ) -> Coroutine[Any, Any, Result]:
+        return self._engine._infer(self.model, request, self, deadline, schedule_by, priority)
+
+    async def _submit_when_room(self, request: Any, due: Due, priority: int) -> RequestFuture:
         self._engine._collector.flush()
-        record, submit = self._record, self._submission.submit_when_room
-        return await as_awaitable(
-            (await submit(self.model, [request], due(deadline, schedule_by), priority, record))[0]
-        )
+        return (await self._submission.submit_when_room(self.model, [request], due, priority, self._record))[0]
 
-    def stream(
-        self,
-        request: Any,
-        *,
-        deadline: float | None = None,
-        schedule_by: float | None = None,
-        priority: int = 1,
-        wait: bool = False,
-        max_unread: int | None = None,
-    ) -> Stream:
-        """Submit a request and stream its results, as ``Engine.stream`` does."""
+    def _cut_back(self, rows: int) -> None:
         self._engine._collector.flush()
-        channel = Channel(max_unread)
-        when = due(deadline, schedule_by)
-        future = self._submission.submit_in([self._record], [request], when, priority, wait, channel)[0]
-        return Stream(future, channel)
-
-    def reset(self) -> None:
-        """Make the session new, after the requests submitted so far: the next begins as the first did.
-
-        It does not wait. Raise SessionError if the session has ended, EngineClosedError.
-        """
-        self.cut_back(0)
-
-    def cut_back(self, rows: int) -> None:
-        """Cut the session back to the first ``rows`` rows of all its states, after the requests submitted so far.
-
-        Afterwards it is as a session that never had the later rows, such as those of an answer whose end was not
-        wanted. All states must grow by a row a step, as keys and values do. It does not wait: a session that has fewer
-        rows, or a state of a fixed size, ends, and its next request says so. 0 makes any session new.
-
-        Raise RequestError if ``rows`` is no number of rows, SessionError if the session has ended, EngineClosedError.
-        """
-        count = checked_rows(rows)
-        self._engine._collector.flush()
-        self._manager.tell_in(self._record, lambda sessions: sessions.cut_back(self._record, count))
+        self._manager.tell_in(self._record, lambda sessions: sessions.cut_back(self._record, rows))
 
     def export(self) -> bytes:
-        """Return the state after the requests submitted so far, in the safetensors format: see ``restore``.
-
-        Tensors are ``[*shape]``, those of a growing state ``[rows, *shape]``; for a new session, which has no state
-        yet, ``[0, *shape]``.
-        """
+        """Return the state (``ServingSession.export``)."""
         self._engine._collector.flush()
         saved = self._manager.call_in(self._record, lambda sessions: sessions.read(self._record))
         from safetensors.torch import save  # here: a bare machine with a GPU need not have it
@@ -171,11 +76,7 @@ class Session:
         return save(tensors)
 
     def restore(self, state: bytes) -> None:
-        """Take over a state that ``export`` gave, in this or another process, after the requests submitted so far.
-
-        Raise SessionError if it is not the state of a session of the same cells, OverloadError if the states in host
-        memory take all that they may (``SessionLimits.max_saved_bytes``).
-        """
+        """Take over a state (``ServingSession.restore``)."""
         self._engine._collector.flush()
         from safetensors import SafetensorError
         from safetensors.torch import load
@@ -205,16 +106,7 @@ class Session:
         self._manager.call_in(self._record, lambda sessions: sessions.replace(self._record, None if is_new else saved))
 
     def copy_to(self, sessions: Sequence[Session]) -> None:
-        """Give other sessions of the model the state that this one has, after the requests submitted to each so far.
-
-        So the rows that they have in common are computed once. States that grow, as keys and values do, share their
-        pages until they differ, and begin at the same worker. If there is no room for that, if a state of a fixed size
-        is kept, or if another session is at work, the state is copied: once for all of them in host memory, and it
-        comes with the next request of each.
-
-        Raise RequestError for anything but other sessions of this model, SessionError if one has ended, OverloadError
-        if the states in host memory take all that they may; some may have the state then.
-        """
+        """Give other sessions the state that this one has (``ServingSession.copy_to``)."""
         records = records_of(sessions, self._engine, self.model)
         if any(record is self._record or record.model is not self._record.model for record in records):
             raise RequestError(f"copy_to: expected other sessions of the model of {self._record}")
@@ -224,10 +116,7 @@ class Session:
             self._manager.call_in(record, partial(Sessions.replace, record=record, saved=saved))
 
     def close(self) -> None:
-        """End the session after the requests submitted so far and free its state; its id may be used anew.
-
-        It does nothing if the session has ended, nor in a forked process: the session is the parent's.
-        """
+        """End the session (``ServingSession.close``)."""
         if self._record.error is not None or self._manager.turns.is_parents:
             return
         self._engine._collector.flush()
@@ -236,7 +125,7 @@ class Session:
             self._manager.call_in(self._record, lambda sessions: sessions.end(self._record, ended))
 
     def leave(self) -> None:
-        """Close the session as ``close`` does, without waiting."""
+        """Close the session without waiting (``ServingSession.leave``)."""
         if self._record.error is not None or self._manager.turns.is_parents:
             return
         self._engine._collector.flush()
@@ -250,38 +139,6 @@ def _row_shape(layout: StateLayout, spec: RowSpec) -> tuple[int, ...]:
     if not layout.page_size:
         return spec.shape
     return spec.shape[: layout.page_dim] + spec.shape[layout.page_dim + 1 :]
-
-
-def checked_rows(rows: object) -> int:
-    """Return the rows that a session is to keep. Raise RequestError if they are no such number."""
-    count = as_integer(rows)
-    if count is None or not 0 <= count < MOST_ROWS:
-        raise RequestError(f"cut_back: expected a number of rows, got {rows!r:.80}")
-    return count
-
-
-def own_sessions(
-    sessions: Sequence[object], kind: type[S], model: str, owner: str, is_own: Callable[[S], bool]
-) -> list[S]:
-    """Return sessions with their type. Raise RequestError unless all are of this kind, model and owner."""
-    own: list[S] = []
-    for place, session in enumerate(sessions):
-        if not isinstance(session, kind):
-            given = type(session).__name__
-            raise RequestError(f"sessions[{place}]: expected what the {owner}'s session() gives, got {given}")
-        if session.model != model:
-            raise RequestError(f"sessions[{place}]: {session} is not one of model {model!r}")
-        if not is_own(session):
-            raise RequestError(f"sessions[{place}]: {session} is one of another {owner}")
-        own.append(session)
-    return own
-
-
-def state_bytes(state: object) -> bytes:
-    """Return the bytes that ``export`` gave, from any object that holds bytes. Raise SessionError for other objects."""
-    if isinstance(state, bytes | bytearray | memoryview):
-        return bytes(state)
-    raise SessionError(f"not a session's state: expected the bytes that export gave, got {type(state).__name__}")
 
 
 def records_of(sessions: Sequence[object], engine: object, model: str) -> list[SessionRecord]:

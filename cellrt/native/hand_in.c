@@ -2,6 +2,7 @@
  * its places in the queues, and its row in the table of submissions, as engine/door.py does it step by step.
  *
  * Door(...)(name, request, may_wait) returns the request's future, or None: then Python does it, or says what is wrong.
+ * Its tell(...) ends the futures of those that were answered, unless somebody waits for them by a callback.
  *
  * Under the gate nothing is called that may run Python's bytecode (as collecting garbage may): whatever is allocated is
  * so before. The interpreter lock is held all the time, so no other thread sees a request half handed in.

@@ -15,7 +15,7 @@ from cellrt.engine.frozen import HEAP
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.serving import CLOSE_S, Serving, check_registration, check_timeout
-from cellrt.engine.session import state_bytes
+from cellrt.engine.serving_session import state_bytes
 from cellrt.engine.stream import Channel
 from cellrt.engine.submission import check_priority
 from cellrt.errors import EngineClosedError, RequestError

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
-from typing import Any, Self
+from collections.abc import Callable, Sequence
+from typing import Any
 
 from cellrt.engine.awaited import Awaited
-from cellrt.engine.copies import NOT_PLAIN, begun, deep_copy, plain_copy
 from cellrt.engine.due import Due, due
 from cellrt.engine.future import RequestFuture, Result, as_awaitable
-from cellrt.engine.session import checked_rows, own_sessions, state_bytes
-from cellrt.engine.stream import Channel, Stream
+from cellrt.engine.serving_session import ServingSession, own_sessions, state_bytes
+from cellrt.engine.stream import Channel
 from cellrt.errors import DeviceError, EngineClosedError
 from cellrt.process.link import Link
 from cellrt.process.model_binding import Binding
@@ -24,29 +22,19 @@ HandIn = Callable[
 ]
 
 
-class RemoteSession:
-    """A client's session, which ``Client.session`` returns, with the methods and errors of ``Session``.
+class RemoteSession(ServingSession):
+    """A client's session, as ``Client.session`` returns it: see ``ServingSession``.
 
-    Safe from any thread. Its requests run in the order of their submission; those that wait for room in the queue, in
-    the
-    order in which they get it.
+    Requests that wait for room in the queue run in the order in which they get it.
     """
 
+    _gone = (EngineClosedError, DeviceError)
+
     def __init__(self, submit: Submit, hand_in: HandIn, link: Link, number: int, id: str, binding: Binding) -> None:
-        self._submit, self._hand_in, self._link = submit, hand_in, link
+        self._submit_for, self._hand_in, self._link = submit, hand_in, link
         self._number, self._id, self._binding = number, id, binding
         weakref.finalize(self, link.send_news).atexit = False
         binding.users.add(weakref.ref(self, binding.users.discard))  # later: so it goes first
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        with suppress(EngineClosedError, DeviceError):  # then the state is gone already
-            self.close()
-
-    def __repr__(self) -> str:
-        return f"RemoteSession({self.model!r}, {self.id!r})"
 
     @property
     def model(self) -> str:
@@ -58,69 +46,19 @@ class RemoteSession:
         """The id that it was opened with, or a random one."""
         return self._id
 
-    def submit(
-        self,
-        request: Any,
-        *,
-        deadline: float | None = None,
-        schedule_by: float | None = None,
-        priority: int = 1,
-        wait: bool = False,
-    ) -> RequestFuture:
-        """Submit a request, like ``Client.submit``. If the session has ended, the future raises SessionError."""
-        when = due(deadline, schedule_by)
-        return self._submit(self._binding, [request], [self._number], when, priority, wait, None)[0]
+    def _submit(self, request: Any, due: Due, priority: int, wait: bool, channel: Channel | None) -> RequestFuture:
+        return self._submit_for(self._binding, [request], [self._number], due, priority, wait, channel)[0]
 
-    def infer(
-        self,
-        request: Any,
-        *,
-        deadline: float | None = None,
-        schedule_by: float | None = None,
-        priority: int = 1,
-        wait: bool = False,
-    ) -> Coroutine[Any, Any, Result]:
-        """Return the result of a request, like ``Client.infer``."""
-        own = deep_copy(request) if wait else plain_copy(request)
-        how: Any = {"deadline": deadline, "schedule_by": schedule_by, "priority": priority}
-        if own is NOT_PLAIN:
-            return begun(lambda: self.submit(request, **how))
-        return self._infer(own, how, wait)
+    async def _infer(self, request: Any, deadline: float | None, schedule_by: float | None, priority: int) -> Result:
+        return await as_awaitable(self._submit(request, due(deadline, schedule_by), priority, False, None))
 
-    async def _infer(self, request: Any, how: dict[str, Any], wait: bool) -> Result:
-        if not wait:
-            return await as_awaitable(self.submit(request, **how))
+    async def _submit_when_room(self, request: Any, due: Due, priority: int) -> RequestFuture:
         self._link.refuse_in_callback()
-        when = due(how["deadline"], how["schedule_by"])
-        what = self._binding, [request], when, how["priority"], None, [self._number]
-        return await as_awaitable((await when_accepted(lambda accepted: self._hand_in(*what, accepted)))[0])
+        what = self._binding, [request], due, priority, None, [self._number]
+        return (await when_accepted(lambda accepted: self._hand_in(*what, accepted)))[0]
 
-    def stream(
-        self,
-        request: Any,
-        *,
-        deadline: float | None = None,
-        schedule_by: float | None = None,
-        priority: int = 1,
-        wait: bool = False,
-        max_unread: int | None = None,
-    ) -> Stream:
-        """Return a request's steps as they are made, like ``Client.stream``."""
-        channel = Channel(max_unread)
-        when = due(deadline, schedule_by)
-        futures = self._submit(self._binding, [request], [self._number], when, priority, wait, channel)
-        return Stream(futures[0], channel)
-
-    def reset(self) -> None:
-        """Reset the state, like ``Session.reset``, without waiting.
-
-        If the session has ended, its next request fails.
-        """
-        self._link.cut_back(self._number, 0)
-
-    def cut_back(self, rows: int) -> None:
-        """Cut a growing state back to its first rows, like ``Session.cut_back``."""
-        self._link.cut_back(self._number, checked_rows(rows))
+    def _cut_back(self, rows: int) -> None:
+        self._link.cut_back(self._number, rows)
 
     def export(self) -> bytes:
         """Return the state, like ``Session.export``."""
