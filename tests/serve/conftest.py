@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,4 +45,12 @@ def guarded_server() -> Iterator[Server]:
     """One model, behind a key (``KEY``)."""
     environment = {"CELLRT_SERVE_API_KEY": KEY["x-api-key"]}
     with start("chain", options=["--grpc-port", "0"], environment=environment) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def client(server: Server) -> Iterator[Any]:
+    """OpenAI's own client of a module's server."""
+    openai = pytest.importorskip("openai")
+    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import Any
@@ -31,12 +31,6 @@ SAID = [{"role": "user", "content": "hello"}]
 @pytest.fixture(scope="module")
 def server(language_server: Server) -> Server:
     return language_server
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
 
 
 def test_models_are_told_in_both_shapes(server: Server, client: Any) -> None:

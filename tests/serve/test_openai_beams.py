@@ -27,12 +27,6 @@ def server(language_server: Server) -> Server:
 
 
 @pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
 def model() -> Iterator[LanguageModel]:
     with LanguageModel(served(tiny.checkpoint()), workers=1, page_bytes=1 << 20) as made:
         yield made

@@ -25,12 +25,6 @@ def server() -> Iterator[Server]:
         yield made
 
 
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
-        yield made
-
-
 def chat(client: Any, **more: Any) -> Any:
     given = {"model": "tiny", "messages": SAID, "max_tokens": 120, "response_format": form_of(PERSON), **more}
     return client.chat.completions.create(**given)

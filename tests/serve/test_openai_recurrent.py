@@ -13,7 +13,7 @@ from tests.language import tiny
 from tests.serve.helpers import Server
 from tests.waiting import until
 
-openai = pytest.importorskip("openai")
+pytest.importorskip("openai")
 pytest.importorskip("tokenizers")
 PROMPT = list(range(40, 120))
 
@@ -21,12 +21,6 @@ PROMPT = list(range(40, 120))
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with Server(["--port", "0", "--device", "cpu:1", "tests.serve.language_models:recurrent"]) as made:
-        yield made
-
-
-@pytest.fixture(scope="module")
-def client(server: Server) -> Iterator[Any]:
-    with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=60) as made:
         yield made
 
 
