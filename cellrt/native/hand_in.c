@@ -14,7 +14,6 @@
 #include <time.h>
 
 #define ALIGNMENT 16
-#define MOST_DIMS 8
 
 /* A row of ``submissions`` (core/state/tables.py). */
 typedef struct {
@@ -72,8 +71,6 @@ typedef struct {
     PyObject *torch_dtype;  /* of a torch.Tensor */
     PyObject *numpy_dtype;  /* of an array; or None */
     PyObject *shape;        /* tuple */
-    Py_ssize_t sizes[MOST_DIMS];
-    int num_dims;
     Py_ssize_t num_bytes, begin; /* of its copy in a request's memory */
     int64_t kind;
     int is_integers; /* whether a list of integers will do */
@@ -134,16 +131,6 @@ static int read_given(Given *given, PyObject *from, Py_ssize_t *begin)
     given->torch_dtype = Py_NewRef(torch_dtype);
     given->numpy_dtype = Py_NewRef(numpy_dtype);
     given->shape = Py_NewRef(shape);
-    given->num_dims = (int)PyTuple_GET_SIZE(shape);
-    if (given->num_dims > MOST_DIMS) {
-        PyErr_SetString(PyExc_ValueError, "too many dimensions");
-        return -1;
-    }
-    for (int k = 0; k < given->num_dims; k++) {
-        given->sizes[k] = PyLong_AsSsize_t(PyTuple_GET_ITEM(shape, k));
-        if (given->sizes[k] < 0)
-            return -1;
-    }
     given->begin = *begin;
     *begin += (given->num_bytes + ALIGNMENT - 1) / ALIGNMENT * ALIGNMENT;
     return 0;
@@ -265,9 +252,9 @@ static int copy_array(const Given *given, PyObject *array, char *to)
     Py_buffer view;
     if (PyObject_GetBuffer(array, &view, PyBUF_ND) < 0)
         return -1;
-    is_plain = view.ndim == given->num_dims && view.len == given->num_bytes;
+    is_plain = view.ndim == PyTuple_GET_SIZE(given->shape) && view.len == given->num_bytes;
     for (int k = 0; is_plain && k < view.ndim; k++)
-        is_plain = view.shape[k] == given->sizes[k];
+        is_plain = view.shape[k] == PyLong_AsSsize_t(PyTuple_GET_ITEM(given->shape, k));
     if (is_plain)
         memcpy(to, view.buf, view.len);
     PyBuffer_Release(&view);
@@ -276,10 +263,11 @@ static int copy_array(const Given *given, PyObject *array, char *to)
 
 static int copy_integers(const Given *given, PyObject *list, char *to)
 {
-    if (!given->is_integers || PyList_GET_SIZE(list) != given->sizes[0])
-        return 0;
     int64_t *numbers = (int64_t *)to;
-    for (Py_ssize_t k = 0; k < given->sizes[0]; k++) {
+    Py_ssize_t count = given->num_bytes / (Py_ssize_t)sizeof(*numbers);
+    if (!given->is_integers || PyList_GET_SIZE(list) != count)
+        return 0;
+    for (Py_ssize_t k = 0; k < count; k++) {
         PyObject *number = PyList_GET_ITEM(list, k);
         if (!PyLong_CheckExact(number))
             return 0;
@@ -511,6 +499,7 @@ static int hand_in(Door *self, Prepared *prepared, PyObject *model, PyObject *na
         return -1;
     }
     int64_t number = PyLong_AsLongLong(at);
+    set_slot(group, self->slots[OUTCOME], Py_NewRef(future)); /* not before: they refer to each other from now on */
     set_slot(group, self->slots[SEQUENCE], sequence);
     set_slot(group, self->slots[ARRIVAL_NS], arrival);
     set_slot(group, self->slots[ROW], at);
@@ -589,8 +578,8 @@ static PyObject *hand_in_by(Door *self, Prepared *prepared, PyObject *model, PyO
     *word = 0;
     if ((future = make_future(self->future_type, group, (int64_t)word)) == NULL)
         goto over;
-    PyObject *const own[] = {self->manager, model, NULL, NULL, memory, tensors, future, NULL};
-    for (int k = 0; k <= ROW; k++)
+    PyObject *const own[] = {self->manager, model, NULL, NULL, memory, tensors};
+    for (int k = 0; k <= TENSORS; k++)
         if (own[k] != NULL)
             set_slot(group, self->slots[k], Py_NewRef(own[k]));
     if ((has_gate = PyObject_CallMethodOneArg(self->gate, names[ACQUIRE], Py_False)) == Py_True) {
