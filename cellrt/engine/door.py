@@ -114,7 +114,7 @@ class Door:
         self.fast_path: Teller | None = None
         """The fast path of clients, which ends plain futures, too."""
         self.is_shut = False
-        """True if everything is handed in to Python, as of an engine that keeps a timeline."""
+        """True if everything is handed in to Python: in an engine that keeps a timeline, and within ``hand_in``."""
 
     @property
     def has_answers(self) -> bool:
@@ -156,14 +156,18 @@ class Door:
             if group.sessions is not None and not all(map(self._leases.may_join, group.sessions)):
                 return False
         at, free = self._words.item(SUBMITTED), self._free
-        for group in groups:
-            row = free[0]
-            self._write(row, group)
-            self._submitted[at % MAX_SUBMISSIONS] = row
-            self._groups[row], group.row = group, row
-            free.popleft()
-            at += 1
-        stored(self._words, SUBMITTED, at)
+        try:
+            self.is_shut = True  # what a finalizer that runs meanwhile hands in is for Python
+            for group in groups:
+                row = free[0]
+                self._write(row, group)
+                self._submitted[at % MAX_SUBMISSIONS] = row
+                self._groups[row], group.row = group, row
+                free.popleft()
+                at += 1
+            stored(self._words, SUBMITTED, at)
+        finally:
+            self.is_shut = False
         if groups[0].has_deadline:  # now: a turn that finds them late takes over what was handed in
             self.due.extend(groups)
         return True

@@ -146,7 +146,8 @@ class FastPath:
         slots, answers, template = known.slots, plan.answers, plan.template
         if slots is None or slots.empty or len(slots.brought) > MAX_TENSORS or plan.states:
             return None
-        if known.recorded is None or known.recorded.program != plan.program:
+        recorded = known.recorded
+        if recorded is None or (recorded.program, recorded.results) != (plan.program, plan.results):
             return None
         given, brought, at = [], [], 0
         for slot in slots.brought:

@@ -112,6 +112,8 @@ static int prepared_traverse(Prepared *self, visitproc visit, void *arg)
 {
     Py_VISIT(self->group);
     Py_VISIT(self->places);
+    for (int k = 0; k < self->num_given; k++)
+        Py_VISIT(self->given[k].path);
     return 0;
 }
 
@@ -230,11 +232,11 @@ static int copy_tensor(const Given *given, PyObject *tensor, char *to)
     if (is_plain > 0)
         is_plain = is_attribute(tensor, IS_CPU, Py_True);
     if (is_plain > 0)
-        is_plain = has_shape(tensor, given->shape);
-    if (is_plain > 0)
         is_plain = is_answer(tensor, IS_CONTIGUOUS, Py_True);
     if (is_plain > 0)
         is_plain = is_answer(tensor, IS_NEG, Py_False);
+    if (is_plain > 0)
+        is_plain = has_shape(tensor, given->shape); /* last: the others may let another thread resize it */
     if (is_plain <= 0)
         return is_plain;
     PyObject *address = PyObject_CallMethodNoArgs(tensor, names[DATA_PTR]);
@@ -309,6 +311,16 @@ static int copy_in(const Prepared *prepared, PyObject *request, char *memory)
 }
 
 /* ---- The door ---- */
+
+/* Give a lock back that is held, whatever error there is. */
+static void release(PyObject *lock)
+{
+    PyObject *type, *error, *traceback;
+    PyErr_Fetch(&type, &error, &traceback);
+    PyObject *released = PyObject_CallMethodNoArgs(lock, names[RELEASE]);
+    Py_XDECREF(released);
+    PyErr_Restore(type, error, traceback);
+}
 
 static Py_ssize_t offset_of(PyObject *type, const char *name)
 {
@@ -502,6 +514,7 @@ static int hand_in(Door *self, Prepared *prepared, PyObject *model, PyObject *na
         return -1;
     }
     int64_t number = PyLong_AsLongLong(at);
+    set_slot(group, self->slots[OUTCOME], Py_NewRef(future)); /* not before: they refer to each other from now on */
     set_slot(group, self->slots[SEQUENCE], sequence);
     set_slot(group, self->slots[ARRIVAL_NS], arrival);
     set_slot(group, self->slots[ROW], at);
@@ -580,14 +593,13 @@ static PyObject *hand_in_by(Door *self, Prepared *prepared, PyObject *model, PyO
     *word = 0;
     if ((future = make_future(self->future_type, group, (int64_t)word)) == NULL)
         goto over;
-    PyObject *const own[] = {self->manager, model, NULL, NULL, memory, tensors, future, NULL};
-    for (int k = 0; k <= ROW; k++)
+    PyObject *const own[] = {self->manager, model, NULL, NULL, memory, tensors};
+    for (int k = 0; k <= TENSORS; k++)
         if (own[k] != NULL)
             set_slot(group, self->slots[k], Py_NewRef(own[k]));
     if ((has_gate = PyObject_CallMethodOneArg(self->gate, names[ACQUIRE], Py_False)) == Py_True) {
         is_done = may_wait && is_in_line(self) ? 0 : hand_in(self, prepared, model, name, group, future);
-        PyObject *released = PyObject_CallMethodNoArgs(self->gate, names[RELEASE]);
-        Py_XDECREF(released);
+        release(self->gate);
     }
 over:
     Py_XDECREF(tensors);
@@ -680,21 +692,22 @@ static int finish(Door *self, PyObject *future, PyObject *group)
 /* Give a row back, and what is needed no more. */
 static int leave(Door *self, PyObject *group)
 {
-    PyObject *row = *slot_of(group, self->slots[ROW]), *none = PyLong_FromLong(-1), *one = PyLong_FromLong(1);
-    PyObject *added = none == NULL || one == NULL ? NULL : PyObject_CallMethodOneArg(self->free, names[APPEND], row);
-    if (added == NULL) {
+    PyObject *row = Py_NewRef(*slot_of(group, self->slots[ROW])), *none = PyLong_FromLong(-1), *one = PyLong_FromLong(1);
+    if (none == NULL || one == NULL || PyList_SetItem(self->groups, PyLong_AsSsize_t(row), Py_NewRef(Py_None)) < 0) {
+        Py_DECREF(row);
         Py_XDECREF(none);
         Py_XDECREF(one);
         return -1;
     }
-    Py_DECREF(added);
-    Py_ssize_t number = PyLong_AsSsize_t(row);
     set_slot(group, self->slots[ROW], none);
     set_slot(group, self->slots[NUM_TOLD], one);
     set_slot(group, self->slots[INPUTS], Py_NewRef(self->no_inputs));
     set_slot(group, self->slots[TENSORS], Py_NewRef(self->no_tensors));
     set_slot(group, self->slots[OUTCOME], Py_NewRef(self->nobody));
-    return PyList_SetItem(self->groups, number, Py_NewRef(Py_None));
+    PyObject *added = PyObject_CallMethodOneArg(self->free, names[APPEND], row);
+    Py_DECREF(row);
+    Py_XDECREF(added);
+    return added == NULL ? -1 : 0;
 }
 
 static int note(PyObject *counts, PyObject *model, PyObject *plan, const Answered *row)
@@ -729,8 +742,8 @@ static int tell_one(Door *self, const Answered *row, PyObject *counts)
     Py_INCREF(group);
     PyObject *future = Py_NewRef(*slot_of(group, self->slots[OUTCOME]));
     int is_done = note(counts, *slot_of(group, self->slots[MODEL]), *slot_of(group, self->slots[PLAN]), row);
-    if (is_done == 0 && (is_done = leave(self, group)) == 0)
-        is_done = finish(self, future, group);
+    if (is_done == 0 && (is_done = finish(self, future, group)) == 0)
+        is_done = leave(self, group);
     Py_DECREF(future);
     Py_DECREF(group);
     return is_done < 0 ? -1 : 1;
@@ -754,10 +767,8 @@ static PyObject *door_tell(Door *self, PyObject *args)
             end = -1;
         Py_XDECREF(place);
     }
-    if (is_held == Py_True) {
-        PyObject *released = PyObject_CallMethodNoArgs(self->settling, names[RELEASE]);
-        Py_XDECREF(released);
-    }
+    if (is_held == Py_True)
+        release(self->settling);
     PyObject *found = is_held == NULL || end < 0 ? NULL : PyTuple_Pack(2, counts, others);
     Py_XDECREF(is_held);
     Py_XDECREF(counts);

@@ -21,6 +21,7 @@ from cellrt.core.state.tables import MAX_SUBMISSIONS
 from cellrt.definition.define import cell
 from cellrt.engine import fast_path
 from cellrt.engine.engine import Engine
+from cellrt.engine.request_group import RequestGroup
 from cellrt.errors import CellrtError, DeadlineError, EngineClosedError, OverloadError, UnknownModelError
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
@@ -287,6 +288,83 @@ def test_collections_of_garbage_whose_finalizers_submit_do_no_harm(own_engine):
     assert len(futures) > 250
     for future, value in futures:
         assert_same(future.result(WAIT_S), run_one_by_one(CHAIN, steps(3, value)))
+
+
+def test_a_collection_of_garbage_that_submits_while_python_hands_in_does_no_harm(own_engine):
+    futures: list[Any] = []
+    gate = own_engine._manager.turns.gate
+    is_inside = [False]
+
+    def submit(phase: str, _: object) -> None:
+        if phase == "start" and not is_inside[0] and gate._is_owned():  # type: ignore[attr-defined]
+            is_inside[0] = True
+            futures.append((own_engine.submit("chain", steps(3, 7.0)), 7.0))
+            is_inside[0] = False
+
+    before = gc.get_threshold()
+    gc.set_threshold(1, 1, 1)
+    gc.callbacks.append(submit)
+    try:
+        for value in range(20):
+            futures.append((own_engine.submit("chain", steps(3, value), deadline=WAIT_S), value))
+    finally:
+        gc.callbacks.remove(submit)
+        gc.set_threshold(*before)
+    assert len(futures) > 40
+    for future, value in futures:
+        assert_same(future.result(WAIT_S), run_one_by_one(CHAIN, steps(3, value)))
+
+
+def test_a_request_that_c_does_not_hand_in_is_freed_at_once(own_engine):
+    def num_groups() -> int:
+        return sum(type(each) is RequestGroup for each in gc.get_objects())
+
+    manager = own_engine._manager
+    assert own_engine.drain(WAIT_S)
+    gc.collect()
+    gc.disable()
+    try:
+        before = num_groups()
+        manager.is_closing = True
+        for _ in range(9):
+            assert own_engine._hand_in_fast("chain", steps(3), False) is None
+        assert num_groups() == before
+    finally:
+        manager.is_closing = False
+        gc.enable()
+
+
+def test_tensors_of_any_number_of_dimensions_are_handed_in():
+    shape = (1,) * 8 + (2,)
+    twice = cell(lambda x: x * 2, {"x": shape}, name="twice")
+    model = Unfolder("deep", lambda graph, x: {"y": graph.chain(twice, x=x).output}, torch.zeros(2, *shape), key=len)
+    with small_engine() as engine:
+        engine.register(model, warm_up=False)
+        request = torch.rand(2, *shape)
+        know(engine, "deep", request)
+        for given in (request, request.numpy()):
+            future = engine._hand_in_fast("deep", given, False)
+            assert future is not None
+            assert_same(future.result(WAIT_S), {"y": request * 2})
+
+
+def test_results_that_the_key_does_not_tell_are_the_requests_own():
+    def unfold(graph: Graph, request: Any) -> dict[str, object]:
+        return {request["name"]: graph.chain(PLAIN, x=tensor_of(request)).last.h}
+
+    def tensor_of(request: Any) -> torch.Tensor:
+        return request["x"] if "x" in request else request["y"]
+
+    example = {"x": torch.zeros(2, WIDTH), "name": "one"}
+    model = Unfolder("named", unfold, example, key=lambda request: len(tensor_of(request)))
+    with small_engine() as engine:
+        engine.register(model, warm_up=False)
+        one, other = {"x": steps(3), "name": "one"}, {"y": steps(3), "name": "other"}
+        for _ in range(2):
+            engine.submit_many("named", [one, one]).results(WAIT_S)
+        assert list(engine.submit("named", other).result(WAIT_S)) == ["other"]
+        for _ in range(5):
+            assert list(engine.submit("named", one).result(WAIT_S)) == ["one"]
 
 
 def test_many_threads_hand_in_more_than_there_are_rows(own_engine):
