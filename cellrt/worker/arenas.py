@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import mmap
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -23,8 +25,8 @@ from cellrt.core.state.tables import LOCATION_SHIFT, NUM_PERMANENT, ROW_MASK
 from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.definition.spec import RowSpec
 
-ALIGNMENT = 64
-"""The alignment of memory in bytes, as of torch, whose compiled code may count on it."""
+LEAST_HUGE_BYTES = 4 << 20
+"""The least bytes of an arena for which huge pages are asked for, as NumPy does for its arrays."""
 
 
 class Arenas:
@@ -161,8 +163,13 @@ def rows_for(spec: RowSpec, num_bytes: int, most: int) -> int:
 
 
 def _untouched_zeros(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-    """Return zeros that take no memory until they are written: the first rows of a kind may be pages of megabytes."""
+    """Return zeros that take no memory until they are written: the first rows of a kind may be pages of megabytes.
+
+    They are mapped for themselves: what an allocator has left of others' memory it would clear, and so take, whole.
+    """
     size = math.prod(shape) * dtype.itemsize
-    memory = np.zeros(size + ALIGNMENT, np.uint8)
-    begin = -memory.ctypes.data % ALIGNMENT
-    return torch.from_numpy(memory[begin : begin + size]).view(dtype).reshape(shape)
+    memory = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if size >= LEAST_HUGE_BYTES:
+        with suppress(OSError, AttributeError):  # this system has none
+            memory.madvise(mmap.MADV_HUGEPAGE)
+    return torch.from_numpy(np.frombuffer(memory, np.uint8, size)).view(dtype).reshape(shape)

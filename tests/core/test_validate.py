@@ -15,7 +15,7 @@ from cellrt.core.state import task_layout as layout
 from cellrt.core.state.moves import FREE, LIVE
 from cellrt.core.state.pointers import address_of
 from cellrt.core.state.record_layout import inputs_of, outputs_of, record_at
-from cellrt.core.state.tables import BORROWED, MAX_KINDS, NUM_PERMANENT, NUM_PRIORITIES, Tables
+from cellrt.core.state.tables import BORROWED, LOCATION_SHIFT, MAX_KINDS, NUM_PERMANENT, NUM_PRIORITIES, Tables
 from tests.core.graphs import add_step, add_tree, chain, leaves, make_processor, two_chains
 
 Damage = Callable[[Tables], None]
@@ -113,6 +113,14 @@ def send_too_much(t: Tables) -> None:
 def share_row(t: Tables) -> None:
     first, second = live_values(t)[:2]
     t.values["row"][first] = t.values["row"][second]
+
+
+def hold_row_never_taken(t: Tables) -> None:
+    """The highest of its arena."""
+    value = live_values(t)[0]
+    location, kind = int(t.values["row"][value]) >> LOCATION_SHIFT, int(t.values["kind"][value])
+    capacity = int(t.arenas["capacity"][location * MAX_KINDS + kind])
+    t.values["row"][value] = (location << LOCATION_SHIFT) + NUM_PERMANENT + capacity - 1
 
 
 def free_row_twice(t: Tables) -> None:
@@ -213,6 +221,7 @@ def lose_place(t: Tables) -> None:
         (miscount_subgraph_in_flight, "rows in flight miscounted"),
         (send_too_much, "more producers sent than waited for"),
         (share_row, "a row is held twice"),
+        (hold_row_never_taken, "or held and free"),
         (free_row_twice, "a row is held twice"),
         (lose_row, "accounted for"),
         (move_row_to_nowhere, "rows held in no arena"),

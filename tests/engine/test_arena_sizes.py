@@ -20,6 +20,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.make import memory_of
 from tests.engine.helpers import WAIT_S, close_and_check, error_of, small_engine
 from tests.engine.paged_models import WIDTH
+from tests.engine.test_arena_memory import TELLS_OF_PAGES, bytes_in_memory
 from tests.engine.test_resident_memory import resident_bytes
 from tests.engine.test_room_of_sessions import appending
 
@@ -97,13 +98,14 @@ def test_what_was_given_is_what_there_is():
     assert sizes.choose([ROW, PAGE], []) == {ROW: NumRows(8192, 2048), PAGE: NumRows(256, 64)}
 
 
+@TELLS_OF_PAGES
 def test_arenas_take_no_memory_before_they_are_used():
     engine = Engine(1, freeze=False)
     try:
-        before = resident_bytes()
         engine.register(appending(16, keep=False, max_batch=8, max_batch_rows=8), warm_up=False)
-        held = engine.statistics()["rows"]["host"]["bytes"] + engine.statistics()["rows"]["worker 1"]["bytes"]
-        assert held > 64 * MB and resident_bytes() - before < held / 2
+        arenas = [each[kind] for each in engine._arenas for kind in range(len(each))]
+        held = sum(arena.nbytes for arena in arenas)
+        assert held > 64 * MB and sum(map(bytes_in_memory, arenas)) < held / 4
     finally:
         close_and_check(engine)
 

@@ -16,6 +16,7 @@ from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import SessionError
 from cellrt.unfolders.completion import complete
 from tests.effort import examples
+from tests.engine import models
 from tests.engine.helpers import WAIT_S, close_and_check, small_engine, watch_suspensions
 from tests.engine.paged_models import WIDTH
 from tests.engine.test_cut_back import MODELS, answers_as_new, told
@@ -138,15 +139,20 @@ def test_a_session_for_whose_rest_there_is_no_room_ends():
 
 
 def test_requests_that_share_pages_are_suspended_as_others_are():
-    model = complete("lm", small_cell(1), keep=True)
+    """They run together, as the worker waits until all of them are there."""
+    model, gate = complete("lm", small_cell(1), keep=True), models.Gate(WAIT_S)
     with small_engine(page_bytes=1, debug=True) as engine:  # 64 pages of one row each
         engine.register(model, warm_up=False)
+        engine.register(gate.unfolder, warm_up=False)
         told_of = watch_suspensions(engine)
         sessions = [engine.session("lm") for _ in range(4)]
         text = read(sessions[0], 24)
         sessions[0].copy_to(sessions[1:])
         assert used_pages(engine) == 24
+        engine.submit("gate", torch.ones(models.WIDTH))
+        assert gate.entered.wait(WAIT_S)
         futures = [session.submit(told([number], 20)) for number, session in enumerate(sessions)]
+        gate.open.set()
         lengths = [len(future.result(WAIT_S)["token"]) for future in futures]
         assert any(told_of), lengths
         for number, (session, future) in enumerate(zip(sessions, futures)):

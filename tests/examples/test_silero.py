@@ -148,4 +148,5 @@ def test_a_session_moves_to_another_engine(engine: cellrt.Engine, oracle: Oracle
         rest = other.session("vad", state=session.export()).submit(frames[20:]).result(timeout=60)["speech"]
     np.testing.assert_allclose(torch.cat([begun, rest]), oracle(frames), atol=1e-4)
     session.reset()
-    assert session.submit(frames[:20]).result(timeout=60)["speech"].equal(begun)
+    again = session.submit(frames[:20]).result(timeout=60)["speech"]
+    np.testing.assert_allclose(again, begun, atol=1e-6)  # rounding: the first may have been cut into other tasks
