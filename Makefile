@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
-.PHONY: help demo serve test tests checks lint interpreted core compiled slow mutants ray bench docs pictures gpu \
+.PHONY: help demo serve test tests checks lint interpreted bounds core compiled slow mutants ray bench docs pictures gpu \
 	gpu-first gpu-second gpu-third gpu-dry gpu-tune gpu-soak gpu-sanitize format clean
 
 help:
@@ -27,6 +27,7 @@ help:
 	@echo "make test    linters, types, import rules, the documentation and the fast tests: what CI runs"
 	@echo "make lint    linters, types and import rules alone"
 	@echo "make interpreted  the core's tests alone, without compiling it"
+	@echo "make bounds  the core's tests and some of the engine's, compiled with a test at each index of an array"
 	@echo "make slow    the tests marked slow, and all properties with many more examples: an hour on two cores"
 	@echo "make ray     install Ray Serve and test replicas on it"
 	@echo "make mutants try one-line changes of the core against its tests: slow (MUTANTS=... how many)"
@@ -64,6 +65,14 @@ checks: $(VENV)/.dev
 interpreted: $(VENV)/.dev
 	NUMBA_DISABLE_JIT=1 $(PYTEST) -m "not slow and not hypothesis" tests/core
 	NUMBA_DISABLE_JIT=1 $(PYTEST) tests/engine/test_turn_protocol.py
+
+# Everything is compiled anew with a test at each index, into a folder of its own: some minutes.
+BOUNDED := tests/core tests/engine/test_door.py tests/engine/test_fast_path.py tests/engine/test_bulk.py \
+	tests/engine/test_sessions.py tests/engine/test_pages.py
+
+bounds: $(VENV)/.dev
+	mkdir -p build/bounds
+	NUMBA_BOUNDSCHECK=1 NUMBA_CACHE_DIR=$(CURDIR)/build/bounds OMP_NUM_THREADS=1 $(PYTEST) -m "not slow" --timeout 1200 $(BOUNDED)
 
 # Where nothing is compiled yet, both processes of the tests would compile the same; Numba keeps it on disk.
 core: $(VENV)/.demo

@@ -189,7 +189,8 @@ class RowsPointer(types.Type):  # type: ignore[misc]
     """Compiled code's view of a named tuple of arrays: a pointer to their addresses; an attribute is an array.
 
     Numba adds an array's length to each index that is negative, which costs more than most of the core's work on the
-    read values. So the arrays that are not ``sized`` have no length, and then nothing is added or tested.
+    read values. So the arrays that are not ``sized`` have no length, and then nothing is added or tested. With bounds
+    checks (``NUMBA_BOUNDSCHECK=1``) all have one.
     """
 
     def __init__(
@@ -200,7 +201,8 @@ class RowsPointer(types.Type):  # type: ignore[misc]
         sized: tuple[str, ...] | None = None,
     ) -> None:
         super().__init__(name=name)
-        self.sized = set(dtypes if sized is None else sized) | set(matrices)
+        is_whole = sized is None or bool(numba.config.BOUNDSCHECK)
+        self.sized = set(dtypes if is_whole else sized or ()) | set(matrices)
         self.arrays = {
             field: types.Array(from_dtype(dtype), 2 if field in matrices else 1, "C") for field, dtype in dtypes.items()
         }

@@ -122,16 +122,16 @@ def test_who_waits_for_compilers_sees_how_many_cells_are_left(monkeypatch: pytes
 def test_who_waits_for_forms_that_are_only_loaded_is_told_of_no_compiler(
     monkeypatch: pytest.MonkeyPatch, log: pytest.LogCaptureFixture
 ) -> None:
-    terminal, threads = terminal_in(monkeypatch), []
+    terminal, before, began = terminal_in(monkeypatch), set(threading.enumerate()), list[str]()
 
     def load_slowly(cells: Sequence[Any], _: object, note_compiling: Callable[[], None]) -> Iterator[Exception]:
         for _ in cells:
-            threads.extend(each.name for each in threading.enumerate())
+            began.extend(each.name for each in set(threading.enumerate()) - before)
             yield NotCompiledError(Reason.MEMORY)
 
     with registered(monkeypatch, load_slowly):
         pass
-    assert threads and "cellrt-announcement" not in threads, "nobody is about to say so"
+    assert began and "cellrt-announcement" not in began, "nobody is about to say so"
     assert not terminal.getvalue()
 
 
