@@ -11,7 +11,7 @@ from typing import Any, TypeAlias
 from weakref import WeakKeyDictionary
 
 from cellrt.core.state.tables import NUM_PRIORITIES
-from cellrt.engine.due import Due
+from cellrt.engine.due import ANY_TIME, Due
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
 from cellrt.engine.interrupts import interruptible
@@ -85,7 +85,7 @@ class Submission:
                 model.unfolding.add(token)
                 if self._models.get(name) is model:  # with the item there: its cells stay while this unfolds
                     asked = [(model, model.plans(requests))]
-                    if self._fast_path is not None and len(requests) == 1:
+                    if self._fast_path is not None and len(requests) == 1 and due is ANY_TIME:
                         self._fast_path.prepare(model, requests[0], asked[0][1][0].plan)
                     with self._manager.turns.gate:
                         if wait:
