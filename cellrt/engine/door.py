@@ -55,19 +55,33 @@ class Told(NamedTuple):
         ended: of those that were submitted together the receiver of their ends, their numbers, and the group and number
             of the first in it.
         counted, come: of each that came from this process, and of each that came from another.
-        plain: ``[requests, 4]`` of those whose futures have ended, too.
+        arrays: ``[requests, 4]`` of further ones from this process.
     """
 
     ended: list[tuple[RequestFuture | Ends, Sequence[int], RequestGroup, int]]
     counted: list[Counted]
     come: list[Counted]
-    plain: NDArray[np.int64] = NONE_COUNTED
+    arrays: NDArray[np.int64] = NONE_COUNTED
+
+
+class Taken(NamedTuple):
+    """Answers that C has taken out.
+
+    Attributes:
+        counted: ``[requests, 4]`` by model: when each arrived, began and ended, and its rows.
+        together: of groups of several the numbers of the requests.
+        others: where in the ring the others are, which it did not take out.
+    """
+
+    counted: dict[Model, NDArray[np.int64]]
+    together: dict[RequestGroup, NDArray[np.int32]]
+    others: list[int]
 
 
 class Teller(Protocol):
     """The fast path, as the door knows it."""
 
-    def tell(self, answered: NDArray[Any], first: int, end: int) -> tuple[dict[Model, NDArray[np.int64]], list[int]]:
+    def tell(self, answered: NDArray[Any], first: int, end: int) -> Taken:
         """Take out answers, and end the futures of those that are plain."""
 
 
@@ -269,14 +283,14 @@ class Door:
     def take_answers(self) -> dict[Model, Told]:
         """Take out the answers that clients were not told of, by model; then they are counted, and ``note_told``."""
         told, end = self._words.item(TOLD), self._words.item(ANSWERS)
-        size, found = len(self._answered), dict[Model, Told]()
-        places: Sequence[int] = [at % size for at in range(told, end)]
+        size = len(self._answered)
+        taken = Taken({}, {}, [at % size for at in range(told, end)])
         if self.fast_path is not None:
-            plain, places = self.fast_path.tell(self._answered, told, end)
-            found = {model: Told([], [], [], its) for model, its in plain.items()}
-        rows = self._answered[places].tolist() if places else []
+            taken = self.fast_path.tell(self._answered, told, end)
+        found = {model: Told([], [], [], its) for model, its in taken.counted.items()}
+        together = {group: numbers.tolist() for group, numbers in taken.together.items()}
+        rows = self._answered[taken.others].tolist() if taken.others else []
         self._told_to = end
-        together: dict[RequestGroup, list[int]] = {}
         for row, number, started_ns, ended_ns, arrival_ns, plan in rows:
             if plan:
                 if (known := self.regions.known_of(row, plan)) is not None:

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import os
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures._base import FINISHED, PENDING
+from itertools import accumulate
 from math import prod
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -29,12 +30,12 @@ from cellrt.core.state.tables import (
 )
 from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.engine.crew import Crew
-from cellrt.engine.door import Door
+from cellrt.engine.door import Door, Taken
 from cellrt.engine.future import SETTLING, RequestFuture
 from cellrt.engine.option_checks import USUAL_PRIORITY, HandIn
 from cellrt.engine.places import Places, Room
 from cellrt.engine.registry import Model, Plan
-from cellrt.engine.request_group import NO_INPUTS, NO_STATES, NO_TENSORS, NOBODY, RequestGroup
+from cellrt.engine.request_group import NO_INPUTS, NO_STATES, NO_TENSORS, NOBODY, Inputs, RequestGroup
 from cellrt.engine.turns import Turns
 from cellrt.graph.known import Known
 from cellrt.graph.slots import Slot
@@ -71,6 +72,27 @@ LAYOUT = {
     **_layout("Number", np.dtype(np.int32)),
     **_layout("Tensor", np.dtype((np.int64, 2))),
 }
+
+
+class _Given(NamedTuple):
+    """One tensor that each request of a graph brings.
+
+    Attributes:
+        path: the keys that lead to it in what is handed in.
+        torch_dtype, array_dtype, shape: of a tensor or an array; None: it is none.
+        kind: its kind of rows.
+        is_integers: True if a list of integers will do.
+        bits, rows_shape: of its rows.
+    """
+
+    path: tuple[Any, ...]
+    torch_dtype: torch.dtype | None
+    array_dtype: Any
+    shape: tuple[int, ...]
+    kind: int
+    is_integers: bool
+    bits: np.dtype[Any]
+    rows_shape: tuple[int, ...]
 
 
 class Owner(Protocol):
@@ -122,66 +144,98 @@ class FastPath:
         )
         self.hand_in: HandIn = self._door
 
-    def tell(self, answered: NDArray[Any], first: int, end: int) -> tuple[dict[Model, NDArray[np.int64]], list[int]]:
-        """Take the answers ``first`` to ``end`` out of their ring, and end the futures of those that are plain.
-
-        Return of these, by model, ``[requests, 4]``: when each arrived, began and ended, and its rows; and the others'
-        places in the ring.
-        """
-        counts, others = self._door.tell(answered.__array_interface__["data"][0], len(answered), first, end)
-        return {model: np.frombuffer(its, np.int64).reshape(-1, 4) for model, its in counts.items()}, others
+    def tell(self, answered: NDArray[Any], first: int, end: int) -> Taken:
+        """Take the answers ``first`` to ``end`` out of their ring, and end the futures of those that are plain."""
+        at = answered.__array_interface__["data"][0]
+        counted, together, others = self._door.tell(at, len(answered), first, end)
+        return Taken(
+            {model: np.frombuffer(its, np.int64).reshape(-1, 4) for model, its in counted.items()},
+            {group: np.frombuffer(its, np.int32) for group, its in together.items()},
+            others,
+        )
 
     def prepare(self, model: Model, request: Any, plan: Plan) -> None:
         """Have later requests with the key of one that was unfolded take this path, if they can."""
         known = model.known_graph_of(request)
         if known is None or known.recorded is None or known.prepared is not None or not known.may_be_prepared:
             return
-        prepared = self._prepared(model, known, plan)
+        prepared = _prepared(model, plan, _by_slots(known, plan), plan)
         known.may_be_prepared = prepared is not None
         if prepared is not None:
             known.prepare(prepared)
 
-    def _prepared(self, model: Model, known: Known, plan: Plan) -> Any:
-        """Return what hands in requests of a known graph; None if these are for Python."""
-        slots, answers, template = known.slots, plan.answers, plan.template
-        if slots is None or slots.empty or len(slots.brought) > MAX_TENSORS or plan.states:
+    def hand_in_unfolded(self, model: Model, plan: Plan, inputs: Inputs, may_wait: bool) -> RequestFuture | None:
+        """Hand in a plain request that was unfolded; return its future, or None if Python must do it.
+
+        The first request of a graph is for Python: most graphs that come once never come again.
+        """
+        prepared = plan.prepared
+        if prepared is None and plan.comes_again:
+            prepared = plan.prepared = _prepared(model, plan, _unfolded(inputs), None) or False
+        if not prepared:
             return None
-        recorded = known.recorded
-        if recorded is None or (recorded.program, recorded.results) != (plan.program, plan.results):
+        future: RequestFuture | None = self._door.hand_in(prepared, plan, model, model.name, inputs, may_wait)
+        return future
+
+
+def _by_slots(known: Known, plan: Plan) -> list[_Given] | None:
+    """Return the tensors that requests of a known graph bring; None if Python must find them."""
+    slots, recorded = known.slots, known.recorded
+    if slots is None or slots.empty or recorded is None:
+        return None
+    if (recorded.program, recorded.results) != (plan.program, plan.results):
+        return None
+    found: list[_Given] = []
+    for slot in slots.brought:
+        if not isinstance(slot, Slot):
             return None
-        given, brought, at = [], [], 0
-        for slot in slots.brought:
-            if not isinstance(slot, Slot):
-                return None
-            dtype = slot.spec.dtype
-            bits, numpy_dtype = np.dtype(NUMPY_DTYPES.get(dtype, np.int16)), NUMPY_DTYPES.get(dtype)
-            size = prod(slot.shape) * bits.itemsize
-            is_integers = dtype == torch.int64 and len(slot.shape) == 1
-            given.append((slot.path, dtype, numpy_dtype, slot.shape, size, slot.kind, is_integers))
-            brought.append((slot.kind, bits, slot.rows_shape, at))
-            at += _aligned(size)
-        if at > MOST_BYTES or answers.num_bytes > MOST_BYTES:
-            return None
-        group: Any = RequestGroup(
-            *(None, None, plan, None, 0, 1, USUAL_PRIORITY, 0, None, None, None, None, 0.0, _nobody, 0)  # type: ignore[arg-type]
-        )
-        group.brought = tuple(brought)
-        return _hand_in.Prepared(
-            group=group,
-            tensor_type=torch.Tensor,
-            array_type=np.ndarray,
-            places=model.places,
-            template_at=template.template.address,
-            lengths_at=plan.lengths_address,
-            answers_at=answers.address,
-            num_lengths=template.lengths.size,
-            num_answers=answers.count,
-            word_begin=_aligned(answers.num_bytes),
-            num_rows=plan.num_nodes,
-            priority=USUAL_PRIORITY,
-            never=NEVER,
-            given=tuple(given),
-        )
+        dtype = slot.spec.dtype
+        array_dtype = NUMPY_DTYPES.get(dtype)
+        bits, is_integers = np.dtype(array_dtype or np.int16), dtype == torch.int64 and len(slot.shape) == 1
+        found.append(_Given(slot.path, dtype, array_dtype, slot.shape, slot.kind, is_integers, bits, slot.rows_shape))
+    return found
+
+
+def _unfolded(inputs: Inputs) -> list[_Given]:
+    """Return the tensors that requests bring which are unfolded to the same kinds and shapes as one."""
+    return [
+        _Given((k, 1), None, rows.dtype, rows.shape, kind, False, rows.dtype, rows.shape)
+        for k, (kind, rows) in enumerate(inputs)
+    ]
+
+
+def _prepared(model: Model, plan: Plan, given: Sequence[_Given] | None, held: Plan | None) -> Any:
+    """Return what hands in requests of a graph; None if these are for Python.
+
+    It holds the plan ``held``: none, where the plan holds it.
+    """
+    answers, template = plan.answers, plan.template
+    if given is None or len(given) > MAX_TENSORS or plan.states:
+        return None
+    sizes = [prod(its.shape) * its.bits.itemsize for its in given]
+    ends = [0, *accumulate(map(_aligned, sizes))]
+    if ends[-1] > MOST_BYTES or answers.num_bytes > MOST_BYTES:
+        return None
+    group: Any = RequestGroup(
+        *(None, None, held, None, 0, 1, USUAL_PRIORITY, 0, None, None, None, None, 0.0, _nobody, 0)  # type: ignore[arg-type]
+    )
+    group.brought = tuple([(its.kind, its.bits, its.rows_shape, at) for its, at in zip(given, ends)])
+    return _hand_in.Prepared(
+        group=group,
+        tensor_type=torch.Tensor,
+        array_type=np.ndarray,
+        places=model.places,
+        template_at=template.template.address,
+        lengths_at=plan.lengths_address,
+        answers_at=answers.address,
+        num_lengths=template.lengths.size,
+        num_answers=answers.count,
+        word_begin=_aligned(answers.num_bytes),
+        num_rows=plan.num_nodes,
+        priority=USUAL_PRIORITY,
+        never=NEVER,
+        given=tuple([(*its[:4], size, *its[4:6]) for its, size in zip(given, sizes)]),
+    )
 
 
 def _nobody(_: RequestGroup) -> Any:

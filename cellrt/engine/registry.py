@@ -44,14 +44,19 @@ class Plan:
         kindred: the template, if its requests may be admitted together with those of other lengths; None: with any
             request that has no lengths.
         num_nodes: nodes of the graph; a loop counts as its step limit.
+        comes_again: True if a second request has the same graph.
+        prepared: the object that hands in its requests without Python (``fast_path.py``). None: it is not made yet;
+            False: there can be none.
     """
 
     __slots__ = (
         "answered_with",
         "answers",
+        "comes_again",
         "kindred",
         "lengths_address",
         "num_nodes",
+        "prepared",
         "program",
         "readers",
         "results",
@@ -65,6 +70,8 @@ class Plan:
         self.program, _, self.results, self.states = recorded
         _, self.readers, self.answers, self.stepped = its
         self.lengths_address, self.kindred = 0, None
+        self.comes_again = False
+        self.prepared: Any = None
         if template.lengths.size:
             self.lengths_address, self.kindred = int(template.lengths.ctypes.data), template.template
 
@@ -326,7 +333,8 @@ class Model:
                 self.plans_by_program.add(recorded.program, plan)
             return plan
         if plan.results != recorded.results or plan.states != recorded.states:
-            plan = self._plan(plan.template, recorded)
+            return self._plan(plan.template, recorded)
+        plan.comes_again = True
         return plan
 
     def _plan(self, template: SizedTemplate, recorded: Recorded) -> Plan:

@@ -16,7 +16,7 @@ from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Ends, Futures, Outcomes
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.manager import Manager
-from cellrt.engine.option_checks import HandIn, not_plain
+from cellrt.engine.option_checks import USUAL_PRIORITY, HandIn, not_plain
 from cellrt.engine.places import Places, Size, check_places
 from cellrt.engine.registry import Model, Planned
 from cellrt.engine.request_group import RequestGroup, SessionRecord, alone, together
@@ -85,8 +85,10 @@ class Submission:
                 model.unfolding.add(token)
                 if self._models.get(name) is model:  # with the item there: its cells stay while this unfolds
                     asked = [(model, model.plans(requests))]
-                    if self._fast_path is not None and len(requests) == 1 and due is ANY_TIME:
-                        self._fast_path.prepare(model, requests[0], asked[0][1][0].plan)
+                    if len(requests) == 1 and due is ANY_TIME and priority is USUAL_PRIORITY and channel is None:
+                        future = self._hand_in_fast(model, requests[0], asked[0][1][0], wait)
+                        if future is not None:
+                            return [future]
                     with self._manager.turns.gate:
                         if wait:
                             due = self._wait_for_room(asked, due)
@@ -98,6 +100,15 @@ class Submission:
             finally:
                 self._note_unfolded(model, token)
             # Another has taken its place, or it was unregistered: plans name the cells of the one they were made for.
+
+    def _hand_in_fast(self, model: Model, request: Any, planned: Planned, wait: bool) -> RequestFuture | None:
+        """Hand in a plain request that was unfolded by the fast path, and have it know the next by its key; return None
+        if it cannot."""
+        path = self._fast_path
+        if path is None:
+            return None
+        path.prepare(model, request, planned.plan)
+        return path.hand_in_unfolded(model, planned.plan, planned.alike.recorded.externals, wait)
 
     async def submit_when_room(
         self,

@@ -2,6 +2,7 @@
  * its places in the queues, and its row in the table of submissions, as engine/door.py does it step by step.
  *
  * Door(...)(name, request, may_wait) returns the request's future, or None: then Python does it, or says what is wrong.
+ * Its hand_in(...) does the same for one that Python has unfolded: its request is a list of what the graph was given.
  * Its tell(...) ends the futures of those that were answered, unless somebody waits for them by a callback.
  *
  * Under the gate nothing is called that may run Python's bytecode (as collecting garbage may): whatever is allocated is
@@ -575,8 +576,9 @@ static int is_in_line(Door *self)
     return !is_empty;
 }
 
-static PyObject *hand_in_by(Door *self, Prepared *prepared, PyObject *model, PyObject *name, PyObject *request,
-                            int may_wait)
+/* Hand in a request; of a plan (or NULL: its group has one). */
+static PyObject *hand_in_by(Door *self, Prepared *prepared, PyObject *plan, PyObject *model, PyObject *name,
+                            PyObject *request, int may_wait)
 {
     PyObject *tensors = PyByteArray_FromStringAndSize(NULL, prepared->num_given_bytes);
     if (tensors == NULL || copy_in(prepared, request, PyByteArray_AS_STRING(tensors)) <= 0) {
@@ -597,6 +599,8 @@ static PyObject *hand_in_by(Door *self, Prepared *prepared, PyObject *model, PyO
     for (int k = 0; k <= TENSORS; k++)
         if (own[k] != NULL)
             set_slot(group, self->slots[k], Py_NewRef(own[k]));
+    if (plan != NULL)
+        set_slot(group, self->slots[PLAN], Py_NewRef(plan));
     if ((has_gate = PyObject_CallMethodOneArg(self->gate, names[ACQUIRE], Py_False)) == Py_True) {
         is_done = may_wait && is_in_line(self) ? 0 : hand_in(self, prepared, model, name, group, future);
         release(self->gate);
@@ -612,6 +616,29 @@ over:
     return future;
 }
 
+/* What a call returns: a future, once a worker was woken for it, or None: Python does it, or says what is wrong. */
+static PyObject *handed_in(Door *self, PyObject *future)
+{
+    if (future == NULL) {
+        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
+            return NULL;
+        PyErr_Clear();
+        Py_RETURN_NONE;
+    }
+    if (must_wake(self)) {
+        PyObject *woken = PyObject_CallNoArgs(self->wake);
+        if (woken == NULL)
+            Py_CLEAR(future);
+        Py_XDECREF(woken);
+    }
+    return future;
+}
+
+static int fits_door(const Door *self, const Prepared *prepared)
+{
+    return prepared->group != NULL && Py_IS_TYPE(prepared->group, (PyTypeObject *)self->group_type);
+}
+
 static PyObject *door_call(Door *self, PyObject *args, PyObject *Py_UNUSED(kwargs))
 {
     PyObject *name, *request, *future = NULL;
@@ -622,27 +649,25 @@ static PyObject *door_call(Door *self, PyObject *args, PyObject *Py_UNUSED(kwarg
     if (model != NULL) {
         Py_INCREF(model);
         Prepared *prepared = find_prepared(model, request);
-        if (prepared != NULL && Py_IS_TYPE(prepared->group, (PyTypeObject *)self->group_type) &&
-            (prepared->count & (prepared->count + 1)) != 0)
-            future = hand_in_by(self, prepared, model, name, request, may_wait);
+        if (prepared != NULL && fits_door(self, prepared) && (prepared->count & (prepared->count + 1)) != 0)
+            future = hand_in_by(self, prepared, NULL, model, name, request, may_wait);
         Py_XDECREF(prepared);
         Py_DECREF(model);
     }
-    if (future == NULL) {
-        if (PyErr_Occurred() && !PyErr_ExceptionMatches(PyExc_Exception))
-            return NULL;
-        PyErr_Clear(); /* Python says what is wrong */
-        Py_RETURN_NONE;
-    }
-    if (must_wake(self)) {
-        PyObject *woken = PyObject_CallNoArgs(self->wake);
-        if (woken == NULL) {
-            Py_DECREF(future);
-            return NULL;
-        }
-        Py_DECREF(woken);
-    }
-    return future;
+    return handed_in(self, future);
+}
+
+/* hand_in(prepared, plan, model, name, request, may_wait): as a call does it, of a plan that was looked up. What is
+ * prepared for a plan does not hold the plan, as the plan holds it. */
+static PyObject *door_hand_in(Door *self, PyObject *args)
+{
+    PyObject *prepared, *plan, *model, *name, *request, *future = NULL;
+    int may_wait;
+    if (!PyArg_ParseTuple(args, "O!OOUOp", &PreparedType, &prepared, &plan, &model, &name, &request, &may_wait))
+        return NULL;
+    if (fits_door(self, (Prepared *)prepared))
+        future = hand_in_by(self, (Prepared *)prepared, plan, model, name, request, may_wait);
+    return handed_in(self, future);
 }
 
 /* ---- Telling clients what was answered ---- */
@@ -657,18 +682,16 @@ static int has_no_sleepers(PyObject *future)
     return count == 0;
 }
 
-/* Whether a request was handed in alone, and its client waits for nothing but a future that nobody has ended. */
+/* Whether the client of a request that was handed in alone waits for nothing but a future that nobody has ended. */
 static int is_plain(Door *self, PyObject *group)
 {
-    if (!Py_IS_TYPE(group, (PyTypeObject *)self->group_type))
-        return 0;
     PyObject **const at[] = {slot_of(group, self->slots[SESSIONS]), slot_of(group, self->slots[DEADLINE_NS]),
                              slot_of(group, self->slots[SCHEDULE_BY_NS])};
     for (int k = 0; k < 3; k++)
         if (*at[k] != Py_None)
             return 0;
-    PyObject *count = *slot_of(group, self->slots[COUNT]), *future = *slot_of(group, self->slots[OUTCOME]);
-    return count != NULL && PyLong_AsLong(count) == 1 && *slot_of(group, self->slots[STATES]) == self->no_states &&
+    PyObject *future = *slot_of(group, self->slots[OUTCOME]);
+    return *slot_of(group, self->slots[STATES]) == self->no_states &&
            future != NULL && Py_IS_TYPE(future, (PyTypeObject *)self->future_type) &&
            is_still(future, MADE_CONDITION, Py_None) && is_still(future, CALLBACKS, Py_None) && has_no_sleepers(future);
 }
@@ -710,58 +733,74 @@ static int leave(Door *self, PyObject *group)
     return added == NULL ? -1 : 0;
 }
 
-static int note(PyObject *counts, PyObject *model, PyObject *plan, const Answered *row)
+/* Append bytes to those that a dict has for a key. */
+static int append(PyObject *found, PyObject *key, const void *bytes, Py_ssize_t num_bytes)
 {
-    PyObject *num_nodes = PyObject_GetAttr(plan, names[NUM_NODES]), *its = PyDict_GetItemWithError(counts, model);
+    PyObject *its = PyDict_GetItemWithError(found, key);
+    if (its == NULL) {
+        if (PyErr_Occurred() || (its = PyByteArray_FromStringAndSize(NULL, 0)) == NULL)
+            return -1;
+        int is_kept = PyDict_SetItem(found, key, its);
+        Py_DECREF(its);
+        if (is_kept < 0)
+            return -1;
+    }
+    Py_ssize_t size = PyByteArray_GET_SIZE(its);
+    if (PyByteArray_Resize(its, size + num_bytes) < 0)
+        return -1;
+    memcpy(PyByteArray_AS_STRING(its) + size, bytes, num_bytes);
+    return 0;
+}
+
+static int note(Door *self, PyObject *counts, PyObject *group, const Answered *row)
+{
+    PyObject *num_nodes = PyObject_GetAttr(*slot_of(group, self->slots[PLAN]), names[NUM_NODES]);
     if (num_nodes == NULL)
         return -1;
     Counted counted = {row->arrival_ns, row->started_ns, row->ended_ns, PyLong_AsLongLong(num_nodes)};
     Py_DECREF(num_nodes);
-    if (its == NULL) {
-        its = PyByteArray_FromStringAndSize(NULL, 0);
-        if (its == NULL || PyDict_SetItem(counts, model, its) < 0) {
-            Py_XDECREF(its);
-            return -1;
-        }
-        Py_DECREF(its);
-    }
-    Py_ssize_t size = PyByteArray_GET_SIZE(its);
-    if (PyByteArray_Resize(its, size + sizeof(counted)) < 0)
-        return -1;
-    memcpy(PyByteArray_AS_STRING(its) + size, &counted, sizeof(counted));
-    return 0;
+    return append(counts, *slot_of(group, self->slots[MODEL]), &counted, sizeof(counted));
 }
 
-static int tell_one(Door *self, const Answered *row, PyObject *counts)
+/* Take out an answer: 1, or 0 if Python must, or -1 with an error. */
+static int tell_one(Door *self, const Answered *row, PyObject *counts, PyObject *together)
 {
     if (row->plan != 0 || row->submission < 0 || row->submission >= PyList_GET_SIZE(self->groups))
         return 0;
     PyObject *group = PyList_GET_ITEM(self->groups, row->submission);
-    if (!is_plain(self, group))
+    if (!Py_IS_TYPE(group, (PyTypeObject *)self->group_type))
+        return 0;
+    PyObject *count = *slot_of(group, self->slots[COUNT]);
+    int is_alone = count != NULL && PyLong_AsLong(count) == 1;
+    if (is_alone && !is_plain(self, group))
         return 0;
     Py_INCREF(group);
-    PyObject *future = Py_NewRef(*slot_of(group, self->slots[OUTCOME]));
-    int is_done = note(counts, *slot_of(group, self->slots[MODEL]), *slot_of(group, self->slots[PLAN]), row);
-    if (is_done == 0 && (is_done = finish(self, future, group)) == 0)
-        is_done = leave(self, group);
-    Py_DECREF(future);
+    int is_done = note(self, counts, group, row);
+    if (is_done == 0 && !is_alone)
+        is_done = append(together, group, &row->number, sizeof(row->number));
+    else if (is_done == 0) {
+        PyObject *future = Py_NewRef(*slot_of(group, self->slots[OUTCOME]));
+        if ((is_done = finish(self, future, group)) == 0)
+            is_done = leave(self, group);
+        Py_DECREF(future);
+    }
     Py_DECREF(group);
     return is_done < 0 ? -1 : 1;
 }
 
 /* tell(answered_at, size, first, end): take out answers, and end the futures of those that are plain. Return what is
- * counted of these by model, and where in the ring the others are. */
+ * counted by model, the numbers of those that were submitted with others by group, and where in the ring the rest is. */
 static PyObject *door_tell(Door *self, PyObject *args)
 {
     long long answered_at, size, first, end;
     if (!PyArg_ParseTuple(args, "LLLL", &answered_at, &size, &first, &end))
         return NULL;
-    PyObject *counts = PyDict_New(), *others = PyList_New(0), *is_held = NULL;
-    if (counts != NULL && others != NULL)
+    PyObject *counts = PyDict_New(), *together = PyDict_New(), *others = PyList_New(0), *is_held = NULL;
+    if (counts != NULL && together != NULL && others != NULL)
         is_held = PyObject_CallMethodOneArg(self->settling, names[ACQUIRE], Py_False);
     for (long long at = first; is_held != NULL && at < end; at++) {
         const Answered *row = (Answered *)answered_at + at % size;
-        int is_told = is_held == Py_True ? tell_one(self, row, counts) : 0;
+        int is_told = is_held == Py_True ? tell_one(self, row, counts, together) : 0;
         PyObject *place = is_told == 0 ? PyLong_FromLongLong(at % size) : NULL;
         if (is_told < 0 || (is_told == 0 && (place == NULL || PyList_Append(others, place) < 0)))
             end = -1;
@@ -769,14 +808,17 @@ static PyObject *door_tell(Door *self, PyObject *args)
     }
     if (is_held == Py_True)
         release(self->settling);
-    PyObject *found = is_held == NULL || end < 0 ? NULL : PyTuple_Pack(2, counts, others);
+    PyObject *found = is_held == NULL || end < 0 ? NULL : PyTuple_Pack(3, counts, together, others);
     Py_XDECREF(is_held);
     Py_XDECREF(counts);
+    Py_XDECREF(together);
     Py_XDECREF(others);
     return found;
 }
 
 static PyMethodDef door_methods[] = {
+    {"hand_in", (PyCFunction)door_hand_in, METH_VARARGS,
+     "Hand in a plain request of a graph that was looked up; return its future, or None if Python must do it."},
     {"tell", (PyCFunction)door_tell, METH_VARARGS,
      "Take out answers, and end the futures of those that are plain; return what is counted of them, and the others."},
     {NULL}};

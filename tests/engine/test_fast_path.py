@@ -21,7 +21,9 @@ from cellrt.core.state.tables import MAX_SUBMISSIONS
 from cellrt.definition.define import cell
 from cellrt.engine import fast_path
 from cellrt.engine.engine import Engine
+from cellrt.engine.registry import Plan
 from cellrt.engine.request_group import RequestGroup
+from cellrt.engine.submission import Submission
 from cellrt.errors import CellrtError, DeadlineError, EngineClosedError, OverloadError, UnknownModelError
 from cellrt.graph.graph import Graph
 from cellrt.graph.reference import run_one_by_one
@@ -47,7 +49,8 @@ DOUBLE = Unfolder(
     {"n": [[1, 2]]},
     key=lambda request: len(request["n"][0]),
 )
-MODELS = {"chain": CHAIN, "double": DOUBLE}
+UNKEYED = Unfolder("unkeyed", chain, torch.zeros(2, WIDTH))
+MODELS = {"chain": CHAIN, "double": DOUBLE, "unkeyed": UNKEYED}
 
 
 def steps(length: int, value: float = 0.0) -> torch.Tensor:
@@ -85,6 +88,29 @@ def test_a_request_of_a_known_graph_is_handed_in_by_c_and_answered(engine):
     assert_same(future.result(WAIT_S), run_one_by_one(CHAIN, steps(3, 0.5)))
 
 
+def test_a_request_without_a_key_is_handed_in_by_c_from_the_third_of_its_graph_on(engine, monkeypatch):
+    know(engine, "unkeyed", steps(3), 2)
+    monkeypatch.setattr(Submission, "_enqueue", None)
+    future = engine.submit("unkeyed", steps(3, 0.5))
+    assert_same(future.result(WAIT_S), run_one_by_one(UNKEYED, steps(3, 0.5)))
+
+
+def test_a_graph_that_is_dropped_is_freed_at_once(own_engine):
+    own_engine.register(UNKEYED, warm_up=False)
+    know(own_engine, "unkeyed", steps(3), 3)
+    plans = own_engine._models["unkeyed"].plans_by_program._templates
+    (program,) = [plan.program for plan in plans.values() if plan.prepared]
+    gc.disable()
+    try:
+        del plans
+        own_engine.unregister("unkeyed")
+        assert own_engine.drain(WAIT_S)
+        own_engine._manager.turns.call(lambda: None)
+        assert not [plan for plan in gc.get_objects() if type(plan) is Plan and plan.program is program]
+    finally:
+        gc.enable()
+
+
 GIVEN: dict[str, Callable[[torch.Tensor], Any]] = {
     "tensor": lambda x: x,
     "array": lambda x: x.numpy().copy(),
@@ -118,12 +144,13 @@ def outcome_of(submit: Callable[[], Any]) -> Any:
 
 
 @pytest.mark.parametrize("how", GIVEN)
-def test_whatever_is_given_ends_as_by_python(engine, how):
-    know(engine, "chain", steps(3))
+@pytest.mark.parametrize("model", ["chain", "unkeyed"])
+def test_whatever_is_given_ends_as_by_python(engine, model, how):
+    know(engine, model, steps(3))
     request = GIVEN[how](steps(3, 0.25))
     fast, by_python = (
-        outcome_of(lambda: engine.submit("chain", request)),
-        outcome_of(lambda: engine.submit("chain", request, priority=2)),
+        outcome_of(lambda: engine.submit(model, request)),
+        outcome_of(lambda: engine.submit(model, request, priority=2)),
     )
     if isinstance(by_python, tuple):
         assert fast == by_python
@@ -157,10 +184,14 @@ def test_what_was_handed_in_is_the_clients_again(engine):
 
 
 @settings(deadline=None, max_examples=30)
-@given(lengths=st.lists(st.integers(1, 6), min_size=1, max_size=40), cancelled=st.sets(st.integers(0, 39)))
-def test_any_lengths_in_any_order_are_answered_and_nothing_leaks(engine, lengths, cancelled):
+@given(
+    lengths=st.lists(st.integers(1, 6), min_size=1, max_size=40),
+    cancelled=st.sets(st.integers(0, 39)),
+    model=st.sampled_from(["chain", "unkeyed"]),
+)
+def test_any_lengths_in_any_order_are_answered_and_nothing_leaks(engine, lengths, cancelled, model):
     requests = [steps(length, value) for value, length in enumerate(lengths)]
-    futures = [engine.submit("chain", request) for request in requests]
+    futures = [engine.submit(model, request) for request in requests]
     for k in cancelled & set(range(len(futures))):
         futures[k].cancel()
     for request, future in zip(requests, futures):
@@ -264,6 +295,17 @@ def test_an_interrupt_in_a_key_is_the_callers():
             engine.submit("chain", steps(3))
         interrupts[0] = False
         assert engine.submit("chain", steps(3)).result(WAIT_S)
+
+
+def test_answers_of_bulks_and_of_single_requests_come_to_their_own_futures(own_engine):
+    bulks = [own_engine.submit_many("chain", [steps(3, -10 * k - j) for j in range(5)]) for k in range(4)]
+    single = [own_engine.submit("chain", steps(3, -100 - k)) for k in range(4)]
+    one_by_one = [future.result(WAIT_S) for future in bulks[3]]
+    for k, results in enumerate([*[bulk.results(WAIT_S) for bulk in bulks[:3]], one_by_one]):
+        for j, result in enumerate(results):
+            assert_same(result, run_one_by_one(CHAIN, steps(3, -10 * k - j)))
+    for k, future in enumerate(single):
+        assert_same(future.result(WAIT_S), run_one_by_one(CHAIN, steps(3, -100 - k)))
 
 
 def test_collections_of_garbage_whose_finalizers_submit_do_no_harm(own_engine):
