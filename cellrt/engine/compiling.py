@@ -47,7 +47,7 @@ class CellCompiler:
     """The forms of an engine's cells, by identity. ``forms_of`` may be called from any thread.
 
     Args:
-        mode: as of ``Engine``.
+        mode: see ``Engine``.
         on_ready: called by a thread of its own when a form was made in the background, as long as its object exists.
 
     Raises DefinitionError for another mode.

@@ -68,7 +68,7 @@ class Engine(Serving):
         threads_per_worker: torch threads of each worker. One is best unless there is a single worker.
         policy: order of requests: a ``Policy``, the name of one that is there, or "module:attribute"; default
             "batchmaker".
-        settings: of the scheduler, with a switch for each of its optimisations.
+        settings: the scheduler's settings, with a switch for each of its optimisations.
         limits: sizes of the tables.
         sessions: how many sessions are kept, where, and for how long.
         arena_bytes: memory for the rows of one kind (shape and dtype) at each worker; the host, which holds inputs and
@@ -91,8 +91,8 @@ class Engine(Serving):
         freeze: after each registration collect garbage and freeze what is left (``gc.freeze``), so that no collection
             stops all threads while serving. It holds for the whole process, until the last such engine is closed, and
             so is off unless asked for; processes of cellrt's own do it (``EngineProcess``, ``cellrt serve``).
-        trace: keep a timeline (see ``timeline``); costs memory for every task. A number: of the last so many tasks and
-            requests.
+        trace: keep a timeline (see ``timeline``); costs memory for every task. A number: only of this many of the
+            last tasks and requests.
         debug: check every invariant whenever nothing runs (slow), and write the last events to standard error if the
             process crashes.
     """

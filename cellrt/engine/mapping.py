@@ -141,7 +141,7 @@ class _Taken(NamedTuple):
 
 
 def _take(source: Iterator[Any], count: int, is_list: bool) -> _Taken:
-    """Take at most so many items, fewer from a slow source, as they are when they are given.
+    """Take at most this many items, fewer from a slow source, as they are when they are given.
 
     A source that is no list may change them when it is asked for the next.
     """

@@ -52,7 +52,7 @@ class Registrar:
     """Adds models to an engine; one thread at a time.
 
     Args:
-        registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
+        registry, processor, arenas, compiler: those of the engine; arenas by location, the host first.
         shared: what workers share that are processes, if any.
         sizes: chooses the number of rows of each kind.
         device: where cells are measured; None: the CPU.

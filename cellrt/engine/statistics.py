@@ -104,7 +104,7 @@ class Statistics:
     and workers are counted by the scheduler.
 
     Attributes:
-        tables: of the scheduler, for those counts.
+        tables: the tables of the scheduler, for those counts.
     """
 
     tables: Tables

@@ -100,7 +100,7 @@ def check(
 ) -> Report:
     """Register a model and serve its example, once cold and then warm; let another process make its cells too.
 
-    ``source``: as of ``process.source``; ``describe``: what a server would do with it; ``arena_bytes``: as of the
+    ``source``: see ``process.source``; ``describe``: what a server would do with it; ``arena_bytes``: see the
     engine. Raise DefinitionError, and what registering and serving raise.
     """
     unfolder = ModelSource(source).load()

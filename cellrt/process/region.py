@@ -110,7 +110,7 @@ class SlotPlan:
 
     Args:
         number: names the plan to the engine.
-        template, formats: of the requests.
+        template, formats: those of the requests.
     """
 
     def __init__(self, number: int, template: Template, formats: Sequence[RowFormat]) -> None:
@@ -152,10 +152,10 @@ class Region:
     what frees a slot is one step, which is done once: whoever comes later finds the request's number gone.
 
     Args:
-        memory: of the region.
-        turn_words: of the engine's workers, which sleep on theirs.
+        memory: the region's memory.
+        turn_words: the words by which the engine's workers sleep and are woken (``worker/turn_words.py``).
         bell: the descriptor of an eventfd, which wakes the reader; it is closed when nobody has the region any more.
-        num_workers: of the engine.
+        num_workers: the number of the engine's workers.
         unanswered: the client's requests.
     """
 

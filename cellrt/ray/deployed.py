@@ -38,8 +38,8 @@ def application(
         models: each "module:attribute", "path.py:attribute", "path.py", or the name g2p, on each machine.
         replicas: how many, or between which limits the number follows the load.
         fronts: processes that read and answer HTTP.
-        resources: of Ray, a replica: ``num_cpus`` (1 by default), ``num_gpus`` and others.
-        settings: as of ``cellrt.serve.server_settings.Settings``: ``workers``, ``max_queued_requests``, ``api_keys``,
+        resources: the Ray resources of a replica: ``num_cpus`` (1 by default), ``num_gpus`` and others.
+        settings: see ``cellrt.serve.server_settings.Settings``: ``workers``, ``max_queued_requests``, ``api_keys``,
             ``drain_s``, ``limits`` and others; host, ports and front ends are Ray Serve's.
 
     Raise DefinitionError.

@@ -39,7 +39,7 @@ class Grant(NamedTuple):
     """A message to a replica: the session is yours.
 
     Attributes:
-        number: of the grant; 0: nobody has the session.
+        number: the grant's number; 0: no replica has the session.
         state: what ``export`` gave where it was; None if it begins anew, or has been there already.
         is_lost: whether a replica had it that died.
     """
