@@ -69,7 +69,7 @@ class PackedWeight(NamedTuple):
 
 
 def new_room(numbers: int) -> Tensor:
-    """Return memory for so many float32 numbers of packed weights, aligned to a cache line.
+    """Return memory for this many float32 numbers of packed weights, aligned to a cache line.
 
     It is NumPy's memory, which asks for huge pages where there is much of it: one core then reads it at a higher pace.
     """
@@ -159,7 +159,7 @@ def touch(typing_context: Any, address: Any, size: Any) -> Any:
 
 
 def _depth_of(num_bytes: int, groups: int) -> int:
-    """Return how many of the ``depth`` rows of a panel are so many bytes."""
+    """Return how many of the ``depth`` rows of a panel fit into this many bytes."""
     return num_bytes // (groups * LANES * FLOAT_BYTES)
 
 

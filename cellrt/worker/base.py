@@ -70,7 +70,7 @@ class Worker(ABC):
         take_turns: takes the manager's turn, if no other thread has it; it is called with NOT_HELD, HELD or ANSWERS.
         has_news: returns whether a turn would find something to do.
         ended: called when the thread ends.
-        name: of the thread.
+        name: the thread's name.
     """
 
     check_every_s: float | None = None
@@ -162,7 +162,7 @@ class Worker(ABC):
         return True
 
     def rest(self, seconds: float) -> None:
-        """Let the idle worker wait for so many seconds, in which no client wakes it, and then take a turn itself.
+        """Let the idle worker wait for this many seconds, in which no client wakes it, and then take a turn itself.
 
         Called by the holder of the turn. Tasks that are launched meanwhile run at once.
         """

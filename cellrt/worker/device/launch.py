@@ -125,7 +125,7 @@ def _bring_within(address, count, first, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _gather_rows(to, arena, task, source, count, size):  # type: ignore[no-untyped-def]
-    """Copy the host's rows of so many bytes, whose numbers are in the task's buffer, to an address."""
+    """Copy the host's rows of this many bytes, whose numbers are in the task's buffer, to an address."""
     if size == WORD_BYTES:
         for j in range(count):
             write_word(to, j, read_word(arena, read_int(task, source + j)))
@@ -136,7 +136,7 @@ def _gather_rows(to, arena, task, source, count, size):  # type: ignore[no-untyp
 
 @compiled
 def _scatter_rows(arena, given, task, source, count, size):  # type: ignore[no-untyped-def]
-    """Copy rows of so many bytes from an address to the host's rows, whose numbers are in the task's buffer."""
+    """Copy rows of this many bytes from an address to the host's rows, whose numbers are in the task's buffer."""
     if size == WORD_BYTES:
         for j in range(count):
             write_word(arena, read_int(task, source + j), read_word(given, j))

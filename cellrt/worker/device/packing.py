@@ -66,7 +66,7 @@ class RunSteps(NamedTuple):
         sizes: the numbers of rows that a step may have, rising.
         parts: the arrays of a block.
         first: the signature of the first step, for one row; ``sizes`` is empty, as it is that of all sizes.
-        later: of the other steps: their carried inputs lie in arena rows, wherever those of the first step are.
+        later: the same for the other steps, whose carried inputs lie in arena rows, wherever the first step's are.
     """
 
     sizes: list[int]
@@ -75,7 +75,7 @@ class RunSteps(NamedTuple):
     later: Signature
 
     def num_words(self, rows: int) -> int:
-        """Return the words of the block of a step of so many rows."""
+        """Return the words of the block of a step of this many rows."""
         return step_words.HEAD + len(self.parts) * rows
 
 
@@ -103,13 +103,13 @@ class TaskReader:
     """A reader of one shape: it appends words, one array after the other.
 
     Args:
-        location: of the worker.
-        cell_type: of the task.
-        shape: of the task.
-        buffer: of the task; it is only read where numbers of the shape are computed.
-        arenas: of the location.
+        location: the location of the worker.
+        cell_type: the cell type of the task.
+        shape: the shape of the task.
+        buffer: the task's buffer. It is only read where numbers of the shape are computed.
+        arenas: the arenas of the location.
         pads: whether numbers of rows are padded, and tasks are captured.
-        limits: of inputs.
+        limits: the limits of the inputs.
     """
 
     form = PLAIN
@@ -200,7 +200,7 @@ class TaskReader:
         )
 
     def _num_answers(self, tells_rows: bool, tells_bad: bool) -> int:
-        """Return the number of answers, as of ``Signature.answers``."""
+        """Return the number of answers (see ``Signature.answers``)."""
         shape = self._shape
         if shape.is_loop:
             return 2 * shape.rows

@@ -67,9 +67,9 @@ class Plans:
     """The plans of the tasks of one location, one for each shape.
 
     Args:
-        location: of the worker.
-        types: of the engine.
-        arenas: of the location.
+        location: the worker's location.
+        types: the engine's cell types.
+        arenas: the arenas at that location.
         host: arenas of the host.
         pads: pad rows and counts to a few sizes, so that shapes recur; else only as the cell requires.
         goes_whole: returns whether a run of that signature is captured as a whole, or is to be; else it goes by steps,

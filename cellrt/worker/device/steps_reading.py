@@ -206,7 +206,7 @@ def sizes_of_steps(batch_sizes: Sequence[int], max_batch: int) -> list[int]:
 
 
 def at_rows(step: Signature, rows: int) -> Signature:
-    """Return the signature of a step of so many rows, given that of one row."""
+    """Return the signature of a step of this many rows, given that of one row."""
 
     def place(at: int) -> int:
         return NOWHERE if at == NOWHERE else step_words.HEAD + (at - step_words.HEAD) * rows
