@@ -9,7 +9,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from cellrt.errors import DefinitionError
-from cellrt.process.named import sources_of
+from cellrt.process.model_names import sources_of
 from cellrt.ray.front import Front, make_front
 from cellrt.ray.replica import LEAVE_S, Replica
 from cellrt.ray.routing import SessionRouter
