@@ -15,8 +15,8 @@ from cellrt.core.scheduling.policies import POLICIES
 from cellrt.core.scheduling.policy import Policy, policy_of
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
+from cellrt.engine.cell_compiler import CellCompiler, CompileMode
 from cellrt.engine.compilation import warm_up_told
-from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.due import Due
 from cellrt.engine.explanation import explain, explain_request
 from cellrt.engine.frozen import HEAP

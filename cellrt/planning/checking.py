@@ -11,7 +11,7 @@ from typing import Any
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.arena_sizes import AS_MEMORY_ALLOWS, ArenaBytes
-from cellrt.engine.compiling import OFF, CompileMode
+from cellrt.engine.cell_compiler import OFF, CompileMode
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.binding import Binding
