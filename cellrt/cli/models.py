@@ -16,7 +16,7 @@ MAX_NODES = 65_535
 
 def load_model(text: str) -> Unfolder:
     """Return a model by import path, file or name. Raise DefinitionError."""
-    from cellrt.process.named import source_of
+    from cellrt.process.model_names import source_of
     from cellrt.process.source import ModelSource
 
     return ModelSource(source_of(text)).load()

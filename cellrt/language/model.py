@@ -61,7 +61,7 @@ def load(
     if isinstance(engine, Client):
         if dtype is not None:
             raise DefinitionError("load: the process of the engine chooses the dtype: CELLRT_DTYPE in its environment")
-        from cellrt.process.named import source_of
+        from cellrt.process.model_names import source_of
 
         source = source_of(fspath(path) if name is None else f"{fspath(path)}:{name}")
         engine.register(source)
