@@ -70,7 +70,7 @@ class Flight:
         return min(TOGETHER, most - count) if 4 * count <= 3 * most else 0
 
     def add(self, outcomes: Sequence[RequestFuture | CellrtError]) -> None:
-        """Take in requests that were submitted, or refused with an error of their own."""
+        """Add requests that were submitted, or refused with an error of their own."""
         for outcome in outcomes:
             number = self._num_added
             self._num_added += 1

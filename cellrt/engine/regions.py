@@ -57,13 +57,13 @@ class RegionClient(Protocol):
     """A client in another process, as its connection knows it. All are called in turns."""
 
     def ends_of(self, id: int) -> Callable[[RequestGroup], Ends]:
-        """Return what makes who is told how a request ends, with which Python goes on."""
+        """Return a function that makes the receiver of a request's end, for a request that Python goes on with."""
 
     def return_request(self, returned: Returned) -> None:
         """Take back a request, to be submitted as by a message."""
 
     def note_broken(self) -> None:
-        """Take in that what the client handed in does not fit."""
+        """Note that the client handed in data that is no valid request."""
 
 
 class _Known(NamedTuple):

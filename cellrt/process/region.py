@@ -339,13 +339,15 @@ class Region:
                 self.take_in(its[0])
 
     def rest(self) -> bool:
-        """Have the bell rung when results are there of which the client is to be told; return whether there are any
-        already. By the reader."""
+        """Begin a rest, in which the bell rings when there are results for the client. Only the reader calls it.
+
+        Return whether there are results already.
+        """
         stored(self._words, RESTS, 1)
         return bool(self._to_call or self._ended())
 
     def wake(self, is_rung: bool) -> None:
-        """Take in that the reader looks itself, and whether the bell was rung."""
+        """End a rest: the reader looks itself from now on. ``is_rung``: whether its bell was rung."""
         self._head[RESTS] = 0
         if is_rung:
             with suppress(BlockingIOError):
