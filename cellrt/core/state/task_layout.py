@@ -28,7 +28,7 @@ H_NOTES = 10  # position of the notes of host rows to give back at completion, u
 # Of cells that take the rows of each node together (``span_arrays.py``):
 H_NUM_SPANS = 11
 H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their chains or loops
-H_LEAST_STEPS = 13  # of a loop's run: having taken so many, it ends with the first row that stops
+H_LEAST_STEPS = 13  # the number of steps after which a loop's run ends with the first row that stops
 H_FLAGS = 14  # where rows are of loops that go ahead and may stop: position of [rows] flags that are read, else 0
 H_NEW_FLAGS = 15  # position of [rows] flags that are written
 H_GOES_ON = 16  # 1: the next task is short, and runs before its worker takes a turn
@@ -69,13 +69,13 @@ class TaskView:
 
     Attributes:
         num_rows, num_steps, num_positions, is_loop: as the header has them.
-        least_steps: of a loop's run: after so many steps, it ends with the first row that stops.
+        least_steps: the number of steps after which a loop's run ends with the first row that stops.
         stop_output: the output that says stop, for rows that are of loops, or -1.
         inputs, outputs: the words of each record.
 
     Args:
-        buffer: of the task.
-        num_inputs, num_outputs: of its cell; 0 if no record is needed.
+        buffer: the task's buffer.
+        num_inputs, num_outputs: the numbers of its cell's inputs and outputs; 0 if no record is needed.
     """
 
     def __init__(self, buffer: NDArray[np.int32], num_inputs: int = 0, num_outputs: int = 0) -> None:

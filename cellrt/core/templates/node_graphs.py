@@ -381,8 +381,8 @@ def compile_nodes(
 
     Args:
         program: words of ``program.py``.
-        types, ports: of the tables.
-        limits, kind_rows: of an empty engine, as of ``compile_program``.
+        types, ports: those of the tables.
+        limits, kind_rows: those of an empty engine (see ``compile_program``).
     """
     words, counts = write_out(program, types, 0), np.zeros(8, np.int64)
     if _count(words, types, counts):
