@@ -48,7 +48,7 @@ class Launch(NamedTuple):
 WAKE = Launch(-1, 0, np.empty(0, np.int32))
 
 NOT_HELD, HELD, ANSWERS = range(3)
-"""What a worker's thread holds when it calls ``take_turns``: no turn, the turn, or the turn only to answer clients."""
+"""The state in which a worker's thread calls ``take_turns``: without the turn, with it, or with it only to answer."""
 
 
 class Unfinished(NamedTuple):
