@@ -192,6 +192,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         sizes, values, lengths, outside, stopped = inputs
         if lengths is None:
             raise InternalError("a loop's task without lengths")
+        # Rows that stopped in an earlier task take no step and read zeros.
         rows, steps, current = sizes[0], len(sizes), list(values)
         is_active = lengths > 0
         if stopped is not None:
@@ -205,6 +206,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         done = torch.zeros(rows, dtype=torch.int32, device=is_active.device)
         last: list[torch.Tensor] = []
         kept: list[list[torch.Tensor]] = [[] for _ in every]
+        # Run all steps for all rows. Rows that are not active keep their last outputs.
         for step in range(steps):
             if step > 0:
                 bad |= self._bring_within(current) * is_active
@@ -215,16 +217,19 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
                 if is_kept:
                     kept_values.append(value)
             done += is_active
+            # A row becomes inactive when it stops, or at its last step.
             if self._stop >= 0:
                 stops = (outputs[self._stop].reshape(rows) != 0) & is_active
                 has_stopped |= stops
                 is_active = is_active & ~stops
             is_active = is_active & (lengths > step + 1)
+            # Feed carried inputs from the outputs of this step.
             if step + 1 < steps:
                 current = [
                     _where(is_active, last[source], value) if source >= 0 and isinstance(value, torch.Tensor) else value
                     for value, source in zip(current, self._sources)
                 ]
+        # Stack the outputs of every step, and mark the rows that go no further.
         every_step = [
             torch.stack(kept_values, 1) if kept_values else value.new_zeros((rows, 0))
             for kept_values, value in zip(kept, last)

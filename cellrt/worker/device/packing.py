@@ -145,6 +145,7 @@ class TaskReader:
     def read(self) -> Packing:
         """Return the packing of the shape."""
         cell, shape = self._type.cell, self._shape
+        # Inputs and outputs, with the transfers that they need.
         inputs = []
         for number, (name, kind, given) in enumerate(zip(cell.inputs, self._type.input_kinds, shape.inputs)):
             if self._is_checked_here(name, given) and given.num_rows:
@@ -154,15 +155,18 @@ class TaskReader:
             self._output(number, kind, made)
             for number, (kind, made) in enumerate(zip(self._type.output_kinds, shape.outputs))
         )
+        # The number of steps of each row of a loop.
         lengths_at, answers_at = NOWHERE, NOWHERE
         if shape.is_loop:
             lengths_at = self._copy(layout.H_LENGTHS, layout.H_ROWS, shape.rows, self.padding_steps)
+        # The answers: which rows failed or stopped, as far as the host needs to know.
         tells_bad = not shape.is_loop and (bool(cell.finite) or self._reads_unchecked())
         tells_rows = shape.is_loop or shape.stop >= 0
         tells_rows = tells_rows or (shape.has_flags and any(made.results for made in shape.outputs))
         answers = self._num_answers(tells_rows, tells_bad)
         if answers:
             answers_at = self._room(answers)
+        # Further arrays that the device reads, and the flags of loops that go ahead.
         sizes_at, spans_at, nodes_at = self._sizes_words(), self._spans_words(), self._nodes_words()
         flags_at = NOWHERE
         if shape.has_flags:
