@@ -41,7 +41,7 @@ class FusedStep:
     Args:
         step: the operation; its arguments have the names of the cell's inputs, and of its outputs with ``_out``.
         pack: makes its weights from the parameters.
-        names: of these parameters; a module need not have all of them.
+        names: the names of these parameters. A module need not have all of them.
     """
 
     def __init__(self, step: Callable[..., None], pack: Callable[..., PackedWeights], *names: str) -> None:
@@ -79,7 +79,7 @@ class FusedLSTM(FusedStep):
         """Return a run as ``run_chain_rows`` takes it; its input is ``x``, which is multiplied for all steps at once,
         or ``gates``.
 
-        False where the kernel does not take the weights, or the gates of so many positions would take too much memory.
+        False where the kernel does not take the weights, or the gates of all positions would take too much memory.
         """
         from cellrt.kernels.lstm_chain import find_plan, lstm_chain, make_scratch
 
@@ -331,7 +331,7 @@ def can_fuse(
 
 
 def vectors(**sizes: int) -> dict[str, RowSpec]:
-    """Return rows of so many numbers, by name."""
+    """Return rows of this many numbers, by name."""
     return {name: rows(size) for name, size in sizes.items()}
 
 

@@ -48,7 +48,7 @@ class GatedModule(nn.Module):
     ``weight_hh``, ``bias_hh`` if it multiplies states; the gates one below the other.
 
     Attributes:
-        gates: of a unit.
+        gates: the number of gates of a unit.
         states: their names, in order.
         torch_cell, torch_layers: what has such weights.
         update: the pointwise half of a step in plain torch: ``(gates, hidden, *states)`` -> the states after it, from

@@ -52,7 +52,7 @@ class WholeCell(GatedModule):
         """Return a cell with copies of the weights of a torch cell, or of a layer of torch's layers.
 
         Args:
-            module: of this family, in any floating dtype.
+            module: a torch cell or layers of this kind, in any floating dtype.
             layer: which one, from 0; None: the only one.
             reverse: the direction of it that runs backwards.
 

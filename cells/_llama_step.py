@@ -155,7 +155,7 @@ def _run_step(step, task, layers, sizes, settings, epsilon):  # type: ignore[no-
 
 @nogil_part
 def has_turns(positions, rows, num_turns):  # type: ignore[no-untyped-def]
-    """Return whether a table of so many positions' turns has those of all rows."""
+    """Return whether a table of this many positions' turns has those of all rows."""
     highest = 0
     for position in array_at(positions, rows, np.int32):
         highest = max(highest, position)
@@ -209,7 +209,7 @@ class _Words(NamedTuple):
             memory; 0 of another.
         model_at: where these words are.
         layers, sizes, settings: as ``run_layers`` takes them.
-        turns: of the layers' rotary positions.
+        turns: the tables of the layers' rotary positions.
         page: the shape of a page.
         keeps: what addresses point to.
     """
@@ -224,7 +224,7 @@ class _Words(NamedTuple):
     keeps: object
 
     def constants(self, num_positions: int, epsilon: float) -> tuple[list[int], object]:
-        """Return the words of a form for so many positions at least, and what they point to."""
+        """Return the words of a form for this many positions at least, and what they point to."""
         turns, bits = self.turns(num_positions - 1), int(np.float64(epsilon).view(np.int64))
         made = [self.model_at, self.layers.ctypes.data, len(self.layers), self.sizes.ctypes.data]
         made += [self.settings.ctypes.data, bits, turns.data_ptr(), len(turns), self.page[2], math.prod(self.page)]

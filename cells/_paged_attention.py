@@ -42,7 +42,7 @@ from cellrt.products.packed import fetch, touch
 from cellrt.products.vectors import FLOAT32, LANES
 
 TILE_QUERIES = 96
-"""Rows of a tile, a row for each head: scores and sums of so many stay in the second-level cache."""
+"""Rows of a tile, a row for each head: the scores and sums of this many stay in the second-level cache."""
 LEAST_PAGE = 8
 """Slots of a page from which on one tile takes its values from there; for less at once it takes longer than to line
 them up."""
@@ -73,7 +73,7 @@ def attend(constants, task):  # type: ignore[no-untyped-def]
 
 @nogil_part
 def _new_room(queries, head_dim):  # type: ignore[no-untyped-def]
-    """Return scratch memory of so many queries; one for all tiles, as most are small, and memory is soon what takes
+    """Return scratch memory of this many queries; one for all tiles, as most are small, and memory is soon what takes
     time.
 
     What lies behind ``head_dim`` in ``lined`` stays zero.

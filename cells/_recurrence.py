@@ -32,7 +32,7 @@ from cellrt.products.vectors import LANES
 
 _INDEX_BYTES = 8
 _PROJECT_ROWS = 96
-"""Step inputs are multiplied by their weight for so many rows together, over several steps if need be."""
+"""The rows of step inputs that are multiplied by their weight together, over several steps if need be."""
 _TILE_FLOATS = (CHUNK_ROWS + 2) * 4 * LANES
 """Room for the sums of a chunk and two spare rows, for units that do not fill a vector."""
 

@@ -26,7 +26,7 @@ from cellrt.definition.compiled_form import DONE, CompiledForm, TaskFunction, ar
 from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
 
 HISTORY, NUM_TENSORS = 2, 20
-"""The tensors of a task: ``x``, ``token``, and as of ``_sampling_step.py`` from ``history`` on."""
+"""The tensors of a task: ``x``, ``token``, and from ``history`` on those of ``_sampling_step.py``."""
 MEMORY_TENSORS = 9
 """``token``; of ``history`` pages, tables, lengths, positions; offsets, nodes, which are read; and the output."""
 

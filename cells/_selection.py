@@ -1,6 +1,6 @@
 """The likeliest of a row's numbers on a CPU without sorting it: the best k, or those that weigh so much together.
 
-The bound of so many is found by counting numbers by the leading bits of integers that rise with them, 11 bits at a
+The bound is found by counting numbers by the leading bits of integers that rise with them, 11 bits at a
 time: by the second 11 bits only those that begin as the bound does. What is far below is passed over by whole vectors.
 For the bound of so much weight, two bounds around it are first brought near each other by adding up what weighs more.
 """
@@ -120,7 +120,7 @@ def _has_between(typing_context: Any, x: Any, least: Any, most: Any) -> Any:
 
 @nogil_part
 def new_room(width):  # type: ignore[no-untyped-def]
-    """Return scratch memory for rows of so many numbers: values, their weights and places, keys and what those weigh,
+    """Return scratch memory for rows of this many numbers: values, their weights and places, keys and what those weigh,
     sums, and some of the values and their weights.
 
     Of values and weights there may be ``LANES`` more than there are, which are of no meaning.
@@ -219,7 +219,7 @@ def highest_with(values, weights, count, enough, room):  # type: ignore[no-untyp
 @nogil_part
 def keep_best(values, count, wanted, room):  # type: ignore[no-untyped-def]
     """Keep of whole rows the best ``wanted`` numbers and more, of which the highest of every ``LANES``th of a stretch
-    are as high as the bound of so many of these; of few numbers all. Returns how many."""
+    are as high as the bound of this many of these; of few numbers all. Returns how many."""
     places = np.empty(0, np.int64)
     stretches = count // STRIDE
     if wanted > stretches * LANES // 2:

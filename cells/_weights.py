@@ -118,7 +118,7 @@ def pack_with_bias(weight: Tensor, bias: Tensor | None, room: Tensor | None = No
 
 
 def pack_recurrent(gates: int) -> Callable[[Tensor, Tensor | None], tuple[PackedWeight, Tensor]]:
-    """Return a function that packs the recurrent half of a cell with so many gates, and its bias."""
+    """Return a function that packs the recurrent half of a cell with this many gates, and its bias."""
     return partial(_pack_recurrent, gates)
 
 

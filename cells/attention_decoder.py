@@ -42,9 +42,9 @@ class _AttentionDecoder(Decoder):
     """The base of the decoders with attention: all of a step but the kind of the layers.
 
     Args:
-        num_tokens, embedding_size, hidden_size, end_token, num_layers: as of ``EmbeddingLSTMDecoder``.
+        num_tokens, embedding_size, hidden_size, end_token, num_layers: see ``EmbeddingLSTMDecoder``.
         attention: default ``DotAttention()``, for which ``memory_size`` must be ``hidden_size``.
-        memory_size: of the encoder's rows; default ``hidden_size``.
+        memory_size: the size of the encoder's rows; default ``hidden_size``.
         input_feeding: whether the attended state is an input of the next step.
         return_logits, return_logprobs: see ``decoder.py``.
 

@@ -26,10 +26,10 @@ class Bridge(nn.Module):
     the same with the direction that runs backwards, ``Bridge({"h": ["h_l0_reverse"]}, {"h": layer}, nn.Tanh())``.
 
     Args:
-        sources: of each decoder state by name, the names of the encoder's: ``{"h": ["h_l0", "h_l0_reverse"]}``, or for
-            a decoder of several layers a list for each, ``{"h": [["h_l0"], ["h_l1"]]}``. States that are not named
+        sources: the names of the encoder's states for each of the decoder's: ``{"h": ["h_l0", "h_l0_reverse"]}``, or
+            for a decoder of several layers a list for each, ``{"h": [["h_l0"], ["h_l1"]]}``. States that are not named
             start with zeros; ``Bridge({})`` is none.
-        linear: of each decoder state a linear layer, or one for each of the decoder's layers; those without one are the
+        linear: a linear layer for a decoder state, or one for each of the decoder's layers. States without one are the
             encoder's states side by side.
         activation: what follows the linear layers, such as ``nn.Tanh()``.
 

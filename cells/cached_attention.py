@@ -43,11 +43,11 @@ def key_values(
     """Return the input of a cell for keys and values: a state that grows by those of each row.
 
     Args:
-        kv_heads, head_dim: of keys and values.
-        layers: one state for so many layers, each of which is named by its number; None: for one.
+        kv_heads, head_dim: the number and the size of the heads of keys and values.
+        layers: the number of layers of one state, each of which is named by its number; None: for one.
         dtype: float32, bfloat16 or float16.
         page_size: rows of a page.
-        only_read: of a cell that reads what another one appends (``cross_attention``).
+        only_read: for a cell that only reads what another one appends (``cross_attention``).
     """
     kind, before = (cellrt.pages if only_read else cellrt.grows), () if layers is None else (layers,)
     return kind(*before, 2, kv_heads, head_dim, dtype=dtype, page_size=page_size, page_dim=1 + len(before))
@@ -70,10 +70,10 @@ def cached_attention(
     Args:
         query: ``[rows, heads, head_dim]``, in the dtype of the state; ``heads`` a multiple of ``kv_heads``.
         key, value: ``[rows, kv_heads, head_dim]``.
-        state: of an input that ``key_values`` made.
+        state: the state, of an input that ``key_values`` made.
         layer: which of its layers, if it has layers.
         window: how many rows back, the row's own included; 0: to the beginning.
-        scale: of the scores; None: ``1 / sqrt(head_dim)``.
+        scale: the factor of the scores; None: ``1 / sqrt(head_dim)``.
 
     Return ``[rows, heads, head_dim]``. Raise ValueError for shapes and types that do not fit.
     """
@@ -113,7 +113,7 @@ def span_attention(
     """Return each row's attention to its own node's rows in this batch, with ``cellrt.span(whole=True)``: an
     encoder.
 
-    ``causal``: only those up to itself; the rest is as of ``cached_attention``.
+    ``causal``: only those up to itself; the rest: see ``cached_attention``.
     """
     spans = Spans(span.offsets, span.positions)
     return attend_rows(query, key, value, spans, Mask(causal, window), scale=scale)

@@ -129,7 +129,7 @@ class SamplingLanguageModel(nn.Module):
         biases: Tensor,
         mask: Tensor,
     ) -> SampledToken:
-        """``token`` and ``kv`` as of ``GreedyLanguageModel``, ``history`` int32 rows ``[]``; the rest as ``Asked``."""
+        """``token`` and ``kv``: see ``GreedyLanguageModel``, ``history`` int32 rows ``[]``; the rest as ``Asked``."""
         asked = Asked(settings, seed, stops, biases, mask)
         if (made := self._in_one_call.sample(self.model, token, kv, history, spans, asked, self.limits)) is not None:
             return made
@@ -197,7 +197,7 @@ def language_model(
     Args:
         model: its weights are copied.
         end_token: the one that ends a text, or several.
-        name: of the cell.
+        name: the name of the cell.
         page_size: tokens of a page.
         max_batch: most requests of a task.
         max_batch_rows: most tokens of a task; longer prompts are read in pieces.
@@ -227,7 +227,7 @@ class LayeredModel(NamedTuple):
         layers: x and the layer's growing state ``kv`` -> x.
         head: x -> as ``NextToken``. Of a model that samples it also reads the token, appends it to the growing state
             ``history``, and has as inputs what the request asks for.
-        memory: of a model that samples: appends tokens of a prompt to ``history``.
+        memory: the cell of a model that samples which appends the prompt's tokens to ``history``.
     """
 
     embed: Cell
@@ -318,7 +318,7 @@ class SamplingHead(nn.Module):
         biases: Tensor,
         mask: Tensor,
     ) -> SampledToken:
-        """``x`` ``[rows, hidden]`` of the tokens; the rest is as of ``Sampler``."""
+        """``x`` ``[rows, hidden]`` of the tokens; the rest: see ``Sampler``."""
         logits = self.head(self.norm(x))
         made: SampledToken = self.sampler(logits, token, history, spans, settings, seed, stops, biases, mask)
         return made

@@ -27,8 +27,8 @@ class LlamaSizes:
 
     Attributes:
         vocabulary, hidden, inner, layers, heads, kv_heads, head_dim: sizes; head_dim None: hidden / heads.
-        epsilon: of the norms.
-        rotary_base, scaling: of the rotary positions.
+        epsilon: the epsilon of the norms.
+        rotary_base, scaling: the base of the rotary positions, and their scaling.
         window: how far a row looks back (Mistral); 0: to the beginning.
         is_tied: the head is the embedding.
         has_bias: queries, keys and values have a bias (Qwen 2).

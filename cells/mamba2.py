@@ -36,9 +36,9 @@ class Mamba2Sizes:
 
     Attributes:
         vocabulary, hidden, layers, heads, head_dim, state: sizes; ``state`` is that of a head's matrix beside head_dim.
-        groups: of heads that share B and C.
+        groups: the number of groups of heads that share B and C.
         kernel: steps that a convolution sees.
-        epsilon: of the norms.
+        epsilon: the epsilon of the norms.
         bias, conv_bias: whether the linear layers, and the convolutions, have one.
         least_dt, most_dt: dt is kept between them.
         wide_residual: whether rows between layers are float32 whatever the weights are.
@@ -197,7 +197,7 @@ class SamplingHead(nn.Module):
         biases: Tensor,
         mask: Tensor,
     ) -> SampledToken:
-        """``x`` as a ``Step`` gives it, of the tokens; the rest is as of ``Sampler``."""
+        """``x`` as a ``Step`` gives it, of the tokens; the rest: see ``Sampler``."""
         made: SampledToken = self.sampler(self.head(x), token, history, spans, settings, seed, stops, biases, mask)
         return made
 
@@ -215,7 +215,7 @@ class RecurrentModel(NamedTuple):
         step: token and states -> x and the same states, which are carried.
         head: x -> as ``NextToken``. Of a model that samples it also reads the token, appends it to the growing state
             ``history``, and has as inputs what the request asks for; it makes a ``SampledToken``.
-        memory: of a model that samples: appends tokens of a prompt to ``history``.
+        memory: the cell of a model that samples which appends the prompt's tokens to ``history``.
     """
 
     step: Cell
@@ -237,7 +237,7 @@ def recurrent_language_model(
     Args:
         model: its weights are copied.
         end_token: the one that ends a text, or several.
-        name: of the cells.
+        name: the name with which the cells' names begin.
         page_size: tokens of a page, of a model that samples.
         max_batch: most requests of a task.
         sampling: whether requests say how tokens are chosen, and the most that they may ask for.

@@ -36,7 +36,7 @@ HALVES = torch.bfloat16, torch.float16
 
 @dataclass(frozen=True)
 class SamplingLimits:
-    """The most that a request may ask of a language model that samples: rows of so many numbers are kept for each.
+    """The most that a request may ask of a language model that samples: rows of this many numbers are kept for each.
 
     Attributes:
         biases: tokens with a bias.
@@ -92,7 +92,7 @@ class SampledToken(NamedTuple):
 
 
 def mask_words(vocabulary: int) -> int:
-    """Return how many words the mask of so many tokens has."""
+    """Return how many words the mask of this many tokens has."""
     return -(-vocabulary // compiled.MASK_BITS)
 
 
@@ -130,7 +130,7 @@ def ends_of(end_token: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def new_tokens(count: int, limits: SamplingLimits, device: torch.device) -> SampledToken:
-    """Return new outputs of so many rows, not chosen yet."""
+    """Return new outputs of this many rows, not chosen yet."""
     numbers = torch.zeros(count, dtype=torch.int64, device=device)
     stop = torch.zeros(count, dtype=torch.bool, device=device)
     tops = torch.full((count, limits.logprobs), -1, dtype=torch.int64, device=device)
@@ -177,12 +177,12 @@ def sample(
     """Return the next token of those rows of a task of which there are logits ``[chosen, tokens]``.
 
     Args:
-        logits: of the rows ``chosen`` int64.
-        asked: of all rows.
+        logits: the logits of the rows ``chosen``, int64.
+        asked: the options of all rows.
         history: the tokens of each text, int32, those of the rows among them.
         spans: the rows' steps in their request.
         ends: the tokens that end a text.
-        limits: as of the cell.
+        limits: those of the cell.
     """
     if logits.is_cpu and logits.dtype in HALVES:
         logits = logits.float()
@@ -342,7 +342,7 @@ class Sampler(nn.Module):
         mask: Tensor,
     ) -> SampledToken:
         """``logits`` ``[rows, vocabulary]`` of the rows' ``token`` int64 ``[rows]``, which are appended to ``history``;
-        the rest is as of ``Asked``."""
+        the rest: see ``Asked``."""
         history.append(token.to(torch.int32))
         asked = Asked(settings, seed, stops, biases, mask)
         if token.is_cpu and is_eager(token):

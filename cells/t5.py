@@ -28,10 +28,10 @@ class T5Sizes:
     Attributes:
         vocabulary, hidden, inner, layers, heads, head_dim: sizes.
         positions: the longest sequence that is taken.
-        buckets, max_distance: of the relative positions.
-        is_gated: whether the two linear layers are three, with GELU, as of version 1.1; else with ReLU.
-        epsilon: of the norms.
-        scale: of the rows behind the last norm.
+        buckets, max_distance: the parameters of the relative positions (``RelativePositions``).
+        is_gated: whether the two linear layers are three, with GELU, as in version 1.1; else with ReLU.
+        epsilon: the epsilon of the norms.
+        scale: the factor of the rows behind the last norm.
     """
 
     vocabulary: int

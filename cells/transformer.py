@@ -38,11 +38,12 @@ class Heads:
 
     Attributes:
         hidden: numbers of a row.
-        heads: of the query.
-        kv_heads: of keys and values; each serves as many neighbouring heads of the query. None: as many as ``heads``.
+        heads: the number of heads of the query.
+        kv_heads: the number of heads of keys and values; each serves several neighbouring heads of the query. None:
+            as many as ``heads``.
         head_dim: None: hidden / heads.
         bias: whether the query, key and value have one; ``out_bias``: whether the output has.
-        scale: of the scores; None: 1 / sqrt(head_dim).
+        scale: the factor of the scores; None: 1 / sqrt(head_dim).
     """
 
     hidden: int

@@ -29,7 +29,7 @@ class Projection(NamedTuple):
 
 
 class ProjectionTile(NamedTuple):
-    """A program computes the logits of so many rows and tokens, ``depth`` of the product at a time."""
+    """A program computes the logits of this many rows and tokens, ``depth`` of the product at a time."""
 
     rows: int
     tokens: int

@@ -107,7 +107,7 @@ class Tuner:
         use: the step.
         time_of: measures a call.
         executor: processes that build kernels ahead; None: each is built where it is first measured.
-        device: of the tensors.
+        device: the device of the tensors.
     """
 
     def __init__(self, use: Use, time_of: TimeOf, executor: Executor | None = None, device: str = "cuda") -> None:
@@ -168,7 +168,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--kind", nargs="*", choices=tuple(KINDS), default=USUAL_KINDS)
     parser.add_argument("--hidden", nargs="*", type=int, default=HIDDEN_SIZES)
     parser.add_argument("--rows", nargs="*", type=int, default=ROW_CLASSES)
-    parser.add_argument("--most-s", type=float, default=1200.0, help="no more is begun after so many seconds")
+    parser.add_argument("--most-s", type=float, default=1200.0, help="no more is begun after this many seconds")
     parser.add_argument("--copy-to", type=Path, help="folder that gets a copy of the file")
     parser.add_argument("--jobs", type=int, default=min(16, os.cpu_count() or 1), help="processes that build kernels")
     options = parser.parse_args(arguments)

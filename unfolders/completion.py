@@ -42,8 +42,8 @@ def complete(
     - ``allowed_tokens``: a list of the only tokens that are chosen, or bool ``[vocabulary]``;
     - ``answered``: how many tokens of the answer were made before, of which the prompt's last is the newest. Penalties
       of the answer and ``min_tokens`` count them;
-    - ``logprobs``: so many of the likeliest tokens of each step are results ``top_token`` and ``top_logprob``
-      ``[steps taken, most]``, the likeliest first; behind so many are -1 and minus infinity.
+    - ``logprobs``: this many of the likeliest tokens of each step are results ``top_token`` and ``top_logprob``
+      ``[steps taken, most]``, the likeliest first; behind these are -1 and minus infinity.
 
     With ``keep`` a session keeps what was read. The last token made has not been read then: the next prompt begins
     with it.

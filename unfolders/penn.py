@@ -17,7 +17,7 @@ class PennTree(NamedTuple):
     Attributes:
         parents: the number of each node's parent, -1 for the root, which is node 0.
         labels: what stands behind each opening bracket (a class, a tag); empty if a bracket stands there.
-        words: of each leaf its word, of inner nodes None.
+        words: the word of each leaf; None for inner nodes.
     """
 
     parents: list[int]

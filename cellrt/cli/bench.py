@@ -68,8 +68,8 @@ def bench_serve(
     save_result: Annotated[Path | None, typer.Option(help="File for the numbers, as JSON.")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")] = False,
 ) -> None:
-    """Send requests to a running server and measure latencies and throughput: at a rate, so many at a time, or at the
-    times that a file has."""
+    """Send requests to a running server and measure latencies and throughput: at a rate, a fixed number at a
+    time, or at the times that a file has."""
     try:
         from cellrt.planning.load import Load, arrival_times, check_served, send
     except ImportError as error:

@@ -16,7 +16,7 @@ MAX_NODES = 65_535
 
 def load_model(text: str) -> Unfolder:
     """Return a model by import path, file or name. Raise DefinitionError."""
-    from cellrt.process.named import source_of
+    from cellrt.process.model_names import source_of
     from cellrt.process.source import ModelSource
 
     return ModelSource(source_of(text)).load()
@@ -40,7 +40,7 @@ def read_lines(path: Path) -> dict[str, Any]:
 
 
 def read_requests(model: Unfolder, path: Path | None, count: int) -> list[Any]:
-    """Return so many requests, of a file of JSON lines again and again, or the model's example. Raise RequestError."""
+    """Return this many requests: a JSON file's lines over and over, or the model's example. Raise RequestError."""
     if path is None:
         return [model.example] * count
     from cellrt.core.processor import Processor

@@ -64,7 +64,7 @@ def check(
     with failing_well():
         from cellrt.engine.arena_sizes import ArenaBytes
         from cellrt.planning.checking import check as check_model
-        from cellrt.process.named import source_of
+        from cellrt.process.model_names import source_of
         from cellrt.serve.server_settings import Limits
 
         try:

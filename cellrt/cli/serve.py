@@ -270,7 +270,7 @@ def serve(
 ) -> None:
     """Serve models over HTTP: the Open Inference Protocol at /v2, their own and OpenAI's at /v1, /docs, /metrics."""
     try:
-        from cellrt.process.named import sources_of
+        from cellrt.process.model_names import sources_of
         from cellrt.serve.server_settings import Settings
         from cellrt.serve.supervisor import Supervisor
 

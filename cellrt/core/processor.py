@@ -167,7 +167,7 @@ class Processor:
         return int(self.tables.settings["policy_errors"][0])
 
     def add_kind(self, worker_rows: int, host_rows: int, is_paged: bool = False) -> int:
-        """Add a kind, at any time, with so many free rows at each worker and at the host; return its id.
+        """Add a kind, at any time, with this many free rows at each worker and at the host; return its id.
 
         ``is_paged``: its rows are pages (``pages.py``).
         """
@@ -414,7 +414,7 @@ class Processor:
         return [(int(slot["row"]), int(slot["kind"])) for slot in self.tables.slots[first : first + count]]
 
     def has_state(self, session: int, count: int) -> bool:
-        """Return whether a session of so many states, without a live request, has rows or pages: a new one has none."""
+        """Return whether a session of ``count`` states, without a live request, has rows or pages."""
         its = slice(session * tables.MAX_STATES, session * tables.MAX_STATES + count)
         return max(self._slot_rows[its].tolist()) >= tables.NUM_PERMANENT or any(self._slot_pages[its].tolist())
 

@@ -126,7 +126,7 @@ class Cell(Computation):
         that says beside which rows, and by which input.
 
         ``Engine.register`` does so for each new cell, and refuses one with such outputs unless it was made with
-        ``row_wise=False``. See ``company.py`` for what is tried, and ``row_wise.py`` for when they differ.
+        ``row_wise=False``. See ``mixing_trials.py`` for what is tried, and ``row_wise.py`` for when they differ.
         """
         return warn_unless_row_wise(self, depth=2)
 

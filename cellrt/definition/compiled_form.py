@@ -167,7 +167,7 @@ class CompiledForm(NamedTuple):
     def bind(self, num_rows: int, inputs: Mapping[str, CellInput]) -> tuple[Callable[[], int], dict[str, torch.Tensor]]:
         """Return a call that can be repeated and returns DONE or REFUSED, and the tensors that it writes to.
 
-        The arguments are as of ``run``.
+        The arguments are those of ``run``.
         """
         check_inputs(self.inputs, num_rows, inputs)
         sizes = np.array([num_rows])

@@ -28,11 +28,11 @@ class Computation:
         module: a module or function of its own (a snapshot).
         by_name: whether its inputs are passed by name, or in order.
         declaration: what is said of it.
-        name, inputs, outputs, carry, finite, max_batch, min_batch, batch_sizes, max_batch_rows, priority: of the
-            declaration.
+        name, inputs, outputs, carry, finite, max_batch, min_batch, batch_sizes, max_batch_rows, priority: the
+            declaration's.
         has_spans: whether it is told which rows are of one node.
         is_whole: whether it needs all steps of a chain at once.
-        places: of the outputs in their order, by name.
+        places: the place of each output in their order, by name.
         may_step: the inputs that may have a value for each step of a chain.
         written: the inputs that the module writes to in place, as far as it was seen to. It is given copies of these.
     """
@@ -271,7 +271,7 @@ def _is_changed_by(kind: type, name: str) -> bool:
 
 
 def _with_zeros(value: CellInput, count: int) -> CellInput:
-    """Return an input with so many more rows of zeros; of a ragged input, nodes without rows."""
+    """Return an input with this many more rows of zeros; of a ragged input, nodes without rows."""
     if isinstance(value, RaggedRows):
         return RaggedRows(value.values, torch.cat([value.offsets, value.offsets[-1:].expand(count)]))
     if isinstance(value, PagedRows | Spans):

@@ -26,7 +26,7 @@ class BatchSizes(NamedTuple):
         largest: the most.
         smallest: the fewest of a further task while others of the same type are submitted.
         supported: the numbers that the cell takes, in order; a task is padded to the next. Empty: any.
-        largest_rows: of a cell with spans the most rows, and the others count nodes; else as ``largest``.
+        largest_rows: for a cell with spans, the most rows, while the other numbers count nodes; else ``largest``.
     """
 
     largest: int

@@ -67,7 +67,7 @@ def cell(
             them). It may write to its inputs in place: it gets copies of those that it writes to in trials. These run
             on meta tensors and random rows, here and when a model is registered. A write that only other values bring
             about is not seen, and must not be.
-        inputs: of each input the shape without the row dimension (of float32 rows, ``(256,)`` or ``256``), or a spec
+        inputs: for each input the shape without the row dimension, ``(256,)`` or ``256`` for float32 rows, or a spec
             made by ``cellrt.rows``, ``cellrt.ragged``, ``cellrt.grows``, ``cellrt.pages`` or ``cellrt.span``, or
             ``cellrt.token``.
         name: default: the class or function's name.
@@ -75,10 +75,10 @@ def cell(
             that it measures them, at registration, to take clearly longer a row.
         min_batch: fewest rows of a further task while others of the same type are submitted.
         batch_sizes: the supported numbers of rows; a task is padded to the next. Default: any up to ``max_batch``.
-        max_batch_rows: of a cell with pages or spans, whose nodes may have many rows: the most rows of a task, and
-            ``max_batch`` is then the most nodes. Default: 512, ``max_batch`` if that is more, or
-            where a task takes sequences whole as many as the longest has, which the module says in an attribute
-            ``longest_span``. Others have no more than a worker's memory holds of its outputs (``arena_bytes``).
+        max_batch_rows: the most rows of a task of a cell with pages or spans, whose nodes may have many rows;
+            ``max_batch`` is then the most nodes. Default: 512, or ``max_batch`` if that is more. If a task takes
+            sequences whole: as many rows as the longest has, which the module says in an attribute ``longest_span``.
+            A task never has more rows than a worker's memory holds of its outputs (``arena_bytes``).
         priority: higher goes first. Default: from the type graph of the example request, later cells first.
         carry: which output each state input is carried from in chains and loops. Default: the output of its name.
         finite: outputs that must never be NaN or infinite; a request that makes one so fails.
@@ -190,7 +190,7 @@ def _are_in_order(function: Callable[..., Any], inputs: list[str]) -> bool:
 
 
 def _takes_any_name(function: Callable[..., Any], inputs: list[str]) -> bool:
-    """Return whether ``**`` takes those of the inputs that are no parameters, as of ``forward(self, x, **others)``."""
+    """Return whether ``**`` takes those of the inputs that are no parameters as in ``forward(self, x, **others)``."""
     kinds = _parameters_of(function).values()
     if inspect.Parameter.VAR_KEYWORD not in kinds or inspect.Parameter.VAR_POSITIONAL in kinds:
         return False

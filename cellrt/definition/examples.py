@@ -50,8 +50,9 @@ def random_inputs(specs: Iterable[RowSpec], rows: int, generator: torch.Generato
 
 
 def zero_nodes(specs: Iterable[RowSpec], nodes: int, rows: int, keys: int, device: str) -> list[CellInput]:
-    """Return zeros for each spec of a cell with pages or spans: so many nodes of so many rows each, behind which
-    there is room in pages for at least ``keys`` rows.
+    """Return zeros for each spec of a cell with pages or spans: ``nodes`` nodes of ``rows`` rows each.
+
+    Their pages have room for at least ``keys`` rows.
     """
     return [
         _nodes(spec, nodes, rows, -(-keys // max(1, spec.page_size)), device)
@@ -64,7 +65,7 @@ def zero_nodes(specs: Iterable[RowSpec], nodes: int, rows: int, keys: int, devic
 def random_nodes(
     specs: Iterable[RowSpec], nodes: int, rows: int, before: int, generator: torch.Generator
 ) -> list[CellInput]:
-    """Return random rows for a cell with pages or spans: so many nodes, each of so many rows behind so many others.
+    """Return random rows for a cell with pages or spans: ``rows`` rows a node, which has ``before`` already.
 
     No two nodes share a page. Numbers are as ``random_inputs`` has them.
     """
@@ -90,7 +91,7 @@ def random_nodes(
 
 
 def _nodes(spec: RowSpec, nodes: int, rows: int, num_pages: int, device: str) -> PagedRows | Spans:
-    """Return so many nodes of so many rows, the first of their chains, with tables of so many pages."""
+    """Return nodes of ``rows`` rows each, the first of their chains, with tables of ``num_pages`` pages each."""
     offsets = rows * torch.arange(nodes + 1, dtype=torch.int32, device=device)
     of_rows = torch.arange(nodes, dtype=torch.int32, device=device).repeat_interleave(rows)
     steps = torch.arange(rows, dtype=torch.int32, device=device).repeat(nodes)

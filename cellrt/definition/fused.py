@@ -27,7 +27,7 @@ class SpannedRows(NamedTuple):
     """Rows that the device counts: row k is ``values[rows[span[0] + k]]``, for k below ``span[1]``.
 
     Attributes:
-        values, rows: as of ``IndexedRows``. What ``rows`` has beside them may name no row, and is not to be written.
+        values, rows: see ``IndexedRows``. What ``rows`` has beside them may name no row, and is not to be written.
         most: rows that there may be, which the host knows.
         span: int64 ``[2]`` contiguous on the same device: the first, and how many there are.
     """

@@ -22,7 +22,7 @@ class Refused(NamedTuple):
     """An index outside of the table it was looked up in.
 
     Attributes:
-        input: of the cell, that it came from; empty: from none of them as it is.
+        input: the cell's input that the index came from; empty: it is none of the inputs as they are.
         token, rows: the index, and how many the table has.
     """
 

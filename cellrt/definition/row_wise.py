@@ -2,8 +2,8 @@
 
 The runtime needs this, and nothing else would show a violation: a cell that subtracts the mean of its rows, or uses one
 scale for all of them, runs without an error. So a cell is tried once, on a few random rows together and on some of them
-alone (``company.py``). The trial also notes which inputs the cell writes to, as does the trial where it was defined
-(``trial.py``). A cell that raises on all rows is reported, too, if it was tried on meta tensors alone before.
+alone (``mixing_trials.py``). The trial also notes which inputs the cell writes to, as does the trial at the cell's
+definition (``trial.py``). A cell that raises on all rows is reported, too, if only meta tensors were tried before.
 
 A difference by rounding is no influence. A row is judged by its own largest value, not by its neighbours'. It is also
 judged by what the cell makes of inputs that differ in their last places. A cell that amplifies these, as a sine of
@@ -20,9 +20,18 @@ import torch
 from torch import nn
 from torch.overrides import TorchFunctionMode
 
-from cellrt.definition.company import COMPANIES, HALVES, Company, draw, lone_row_of, most_rows, nudged, repeated
 from cellrt.definition.computation import Computation, count_rows, cut
 from cellrt.definition.examples import random_inputs, zero_inputs
+from cellrt.definition.mixing_trials import (
+    HALVES,
+    MIXING_TRIALS,
+    MixingTrial,
+    draw,
+    lone_row_of,
+    most_rows,
+    nudged,
+    repeated,
+)
 from cellrt.definition.modes import workers_modes
 from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spec import CellInput, copy_input
@@ -31,7 +40,7 @@ from cellrt.errors import DefinitionError
 
 TRIAL_ROWS = 3
 NUM_DRAWS = 3
-"""An output must differ on so many draws of rows: once may be a choice between two that are as good as equal."""
+"""The number of draws of rows on which an output must differ: once may be a choice between two equal values."""
 TOLERANCE = 0.05
 """The tolerance, as a part of a row's largest value, for the precision of bfloat16: several roundings of a product."""
 FINE_TOLERANCE = 0.002
@@ -69,20 +78,20 @@ def influences_of(cell: Computation) -> dict[str, str]:
     looked_at = {name for name, spec in cell.outputs.items() if spec.dtype.is_floating_point or not has_halves}
     generator, specs = torch.Generator().manual_seed(0), list(cell.inputs.values())
     with torch.device("cpu"), torch.random.fork_rng(devices=[]):  # what is drawn changes nobody else's numbers
-        has_ones = _raised_by(cell, draw(COMPANIES[0], specs, min(2, cell.max_batch), True, generator)) is None
+        has_ones = _raised_by(cell, draw(MIXING_TRIALS[0], specs, min(2, cell.max_batch), True, generator)) is None
         found = dict.fromkeys(looked_at & _fickle_outputs(cell, has_halves), FICKLE)
-        for company in COMPANIES:
-            rows, differing = most_rows(company, specs, cell.max_batch), dict.fromkeys(looked_at - found.keys())
+        for trial in MIXING_TRIALS:
+            rows, differing = most_rows(trial, specs, cell.max_batch), dict.fromkeys(looked_at - found.keys())
             inputs: list[CellInput] = []
             for _ in range(NUM_DRAWS):
                 if differing:
-                    inputs = draw(company, specs, rows, has_ones, generator)
-                    some = [row for row in range(min(company.alone, rows)) if _counts(cell, company, inputs, row)]
+                    inputs = draw(trial, specs, rows, has_ones, generator)
+                    some = [row for row in range(min(trial.alone, rows)) if _counts(cell, trial, inputs, row)]
                     now = _differences(cell, inputs, some, has_halves, generator) if some else {}
                     differing = {name: now[name] for name in differing if name in now}
             for name, difference in differing.items():
                 assert difference is not None
-                found[name] = MIXING + _influence(cell, name, company, inputs, difference, has_halves, generator)
+                found[name] = MIXING + _influence(cell, name, trial, inputs, difference, has_halves, generator)
     return {name: found[name] for name in cell.outputs if name in found}
 
 
@@ -123,7 +132,7 @@ def _hint(module: object) -> str:
 
 
 def warn_if_it_raises(cell: Computation, depth: int) -> bool:
-    """Return whether the cell raises on a few random rows; a RuntimeWarning that points at the caller so many calls
+    """Return whether the cell raises on a few random rows; a RuntimeWarning that points at the caller this many calls
     above.
 
     No more than that: these may be no rows of this cell. One that lies on a device is not tried.
@@ -190,11 +199,11 @@ def _raised_by(cell: Computation, inputs: Sequence[CellInput]) -> BaseException 
     return None
 
 
-def _counts(cell: Computation, company: Company, inputs: Sequence[CellInput], row: int) -> bool:
+def _counts(cell: Computation, trial: MixingTrial, inputs: Sequence[CellInput], row: int) -> bool:
     """Return whether a row is one of this cell's: zeros, or numbers so large or small, may be none, and then make it
     raise.
     """
-    if company.scales == (1.0,):
+    if trial.scales == (1.0,):
         return True
     return _outputs(cell, [lone_row_of(value, row) for value in inputs]) is not None
 
@@ -242,7 +251,7 @@ def _most_different(row: int, rows: Sequence[int], together: torch.Tensor, alone
 def _influence(
     cell: Computation,
     name: str,
-    company: Company,
+    trial: MixingTrial,
     inputs: list[CellInput],
     difference: _Difference,
     has_halves: bool,
@@ -260,7 +269,7 @@ def _influence(
         ]
         return name in _differences(cell, given, [row], has_halves, generator)
 
-    beside, of = f"rows {company.beside}", ""
+    beside, of = f"rows {trial.beside}", ""
     if differs(None):
         beside = f"{count - 1} rows equal to it"
     elif responsible := [key for key in cell.inputs if differs(key)]:

@@ -36,7 +36,7 @@ class _Call(NamedTuple):
 
     Attributes:
         function: the C function.
-        words: of a task, with all that is the same in each.
+        words: the words of a task that are the same in each task.
         tables, by_row: which of its tensors are tables, and which have a row for each of the batch.
         least_rows: fewer are filled up with a row of no node.
         keeps: what must live as long.
@@ -66,7 +66,7 @@ class SpanForm(CompiledForm):
         least_rows: int = 1,
         origin: str = "written by hand",
     ) -> SpanForm:
-        """Return the form of a function, as of ``CompiledForm``.
+        """Return the form of a function (see ``CompiledForm``).
 
         Args:
             function, inputs, outputs, constants, keeps, origin: see there.
@@ -98,7 +98,7 @@ class SpanForm(CompiledForm):
         return self._call.least_rows
 
     def words_with(self, num_pages: Mapping[str, int]) -> NDArray[np.int64]:
-        """Return the words of a task, with all that is the same in each; the inputs that grow have so many pages in
+        """Return the words of a task, with all that is the same in each; the inputs that grow have this many pages in
         all.
         """
         words, number = self._call.words.copy(), 0

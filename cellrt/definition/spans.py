@@ -53,7 +53,7 @@ class PagedRows(NamedTuple):
         nodes: ``[rows]`` int32: the node of each row of the batch.
         positions: ``[rows]`` int32: the row of the state that each row of the batch appends; zeros if it appends none.
         is_read: ``[rows]`` bool: whether anybody reads an output of the row; of others a cell may return anything.
-        page_dim: as of the cell's input.
+        page_dim: that of the cell's input.
     """
 
     pages: torch.Tensor

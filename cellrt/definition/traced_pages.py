@@ -37,7 +37,7 @@ class PagesAreReadError(Exception):
 class TracedPages(PagedRows):
     """A state that grows, while a program is traced. One operator on it comes after the other, as they were called.
 
-    ``layer`` is None where there are no layers; ``bias`` is as of ``cellrt.kernels``' ``Mask``.
+    ``layer`` is None where there are no layers; ``bias``: see ``Mask`` of ``cellrt.kernels``.
     """
 
     after: Tensor

@@ -40,7 +40,7 @@ class Options:
         words: how many words each server gets at each load.
         rate: words per second; None: two loads, 70% of what one at a time takes and 70% of what cellrt takes.
         workers: threads that compute, in each of the servers; None: one a core.
-        seed: of the choice of words and of the arrivals.
+        seed: the seed for drawing words and arrivals.
         timeline: where the picture goes; .png or .svg.
         is_quick: shorter measurements of the capacities.
     """

@@ -58,7 +58,7 @@ class ArenaSizes:
 
     Args:
         given: the engine's options.
-        num_workers: of the engine.
+        num_workers: the number of the engine's workers.
         free_at_worker: returns the bytes that are free for the arenas of a worker in memory of its own; None: its
             arenas are in the host's memory.
     """

@@ -44,7 +44,7 @@ class Awaited:
             then()
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait for the answer; return False if none was given within so many seconds.
+        """Wait for the answer; return False if none was given within this many seconds.
 
         The end of an engine or a connection gives an answer, too.
         """
@@ -63,7 +63,7 @@ class Bell:
         """The lock of each thread that waits, held until the bell rings."""
 
     def wait_for(self, is_so: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait until a condition is true; return False if it is not after so many seconds."""
+        """Wait until a condition is true; return False if it is not after this many seconds."""
         end_s = None if timeout is None else time.monotonic() + timeout
         while not is_so():
             left_s = LOOK_EVERY_S if end_s is None else min(LOOK_EVERY_S, end_s - time.monotonic())

@@ -37,8 +37,8 @@ def explained(
     Args:
         error, cell_type: the cell's error, and its type.
         whose: the session or model, for the error.
-        program: of the request's graph.
-        tables, subgraph: of the processor, where the task that failed is not complete yet, and the row's subgraph.
+        program: the program of the request's graph.
+        tables, subgraph: the processor's tables, in which the failed task is not complete yet, and the row's subgraph.
         host: the rows that came with requests.
     """
     refused, inputs, token = _refused(cell_type.cell, str(error))

@@ -28,7 +28,7 @@ class Crew:
 
     Args:
         processor: forms their tasks.
-        workers: of the engine; a worker that is replaced changes in this list.
+        workers: the engine's workers; a replacement takes the index of the worker that died.
         queue_depth: tasks that a worker may have before the next is formed.
         copy: copies a page of a kind from one handle to another.
         evict: frees rows and pages of sessions that are idle; returns False if there are none, or none may be evicted.
@@ -54,7 +54,7 @@ class Crew:
         """True if a worker must be checked even if nothing happens."""
         self.is_closing = self.has_workers = False
 
-    def hire(self, make: Callable[[int], Worker], count: int) -> None:
+    def start(self, make: Callable[[int], Worker], count: int) -> None:
         """Start workers at locations 1 to ``count``, made by a function that may be called again for a location."""
         self._make = make
         self._workers.extend(make(location) for location in range(1, count + 1))
@@ -101,7 +101,7 @@ class Crew:
             if not worker.is_alive() and location not in self._lost and not (self.is_closing and worker.error is None)
         ]
 
-    def bury(self, location: int) -> tuple[BaseException | None, list[Launch] | None]:
+    def replace(self, location: int) -> tuple[BaseException | None, list[Launch] | None]:
         """Replace a dead worker if that is possible; return the error that killed it, and the tasks that it died in.
 
         The tasks that it had not begun are run by another worker, or by its successor. None instead of tasks: there is

@@ -30,7 +30,7 @@ class Due(NamedTuple):
         return min(self.done_s, self.begun_s)
 
     def after(self, passed_s: float) -> Due:
-        """Return the seconds that are left after so many.
+        """Return the seconds that are left after this many.
 
         It is at least a moment, as the request has not ended while it waits.
         """

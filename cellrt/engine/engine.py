@@ -15,8 +15,8 @@ from cellrt.core.scheduling.policies import POLICIES
 from cellrt.core.scheduling.policy import Policy, policy_of
 from cellrt.core.state.settings import Limits, SchedulerSettings
 from cellrt.engine.arena_sizes import ArenaBytes, ArenaSizes
+from cellrt.engine.cell_compiler import CellCompiler, CompileMode
 from cellrt.engine.compilation import warm_up_told
-from cellrt.engine.compiling import CellCompiler, CompileMode
 from cellrt.engine.due import Due
 from cellrt.engine.explanation import explain, explain_request
 from cellrt.engine.frozen import HEAP
@@ -68,7 +68,7 @@ class Engine(Serving):
         threads_per_worker: torch threads of each worker. One is best unless there is a single worker.
         policy: order of requests: a ``Policy``, the name of one that is there, or "module:attribute"; default
             "batchmaker".
-        settings: of the scheduler, with a switch for each of its optimisations.
+        settings: the scheduler's settings, with a switch for each of its optimisations.
         limits: sizes of the tables.
         sessions: how many sessions are kept, where, and for how long.
         arena_bytes: memory for the rows of one kind (shape and dtype) at each worker; the host, which holds inputs and
@@ -91,8 +91,8 @@ class Engine(Serving):
         freeze: after each registration collect garbage and freeze what is left (``gc.freeze``), so that no collection
             stops all threads while serving. It holds for the whole process, until the last such engine is closed, and
             so is off unless asked for; processes of cellrt's own do it (``EngineProcess``, ``cellrt serve``).
-        trace: keep a timeline (see ``timeline``); costs memory for every task. A number: of the last so many tasks and
-            requests.
+        trace: keep a timeline (see ``timeline``); costs memory for every task. A number: only of this many of the
+            last tasks and requests.
         debug: check every invariant whenever nothing runs (slow), and write the last events to standard error if the
             process crashes.
     """

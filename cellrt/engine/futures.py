@@ -163,7 +163,7 @@ class Outcomes:
     Each request gets its outcome once, from the holder of the turn. Any thread may ask for futures.
 
     Args:
-        owner: of the futures; forgotten when all have ended.
+        owner: the engine or connection that made the futures; forgotten when all have ended.
         first_number: the first request's number in its engine; the others follow it.
         count: how many they are.
     """

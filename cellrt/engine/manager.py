@@ -126,7 +126,7 @@ class Manager:
         watch_events(self._processor)
         if self._debug:
             write_at_a_crash()
-        self._crew.hire(make_worker, count)
+        self._crew.start(make_worker, count)
         if is_built():
             self._door.fast_path = self.fast_path = FastPath(self._models, self, self._crew, self._door)
         self.turns.start()
@@ -164,7 +164,7 @@ class Manager:
         for location, done in self._crew.poll():
             self._complete(location, done)
         for location in dead:
-            self._bury(location)
+            self._handle_dead_worker(location)
         self.requests.expire(self._clock_ns())
         stored(self.turns.words, HEARD, self.turns.words.item(CALLED))
         self.requests.join()
@@ -190,7 +190,7 @@ class Manager:
         self._replies.tell()
         self.room.note_place()
         if self._retired or self._drains:
-            self._look_who_is_gone()
+            self._release_retired_models()
         if self.after_turn is not None:
             self.after_turn()
 
@@ -319,7 +319,7 @@ class Manager:
             self.turns.wake()
 
     def close(self, timeout: float) -> bool:
-        """End requests and threads; return False if a thread has not ended after so many seconds."""
+        """End requests and threads; return False if a thread has not ended after this many seconds."""
         end_s = time.monotonic() + timeout
         workers = list(self.workers)
         with suppress(EngineClosedError, TimeoutError):
@@ -339,7 +339,7 @@ class Manager:
         return has_ended
 
     def drain(self, timeout: float | None) -> bool:
-        """Wait until nothing is unfinished; return False after so many seconds, or if the engine failed."""
+        """Wait until nothing is unfinished; return False after this many seconds, or if the engine failed."""
         drained, end_s = Awaited(), None if timeout is None else time.monotonic() + timeout
         try:
             if self.turns.call(lambda: self._note_drain(drained), A_TURN_S if timeout == 0 else timeout):
@@ -459,10 +459,10 @@ class Manager:
             self._replies.trace.complete(row, location, self._registry.name_of(int(row["cell_type"])), done)
         self.requests.take_notices(notices)
 
-    def _bury(self, location: int) -> None:
+    def _handle_dead_worker(self, location: int) -> None:
         """Fail what a dead worker ran, once; also the rest of its work, unless another worker takes its place."""
         self.requests.tell_by_door()
-        cause, begun = self._crew.bury(location)
+        cause, begun = self._crew.replace(location)
         error = DeviceError(f"worker {location} died: {type(cause).__name__}: {cause}")
         error.__cause__ = cause
         if begun is not None:
@@ -479,7 +479,7 @@ class Manager:
             self.requests.end_early_all(error)
             self.turns.wake()  # wakes the timekeeper, which checks regions from now on
 
-    def _look_who_is_gone(self) -> None:
+    def _release_retired_models(self) -> None:
         """Free retired models that no request or session needs; wake the threads that wait for the last request."""
         if self._processor.num_left_behind:
             return

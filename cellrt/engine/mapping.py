@@ -70,7 +70,7 @@ class Flight:
         return min(TOGETHER, most - count) if 4 * count <= 3 * most else 0
 
     def add(self, outcomes: Sequence[RequestFuture | CellrtError]) -> None:
-        """Take in requests that were submitted, or refused with an error of their own."""
+        """Add requests that were submitted, or refused with an error of their own."""
         for outcome in outcomes:
             number = self._num_added
             self._num_added += 1
@@ -141,7 +141,7 @@ class _Taken(NamedTuple):
 
 
 def _take(source: Iterator[Any], count: int, is_list: bool) -> _Taken:
-    """Take at most so many items, fewer from a slow source, as they are when they are given.
+    """Take at most this many items, fewer from a slow source, as they are when they are given.
 
     A source that is no list may change them when it is asked for the next.
     """

@@ -20,7 +20,7 @@ class Need(NamedTuple):
     """A request's need of one kind, and how much of that kind there is.
 
     Attributes:
-        spec: of the rows, or of the pages.
+        spec: the spec of the rows, or of the pages.
         worker, host: rows at each worker and at the host; for pages, those that it may need, and 0.
         there: rows, or pages, at each worker.
         there_host: the same at the host.
@@ -44,7 +44,7 @@ class Need(NamedTuple):
 
     @property
     def is_met(self) -> bool:
-        """True if an empty engine has so many."""
+        """True if an empty engine has this many."""
         return self.worker <= self.there and self.host <= self.there_host
 
     def lacking(self) -> str:

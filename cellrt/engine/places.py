@@ -52,7 +52,7 @@ class Places:
 
     Attributes:
         owner, limit: the name of what it belongs to, for errors; the requests and rows that may be unfinished.
-        address: of its counts, a row of ``queues``, for compiled code.
+        address: the address of its counts, a row of ``queues``, for compiled code.
     """
 
     __slots__ = ("_num_accepted", "_row", "_rows_accepted", "address", "limit", "owner")
@@ -84,14 +84,14 @@ class Places:
         return int(row[QUEUE_ROWS_TAKEN] + row[QUEUE_ROWS_COME] - row[QUEUE_ROWS_ENDED])
 
     def has_room(self, size: Size) -> bool:
-        """Return whether so many more may be handed in now."""
+        """Return whether this many more may be handed in now."""
         (requests, rows), (most_requests, most_rows) = size, self.limit
         if most_requests is not None and self.num_unfinished + requests > most_requests:
             return False
         return most_rows is None or self.num_rows + rows <= most_rows
 
     def check(self, size: Size) -> None:
-        """Raise OverloadError if so many do not fit now."""
+        """Raise OverloadError if this many do not fit now."""
         unfinished = self.num_unfinished, self.num_rows
         for what, wanted, there, limit in zip(Size._fields, size, unfinished, self.limit):
             if limit is not None and there + wanted > limit:
@@ -100,7 +100,7 @@ class Places:
                 raise OverloadError(f"{there} {what} are unfinished, {self.owner} takes {limit}{more} {hint}")
 
     def check_ever(self, size: Size) -> None:
-        """Raise RequestTooLargeError if so many will never fit."""
+        """Raise RequestTooLargeError if this many will never fit."""
         for what, wanted, limit in zip(Size._fields, size, self.limit):
             if limit is not None and wanted > limit:
                 mend = f"hand in fewer, or make {OPTIONS[what]} {wanted} or more"
@@ -217,7 +217,7 @@ class Room:
         """Wait, holding the gate, until it is the turn and there are as many places in each queue as are needed there.
 
         Args:
-            wanted: of the engine and then of models.
+            wanted: the queues in which places are needed, with how many: the engine's first, then those of models.
             end_s: when to give up, on the monotonic clock; None: never.
             is_over: returns whether no request ends any more.
 

@@ -18,7 +18,7 @@ def default_priorities(program: bytes, cells: Mapping[int, Cell]) -> dict[int, i
 
     Args:
         program: the recorded program of the example.
-        cells: of the model, by type id.
+        cells: the cells of the model, by type id.
     """
     nodes = CellGraph(program, cells).to_networkx()
     graph: nx.DiGraph = nx.DiGraph()

@@ -57,13 +57,13 @@ class RegionClient(Protocol):
     """A client in another process, as its connection knows it. All are called in turns."""
 
     def ends_of(self, id: int) -> Callable[[RequestGroup], Ends]:
-        """Return what makes who is told how a request ends, with which Python goes on."""
+        """Return a function that makes the receiver of a request's end, for a request that Python goes on with."""
 
     def return_request(self, returned: Returned) -> None:
         """Take back a request, to be submitted as by a message."""
 
     def note_broken(self) -> None:
-        """Take in that what the client handed in does not fit."""
+        """Note that the client handed in data that is no valid request."""
 
 
 class _Known(NamedTuple):
@@ -82,9 +82,9 @@ class Regions:
     """The regions of an engine's clients. What is not said to be for any thread is for the holder of the turn.
 
     Args:
-        processor: of the engine.
+        processor: the processor of the engine.
         places: the engine's queue.
-        manager: of the engine, for requests that Python goes on with.
+        manager: the engine's manager, for requests that Python goes on with.
     """
 
     def __init__(self, processor: Processor, places: Places, manager: Canceller) -> None:
@@ -126,7 +126,7 @@ class Regions:
         """Let a client name what runs for its requests; return the number, or 0 if there are too many, or requests of
         this plan do not go by a region. By one thread at a time, under the gate.
 
-        ``tensors``: kind and bytes of each of a request's tensors; ``binding``: as of ``forget``.
+        ``tensors``: kind and bytes of each of a request's tensors; ``binding``: see ``forget``.
         """
         queue = self._queue_of_model(model)
         if len(tensors) > MAX_TENSORS or len(self._known[at]) >= MAX_PLANS or queue < 0:

@@ -20,8 +20,8 @@ from cellrt.definition.spec import RowSpec
 from cellrt.definition.trial import INSTEAD
 from cellrt.engine.announce import Announcement
 from cellrt.engine.arena_sizes import ArenaSizes, NumRows
+from cellrt.engine.cell_compiler import CellCompiler
 from cellrt.engine.compilation import compilation_told
-from cellrt.engine.compiling import CellCompiler
 from cellrt.engine.discovery import Discovery
 from cellrt.engine.places import QueueLimit
 from cellrt.engine.priorities import default_priorities
@@ -52,7 +52,7 @@ class Registrar:
     """Adds models to an engine; one thread at a time.
 
     Args:
-        registry, processor, arenas, compiler: of the engine; arenas by location, the host first.
+        registry, processor, arenas, compiler: those of the engine; arenas by location, the host first.
         shared: what workers share that are processes, if any.
         sizes: chooses the number of rows of each kind.
         device: where cells are measured; None: the CPU.

@@ -37,12 +37,12 @@ class Plan:
         program: the recorded program (``core/templates/program.py``).
         template, results, states: those of the graph.
         answers: the results that compiled code copies to clients.
-        lengths_address: of the lengths of the template.
-        readers: of their results; graphs whose results lie alike, whatever their lengths, have the same.
+        lengths_address: the address of the template's lengths.
+        readers: the readers of the results. Graphs whose results have the same layout share them.
         answered_with: plans that have the same object may be answered together: the graphs differ in lengths alone.
-        stepped: of results of every step: name, kind and positions.
-        kindred: the template, if its requests may be admitted together with those of other lengths; None: with any
-            request that has no lengths.
+        stepped: the name, kind and positions of each result that has a row for every step.
+        admission_group: the template, whose requests may be admitted together whatever their lengths; None for a
+            graph without lengths, whose requests may be admitted with any others of this kind.
         num_nodes: nodes of the graph; a loop counts as its step limit.
         comes_again: True if a second request has the same graph.
         prepared: the object that hands in its requests without Python (``fast_path.py``). None: it is not made yet;
@@ -50,10 +50,10 @@ class Plan:
     """
 
     __slots__ = (
+        "admission_group",
         "answered_with",
         "answers",
         "comes_again",
-        "kindred",
         "lengths_address",
         "num_nodes",
         "prepared",
@@ -69,11 +69,11 @@ class Plan:
         self.template, self.num_nodes, self.answered_with = template, template.num_steps, answered_with
         self.program, _, self.results, self.states = recorded
         _, self.readers, self.answers, self.stepped = its
-        self.lengths_address, self.kindred = 0, None
+        self.lengths_address, self.admission_group = 0, None
         self.comes_again = False
         self.prepared: Any = None
         if template.lengths.size:
-            self.lengths_address, self.kindred = int(template.lengths.ctypes.data), template.template
+            self.lengths_address, self.admission_group = int(template.lengths.ctypes.data), template.template
 
     @property
     def num_bytes(self) -> int:
@@ -204,8 +204,8 @@ class Registry:
     def _most_task_rows(self, cell: Cell, outputs: Sequence[Port]) -> int:
         """Return the most rows of tasks of a cell whose nodes may have several.
 
-        The module's results for so many rows take no more memory than a worker has for such rows. A cell that needs all
-        rows of a node at once keeps its own limit.
+        The module's results for this many rows take no more memory than a worker has for such rows. A cell that needs
+        all rows of a node at once keeps its own limit.
         """
         if not cell.has_spans or cell.is_whole:
             return cell.max_batch_rows
@@ -251,7 +251,7 @@ class Model:
         plans_by_program: the plans of its requests' graphs, by their programs.
         states: the states that a session of the model keeps; from the example.
         origin: where it came from.
-        priorities: of its cells, by name, as chosen where it was registered.
+        priorities: the priorities of its cells that were chosen at registration, by name.
         max_batch: most rows of a task, by the names of cells, as chosen there.
         num_live: requests accepted and not ended; written in turns.
         num_sessions: open sessions.

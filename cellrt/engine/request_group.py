@@ -248,7 +248,7 @@ class RequestGroup:
         self._manager.have_told()
 
     def num_rows(self, count: int) -> int:
-        """Return the nodes of so many requests; a loop counts as its step limit."""
+        """Return the nodes of this many requests; a loop counts as its step limit."""
         rows: int = self.plan.num_nodes * count
         return rows
 
@@ -310,7 +310,7 @@ class RequestGroup:
         return [number for number, state in enumerate(self.states) if state < LiveState.ENDING]
 
     def waiting(self, most: int) -> Sequence[int]:
-        """Return the numbers of the first requests that wait for room, at most so many."""
+        """Return the numbers of the first requests that wait for room, at most this many."""
         first, end = self.next, self.count
         if end == 1:
             return ALONE
@@ -330,7 +330,7 @@ class RequestGroup:
             (self.priority, self.client) == (other.priority, other.client)
             and (self.sessions is None) == (other.sessions is None)
             and self.channel is other.channel is None
-            and self.plan.kindred is other.plan.kindred
+            and self.plan.admission_group is other.plan.admission_group
         )
 
 

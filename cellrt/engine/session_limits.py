@@ -19,7 +19,7 @@ class SessionLimits:
         max_sessions: sessions that may be open at once; ``Engine.session`` raises OverloadError beyond.
         max_resident: sessions that may have their state at a worker; the others' is in host memory. None: as many as
             there are rows for.
-        idle_timeout_s: a session that was idle for so many seconds is closed. None: never.
+        idle_timeout_s: a session that was idle for this many seconds is closed. None: never.
         max_saved_bytes: host memory that the states may take which are not at a worker, in bytes, beside the arenas.
             None: a quarter of what is free when the engine is made.
         when_full: what happens when there is no room for one more such state: "close" closes the sessions that were

@@ -250,7 +250,7 @@ class Sessions:
                     self.evict(oldest)
 
     def _oldest(self, most: int) -> list[SessionRecord]:
-        """Return the sessions idle longest that have state at a worker, at most so many."""
+        """Return the sessions idle longest that have state at a worker, at most this many."""
         return list(islice((record for record in self._resident if not self.leases.is_in_use(record)), most))
 
     def evict(self, record: SessionRecord) -> bool:
@@ -281,7 +281,7 @@ class Sessions:
         return int(sum(row_bytes[: len(rows)]) + sum(its.length * size // one.page_size for one, size, its in grown))
 
     def _has_room_for(self, num_bytes: int, record: SessionRecord) -> bool:
-        """Return whether so many bytes of a session may be saved; close sessions idle longest to make room."""
+        """Return whether this many bytes of a session may be saved; close sessions idle longest to make room."""
         most = self.max_saved_bytes - num_bytes + self._saved.bytes_of(record)
         while 0 <= most < self.saved_bytes and self.limits.when_full == CLOSE:
             oldest = self._saved.longest_idle(record)
@@ -295,7 +295,7 @@ class Sessions:
         self.end(record, SessionError(f"{record} has expired: {self.why_full(num_bytes)}, and it was idle longest"))
 
     def why_full(self, num_bytes: int | None = None) -> str:
-        """Return which limit the saved states have reached, when one of so many bytes was to be saved."""
+        """Return which limit the saved states have reached, when one of this many bytes was to be saved."""
         wanted = "more" if num_bytes is None else f"{num_bytes:,} more"
         return (
             f"states of idle sessions take {self.saved_bytes:,} bytes of host memory, {wanted} were to go there, and "
@@ -416,7 +416,7 @@ class Sessions:
             copy_page(self._arenas, *copied)
 
     def cut_back(self, record: SessionRecord, rows: int) -> None:
-        """Cut an idle session back to so many rows of its growing states; end one that has fewer, or other states.
+        """Cut an idle session back to this many rows of its growing states; end one that has fewer, or other states.
 
         Only a page that it shares with others, and that its next row goes to, is copied. If there is no room for that,
         the remaining rows go to host memory.

@@ -37,7 +37,7 @@ class Sleeper:
         self._words[self._at] = _ASLEEP
 
     def sleep(self, word_at: int, seconds: float | None) -> None:
-        """Sleep until it is woken, a signal comes or so many seconds have passed.
+        """Sleep until it is woken, a signal comes or this many seconds have passed.
 
         Given the address of a client's word (0: none), the sleep also ends when results are there.
         """
@@ -49,7 +49,7 @@ class Sleeper:
     def sleep_on(self, word_at: int, id_at: int, id: int, seconds: float | None) -> None:
         """Sleep on a word that another process changes, too, until results are there or ``rouse`` is called.
 
-        The sleep lasts at most so many seconds. See ``sleep_here``.
+        The sleep lasts at most this many seconds. See ``sleep_here``.
         """
         self._sleep_until_there(word_at, _ns_of(seconds), id_at, id)
 

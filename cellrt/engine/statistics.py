@@ -60,7 +60,7 @@ class Ends:
     computation: Histogram = field(default_factory=Histogram)
 
     def take_in(self, latencies_ns: NDArray[np.int64], queueing_ns: NDArray[np.int64]) -> None:
-        """Take in the times of requests that are done."""
+        """Add the times of requests that are done."""
         self.latencies_ns.extend(latencies_ns.tolist())
         self.queueing_ns.extend(queueing_ns.tolist())
         self.queueing.count(queueing_ns)
@@ -104,7 +104,7 @@ class Statistics:
     and workers are counted by the scheduler.
 
     Attributes:
-        tables: of the scheduler, for those counts.
+        tables: the tables of the scheduler, for those counts.
     """
 
     tables: Tables
@@ -137,7 +137,7 @@ class Statistics:
                 self._taking_in.release()
 
     def _take_in(self) -> None:
-        """Take in the times of new requests; one thread at a time."""
+        """Add the times of new requests. Only one thread at a time."""
         new = [self._new.popleft() for _ in range(len(self._new))]
         if not new:
             return

@@ -66,8 +66,8 @@ class Channel:
 class Stream:
     """The results of a request, as they are made: iterate with ``for``, ``next`` or ``async for``.
 
-    Each item is a dict from result name to one step's row, with every result that has so many steps; results that have
-    none, such as ``chain.last``, come together in one last item. So a stream of both has one item more than steps:
+    An item is a dict with the step's row of every result that has one row a step. Results that belong to no step, such
+    as ``chain.last``, come together in one last item. So a stream of both has one item more than steps:
 
         {"h": ...}, {"h": ...}, {"h": ...}, {"end": ...}    # of {"h": chain.h, "end": chain.last.h}, 3 steps
 

@@ -149,7 +149,7 @@ class Submission:
             raise DeadlineError("the deadline passed while the request waited for a place in the queue") from None
 
     def _check_room(self, model: Model, size: Size) -> None:
-        """Raise as ``submit`` does if there is no place for so many; nothing is unfolded for it."""
+        """Raise as ``submit`` does if there is no place for this many; nothing is unfolded for it."""
         with self._manager.turns.gate:
             self.refuse_if_closed()
             check_places([(self._manager.places, size), (model.places, size)])

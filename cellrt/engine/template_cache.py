@@ -8,7 +8,7 @@ from typing import Generic, Protocol, TypeVar
 
 MAX_CACHED_BYTES = 1 << 20
 MAX_ASKED = 1 << 10
-"""Programs that came once and are remembered; then all are forgotten."""
+"""The number of remembered programs that came once. When it is reached all are forgotten."""
 OVERHEAD_BYTES = 2048
 """The bytes of a template besides its rows: Python objects, and the allocator's rounding."""
 
@@ -37,7 +37,7 @@ class TemplateCache(Generic[T]):
         self._num_bytes = 0
         self._is_crowded = False
         self._asked: dict[int, None] = {}
-        """Hashes of programs that came when some had left for others."""
+        """Hashes of the programs that came once since the cache was full."""
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
@@ -55,8 +55,8 @@ class TemplateCache(Generic[T]):
     def is_worth(self, program: bytes) -> bool:
         """Return whether to keep the template of a program that is not kept.
 
-        It is not if the program comes for the first time and others would have to leave. So programs that come once, as
-        most trees, push out none that comes again.
+        It is not if the program comes for the first time and the cache is full. So programs that come only once, as
+        most trees do, push out no program that comes again.
         """
         if not self._is_crowded:
             return True

@@ -45,7 +45,7 @@ class Part(NamedTuple):
         name: the result's name.
         memory, begins: the bytes of all requests, one after the other; where those of each begin, and the last end.
         own: large results, each in memory of its own; empty if they are small.
-        dtype, shape: of a request's tensor; -1 stands for the number of its rows.
+        dtype, shape: those of a request's tensor; -1 stands for the number of its rows.
         row_bytes: the bytes of one row.
     """
 
@@ -109,7 +109,7 @@ def _taken(own: Own, number: int) -> memoryview:
 
 
 def _shape_of(shape: tuple[int, ...], row_bytes: int, num_bytes: int) -> tuple[int, ...]:
-    """Return the shape of a result of so many bytes."""
+    """Return the shape of a result of this many bytes."""
     return (num_bytes // row_bytes, *shape[1:]) if shape and shape[0] < 0 else shape
 
 
@@ -150,7 +150,7 @@ class Reader:
         return Part(self._layout.name, memory, NO_OWN, begins, self.dtype, self._shape, self.row_bytes)
 
     def shape_of(self, count: int) -> tuple[int, ...]:
-        """Return the shape of a result of so many rows."""
+        """Return the shape of a result of this many rows."""
         return self._row_shape if self.is_single else (count, *self._row_shape)
 
     @property

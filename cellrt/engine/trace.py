@@ -7,8 +7,8 @@ from collections import deque
 from cellrt.core.state.event_log import read_events
 from cellrt.core.state.tables import ADMITTED, Tables, Task
 from cellrt.engine.request_group import RequestGroup
-from cellrt.view.spans import RequestSpan, TaskSpan
 from cellrt.view.timeline import Timeline
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan
 from cellrt.view.waits import Admission
 from cellrt.worker.base import Done
 

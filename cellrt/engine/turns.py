@@ -120,7 +120,7 @@ class Turns:
         self._thread.start()
 
     def join(self, timeout: float | None) -> bool:
-        """Wait for the end of the timekeeper; return False if it has not ended in so many seconds."""
+        """Wait for the end of the timekeeper; return False if it has not ended in this many seconds."""
         if self._thread is not threading.current_thread():
             self._thread.join(timeout)
         return not self._thread.is_alive()

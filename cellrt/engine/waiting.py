@@ -65,7 +65,7 @@ class WaitingRequests:
     def run(self, first: RequestGroup, most: int) -> list[tuple[RequestGroup, Sequence[int]]]:
         """Return the requests of ``first`` to admit next, and of the groups after it that may be admitted with them.
 
-        They are at most so many, and no more than come before the turn of the oldest.
+        They are at most this many, and no more than come before the turn of the oldest.
         """
         if self._heap is not None and self._heap[0][2] is not self._line[0]:
             until_oldest = -self._num_admitted % OLDEST_EVERY
@@ -85,7 +85,7 @@ class WaitingRequests:
         return found
 
     def note_admitted(self, count: int) -> None:
-        """Note that so many requests were admitted."""
+        """Note that this many requests were admitted."""
         self._num_admitted += count
 
     def note_gone(self) -> None:

@@ -96,7 +96,7 @@ class _Unread(NamedTuple):
     """An input of a cell of many nodes.
 
     Attributes:
-        name, spec: of the input.
+        name, spec: the name and the spec of the input.
         otherwise: what it reads where it is not given: a word, nothing for zeros, or a text that says what is wrong.
         refused: why it cannot be given; empty if it can.
         whose: a row of it is for each of these.
@@ -114,7 +114,7 @@ class _Reading(NamedTuple):
 
     Attributes:
         inputs: one by one.
-        words: of them where none is given; None if one must be, or is zeros.
+        words: the words of the inputs if none is given; None if one must be given, or is zeros.
         num_named: how many children it reads by name then; 0 if it reads all.
     """
 
@@ -125,7 +125,7 @@ class _Reading(NamedTuple):
 
 @lru_cache(maxsize=256)
 def _reading_of(cell: Cell, maker: Cell | None, is_tree: bool) -> _Reading:
-    """Return how a cell reads at many nodes; ``maker`` as of ``_words``."""
+    """Return how a cell reads at many nodes; ``maker``: see ``_words``."""
     found: list[_Unread] = []
     for name, spec in cell.inputs.items():
         otherwise: Word | str | None = f"missing; expected {spec}"
@@ -184,8 +184,10 @@ def _words(
 def _given(
     graph: Recorder, cell: Cell, name: str, source: Source, count: int, whose: str, picked: list[int]
 ) -> Word | str:
-    """Return the word of an input that has a row for each of so many nodes, or sources if it is ragged, or one for all;
-    or what is wrong with it. ``whose``: each row is.
+    """Return the word of an input, or a text that says what is wrong with it.
+
+    The input has one row for all nodes, or one for each of ``count`` nodes, or of sources if it is ragged. ``whose``: a
+    row is for each of these.
     """
     spec, mode = cell.inputs[name], 0
     if spec.ragged:

@@ -34,10 +34,10 @@ def are_given(
     """Return whether all that a graph's nodes of a cell type read as certain inputs came with the request.
 
     Args:
-        program: of ``core/templates/program.py``.
-        ports: of each cell type, by number, how many inputs and outputs it has.
+        program: a recorded program (``core/templates/program.py``).
+        ports: the numbers of inputs and outputs of each cell type, by its number.
         cell_type, places: whose inputs, and which, by their places.
-        is_first: of loops, whether their first step is meant, and not the steps after.
+        is_first: whether the first step of loops is meant, and not the steps after it.
     """
     modes, given = AS_GIVEN | AT_FIRST if is_first else AS_GIVEN, set[int]()
     for operation in operations(program, ports):

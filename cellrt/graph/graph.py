@@ -286,9 +286,9 @@ class Graph(Recorder):
             max_steps: the most steps; of a list, as many as it has.
             until: name of an output of one number a row; the step that makes it non-zero is the last. None: run
                 ``max_steps`` steps.
-            keep: as of ``chain``; not of several cells, whose state ``state`` and ``keep`` keep.
-            carry: of a cell with pages or spans, which declares none: which output each input is carried from, from
-                step to step. Default: the one of its name and spec.
+            keep: see ``chain``; not of several cells, whose state ``state`` and ``keep`` keep.
+            carry: the output from which each input is carried, for a cell with pages or spans, which declares none.
+                Default: the output of its name and spec.
             inputs: carried inputs are the state before the first step (default zeros); the others are the same at
                 every step. The first step of a cell with pages or spans may read several rows: ``[rows, *shape]`` or a
                 chain's steps, as many of each carried input. Its outputs are those of the last row.

@@ -84,7 +84,7 @@ def carried_by(cell: Cell, carry: Mapping[str, str] | None) -> Mapping[str, str]
 
 
 def check_span(cell: Cell, count: int) -> None:
-    """Raise RequestTooLargeError for so many rows that the cell needs all at once, and cannot have; RequestError for
+    """Raise RequestTooLargeError for this many rows that the cell needs all at once, and cannot have; RequestError for
     more than its module takes, which says so by an attribute ``longest_span``.
     """
     longest = getattr(cell.module, "longest_span", None)

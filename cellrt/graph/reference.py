@@ -113,7 +113,7 @@ class _PageList:
             self.pages.select(0, row // spec.page_size).select(spec.page_dim, row % spec.page_size).copy_(value)
 
     def make_room(self, count: int) -> None:
-        """Make pages for so many rows more."""
+        """Make pages for this many rows more."""
         wanted = -(-(self.length + count) // self.spec.page_size) - len(self.pages)
         self.pages = torch.cat([self.pages, self.pages.new_zeros((wanted, *self.spec.shape))])
 
@@ -122,7 +122,7 @@ class _PageList:
         return self.pages.movedim(1 + self.spec.page_dim, 1).flatten(0, 1)[: self.length].clone()
 
     def seen_by(self, spec: RowSpec, rows: int) -> PagedRows:
-        """Return the pages as a node of so many rows sees them; append the rows first if the input appends."""
+        """Return the pages as a node of this many rows sees them; append the rows first if the input appends."""
         before, appended = self.length, rows if spec.appends else 0
         self.make_room(appended)
         self.length += appended
@@ -277,7 +277,7 @@ class _Interpreter:
     def _span(
         self, cell: Cell, sources: list[Input], first: int, count: int, previous: list[Row] | None = None
     ) -> list[list[Row]]:
-        """Run so many steps of one chain or loop together, from step ``first`` on; return the outputs of each."""
+        """Run this many steps of one chain or loop together, from step ``first`` on; return the outputs of each."""
         steps, inputs = range(first, first + count), list[CellInput]()
         for spec, source in zip(cell.inputs.values(), sources):
             if spec.span:

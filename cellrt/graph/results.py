@@ -39,7 +39,7 @@ def only_result(name: str, kind: int) -> tuple[ResultLayout, ...]:
 class StateLayout(NamedTuple):
     """One row that a session keeps: ``name`` is "cell.output", ``cell`` begins as the cell's identity.
 
-    With a ``page_size`` any number of rows, in pages of so many (``RowSpec.page_dim``); ``name`` is "cell.input".
+    With a ``page_size`` any number of rows, in pages of this many (``RowSpec.page_dim``); ``name`` is "cell.input".
     """
 
     name: str

@@ -78,8 +78,9 @@ def unfold(
         name: the model's name.
         example: a request that the function accepts, used to check it and to find the model's cells.
         cells: further cells that the example does not reach.
-        key: of a request, what its graph depends on alone, such as ``len``: hashable. A request of a known key is not
-            unfolded again, which is most of what a small one costs; only its tensors are taken. See below.
+        key: a function, such as ``len``, that returns all that a request's graph depends on, as something hashable. A
+            request of a known key is not unfolded again: only its tensors are taken. This saves most of the cost of
+            a small request. See below.
 
     The function calls cells on node handles, tensors, numbers, or lists of them for ragged inputs; ``graph`` has
     builders for whole chains, trees and loops: see ``Graph`` for what they cost, and how much a cell should do. It is

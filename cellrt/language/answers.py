@@ -17,7 +17,7 @@ from cellrt.language.stop import StopStrings
 from cellrt.language.text import Detokenizer
 
 STOP, LENGTH = "stop", "length"
-"""The reasons why an answer ended: by itself or before a stop string; at the most tokens."""
+"""The reasons why an answer ended: by an end token or a stop string; after ``max_tokens``."""
 
 
 class Token(NamedTuple):
@@ -40,7 +40,7 @@ class Piece(NamedTuple):
     Attributes:
         text: whole characters; empty for the last piece if nothing was held back.
         tokens: the tokens read since the piece before; the text of the last ones may come with the next piece.
-        finish_reason: of the last piece: "stop" or "length".
+        finish_reason: STOP or LENGTH for the last piece; None for the others.
     """
 
     text: str
@@ -55,7 +55,7 @@ class Answer:
     Attributes:
         text: the text without the end token or stop string.
         tokens: the generated tokens without the end token; those of a stop string are among them.
-        finish_reason: "stop": it ended by itself, or before a stop string; "length": at the most tokens.
+        finish_reason: "stop": it ended by an end token or a stop string; "length": after ``max_tokens``.
         num_prompt_tokens, num_cached_tokens: tokens of the prompt, and those of them that a conversation had read.
         num_tokens: the number of all generated tokens.
     """
@@ -71,42 +71,42 @@ class Answer:
         return self.text
 
 
-class Reader:
+class AnswerReader:
     """A reader that turns the steps of one request into pieces of text.
 
     Attributes:
-        made: the tokens so far.
+        token_ids: the tokens so far.
         finish_reason: "stop" once a token or a stop string has ended the answer, before that None.
         is_cut: whether the request may go on beyond that end.
     """
 
     def __init__(self, language: Language, options: Options) -> None:
-        self.made: list[int] = []
+        self.token_ids: list[int] = []
         self.finish_reason: str | None = None
         self.is_cut = False
         self._ends = options.ends_in(language)
         self._min_tokens, self._num_likeliest = options.min_tokens, options.logprobs
         self._text = None if language.tokenizer_json is None else Detokenizer(language.tokenizer)
         self._stops = StopStrings(options.stop)
-        self._untold: list[Token] = []
+        self._unreported: list[Token] = []
 
     def feed(self, step: Mapping[str, torch.Tensor]) -> Piece | None:
-        """Return the piece that a step completes, if it does."""
+        """Take a step; return the piece of text that it completes, or None."""
         token = _token_of(step, self._num_likeliest)
-        self.made.append(token.id)
+        self.token_ids.append(token.id)
         if token.id in self._ends:  # the model makes none before ``min_tokens``
             self.finish_reason = STOP
             return None
-        self._untold.append(token)
+        self._unreported.append(token)
         text = "" if self._text is None else self._text.feed(token.id)
-        if len(self.made) > self._min_tokens:
+        if len(self.token_ids) > self._min_tokens:
             text = self._stops.feed(text)
         if self._stops.is_stopped:
             self.finish_reason, self.is_cut = STOP, True
         return self._piece(text) if text or self._text is None else None
 
     def end(self) -> Piece:
-        """Return the last piece, with what was held back."""
+        """Return the last piece, with the text that was held back."""
         text = ""
         if not self._stops.is_stopped:
             text = self._stops.feed("" if self._text is None else self._text.end())
@@ -116,7 +116,7 @@ class Reader:
         return self._piece(text, self.finish_reason or LENGTH)
 
     def _piece(self, text: str, finish_reason: str | None = None) -> Piece:
-        tokens, self._untold = tuple(self._untold), []
+        tokens, self._unreported = tuple(self._unreported), []
         return Piece(text, tokens, finish_reason)
 
 
@@ -133,7 +133,7 @@ def answer_of(pieces: Sequence[Piece], num_prompt_tokens: int, num_cached_tokens
 
 
 def _token_of(step: Mapping[str, torch.Tensor], num_likeliest: int) -> Token:
-    """Return the token of a step, which may have more of the likeliest than were asked for."""
+    """Return the token of a step, with ``num_likeliest`` of the likeliest tokens. The step may have more of them."""
     likeliest: tuple[tuple[int, float], ...] = ()
     if num_likeliest:
         best = (step[name][:num_likeliest].tolist() for name in ("top_token", "top_logprob"))
@@ -142,7 +142,7 @@ def _token_of(step: Mapping[str, torch.Tensor], num_likeliest: int) -> Token:
 
 
 class Steps(Protocol):
-    """The steps of a request as they are made, each by the names of its results."""
+    """An iterator over the steps of a request as they are made. A step is a dict of its results by name."""
 
     def __next__(self) -> Mapping[str, torch.Tensor]: ...
 
@@ -157,7 +157,8 @@ class TextStream:
 
     Args:
         start: starts the request. It takes the tokens to read and the conversation or None, and returns the steps.
-        language, options: of the model and of the answer.
+        language: the model's language.
+        options: the options of the answer.
         prompt: all tokens of the prompt.
         conversation: the conversation that the answer continues, if any.
 
@@ -173,7 +174,7 @@ class TextStream:
         prompt: Sequence[int],
         conversation: Conversation | None = None,
     ) -> None:
-        self._start, self._reader, self._prompt = start, Reader(language, options), prompt
+        self._start, self._reader, self._prompt = start, AnswerReader(language, options), prompt
         self._conversation = conversation if conversation is not None and conversation.take() else None
         self._is_restarted = False
         self._stream: Steps | None = None
@@ -247,7 +248,7 @@ class TextStream:
     @property
     def num_tokens(self) -> int:
         """The number of tokens generated so far."""
-        return len(self._reader.made)
+        return len(self._reader.token_ids)
 
     def answer(self, pieces: Iterable[Piece]) -> Answer:
         """Return the whole answer, given all of its pieces."""
@@ -271,16 +272,14 @@ class TextStream:
         if stream is not None:
             stream.close()
         if self._conversation is not None:
-            if self._reader.made:
-                self._conversation.note_read(self._prompt, self._reader.made, is_whole=is_whole)
+            if self._reader.token_ids:
+                self._conversation.note_read(self._prompt, self._reader.token_ids, is_whole=is_whole)
             self._conversation.give_back()
             self._conversation = None
 
     def _may_restart(self, error: BaseException) -> bool:
-        """Return whether the session had ended before the answer began, so that it may begin once
-        more in another one.
-        """
-        had_ended = isinstance(error, SessionError) and self._conversation is not None and not self._reader.made
+        """Return whether to begin the answer once more in another session, as this one had ended before it began."""
+        had_ended = isinstance(error, SessionError) and self._conversation is not None and not self._reader.token_ids
         return had_ended and not self._is_restarted
 
     def _restart(self) -> None:

@@ -18,7 +18,7 @@ import torch
 from cellrt.engine.due import Due
 from cellrt.engine.future import RequestFuture
 from cellrt.errors import RequestError
-from cellrt.language.answers import Answer, Reader, answer_of
+from cellrt.language.answers import Answer, AnswerReader, answer_of
 from cellrt.language.grammar import schema_of
 from cellrt.language.language import Language
 from cellrt.language.options import Options
@@ -121,7 +121,7 @@ class HowSearched(NamedTuple):
     """The options of a search: see ``BeamSearch``.
 
     Attributes:
-        num_beams, length_penalty, early_stopping: of the search, as they were given.
+        num_beams, length_penalty, early_stopping: the options of the search, as they were given.
         num_answers: how many of the answers that it finds are wanted.
     """
 
@@ -136,11 +136,11 @@ class SearchedBeams:
 
     Args:
         open_session: opens a session of the model.
-        language, options: of the model and of the answers.
+        language, options: the model's language, and the options of the answers.
         request: the request, as the model takes it.
         search: chooses among the beams.
         count: the number of answers that are wanted.
-        due, priority: of the whole search.
+        due, priority: the deadlines and the priority of the whole search.
         note: takes the future of the first step.
     """
 
@@ -194,7 +194,7 @@ class SearchedBeams:
         return [self._answer(beam) for beam in self._search.ended[: self._count]]
 
     def _answer(self, beam: Beam) -> Answer:
-        reader = Reader(self._language, self._options)
+        reader = AnswerReader(self._language, self._options)
         steps = [{"token": torch.tensor(token), "logprob": torch.tensor(its)} for token, its in zip(*beam[:2])]
         pieces = [piece for step in steps if (piece := reader.feed(step)) is not None]
         return answer_of([*pieces, reader.end()], len(self._request["prompt"]), 0, len(beam.tokens))

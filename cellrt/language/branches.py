@@ -39,7 +39,7 @@ class Branches:
         open_session: opens a session of the model.
         prompt: the tokens of the prompt.
         count: the number of answers.
-        due, priority: of the reading, and of all answers.
+        due, priority: the deadlines and the priority of reading the prompt, and of all answers.
     """
 
     def __init__(
@@ -55,7 +55,7 @@ class Branches:
         return Due(self._due.after(time.monotonic() - self._began_s).done_s, None)
 
     def read(self) -> list[Branch] | None:
-        """Return a branch for each answer; None if there is no room for so many sessions."""
+        """Return a branch for each answer; None if there is no room for this many sessions."""
         with suppress(OverloadError), self._closing():
             self._open_all()
             self._submit().result()
@@ -98,5 +98,5 @@ class Branches:
 
 
 def are_worth_it(language: Language, prompt: Sequence[int], count: int) -> bool:
-    """Return whether reading a prompt once for so many answers saves more than copies cost."""
+    """Return whether reading a prompt once for this many answers saves more than copies cost."""
     return language.kind == "decoder" and (count - 1) * (len(prompt) - 1) >= LEAST_TOKENS

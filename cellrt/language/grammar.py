@@ -72,8 +72,8 @@ class Grammars:
     """The grammars of one model. Safe from any thread.
 
     Args:
-        tokenizer_json: of the model.
-        vocabulary: of the model, which may have more tokens than its tokenizer.
+        tokenizer_json: the content of the model's tokenizer.json.
+        vocabulary: the vocabulary of the model, which may have more tokens than its tokenizer.
         end_tokens: one of them ends an answer.
 
     Raises RequestError where the library is not installed, or cannot use the tokenizer.

@@ -55,8 +55,8 @@ class MaskedSteps:
         within: a session to continue instead, which stays open.
         request: the request, as the model takes it.
         mask: the mask; an error that it raises is that of the next step.
-        language: of the model.
-        due, priority: of the request.
+        language: the model's language.
+        due, priority: the deadlines and the priority of the request.
         note: is called with the first step's future.
     """
 

@@ -46,13 +46,13 @@ def load(
     """Return the language model of a checkpoint: a folder in the format of Hugging Face, or a GGUF file.
 
     Args:
-        path: of the folder or file.
-        name: of the model in the engine; default: that of the folder or file.
+        path: the path of the folder or file.
+        name: the name of the model in the engine; default: that of the folder or file.
         dtype: in which it computes: float32, bfloat16, float16, or int8 for the weights of linear layers; also as a
             text. None: that of the environment's ``CELLRT_DTYPE``, or float32.
         engine: that serves it, beside others; a client's reads the checkpoint there. Default: one of its own, which
             ends with the model.
-        options: as of ``Engine``, for one of its own.
+        options: see ``Engine``, for one of its own.
 
     Raise DefinitionError for a path that is no checkpoint, and for an unknown architecture.
     """
@@ -61,7 +61,7 @@ def load(
     if isinstance(engine, Client):
         if dtype is not None:
             raise DefinitionError("load: the process of the engine chooses the dtype: CELLRT_DTYPE in its environment")
-        from cellrt.process.named import source_of
+        from cellrt.process.model_names import source_of
 
         source = source_of(fspath(path) if name is None else f"{fspath(path)}:{name}")
         engine.register(source)
@@ -84,7 +84,7 @@ class LanguageModel:
         unfolder: as ``cellrt.language.served`` makes it.
         engine: the engine that serves it; None: one of its own, which is closed with the model.
         is_registered: whether the engine has it already.
-        options: as of ``Engine``, for one of its own.
+        options: see ``Engine``, for one of its own.
 
     Attributes:
         engine: where requests go.
@@ -145,9 +145,9 @@ class LanguageModel:
 
         Args:
             prompt: a text, or its tokens.
-            options: of ``Options``, where ``max_tokens`` is 256 unless it is given; ``deadline``, ``schedule_by``,
-                ``priority`` and ``max_unread`` as of ``Engine.stream``; and ``session``, a conversation (of
-                ``conversation``) that may have read the beginning of the prompt.
+            options: those of ``Options``, where ``max_tokens`` is 256 unless it is given; ``deadline``,
+                ``schedule_by``, ``priority`` and ``max_unread`` of ``Engine.stream``; and ``session``: a conversation
+                (from ``conversation``) that may have read the beginning of the prompt.
 
         Raise RequestError for an invalid prompt or option, and what ``Engine.stream`` raises.
         """
@@ -160,9 +160,10 @@ class LanguageModel:
             prompt: a text, or its tokens.
             num_beams: more than 1: the likeliest answer that a beam search of this width finds, equal to
                 ``transformers`` with ``do_sample=False``.
-            options: of ``stream``. With beams, of those of an answer, ``max_tokens``, ``stop_tokens`` and
-                ``ignore_eos`` alone; and ``length_penalty`` (1.0): above 0 longer answers are preferred, below shorter
-                ones; and ``early_stopping`` (False): whether to end with the first ``num_beams`` answers that end.
+            options: those of ``stream``. With beams the only options of an answer are ``max_tokens``, ``stop_tokens``
+                and ``ignore_eos``. There are two more: ``length_penalty`` (1.0) prefers longer answers above 0 and
+                shorter ones below; ``early_stopping`` (False) says whether to end with the first ``num_beams`` answers
+                that end.
 
         Raise RequestError also for beams of a model that is no decoder.
         """
@@ -185,7 +186,7 @@ class LanguageModel:
 
         Args:
             messages: dicts of ``role`` and ``content``: all turns so far.
-            options: as of ``stream``; without ``max_tokens`` an answer may fill the context. And ``template``: a dict
+            options: see ``stream``; without ``max_tokens`` an answer may fill the context. And ``template``: a dict
                 of the template's variables beside the messages, such as ``enable_thinking``.
         """
         tokens = self.language.tokens_of_chat(messages, **options.pop("template", {}))
@@ -290,7 +291,7 @@ class LanguageModel:
         return searched(opened, self.language, tokens, options_of(given), how, due=when, priority=priority)
 
     def _branching(self, tokens: list[int], n: int, options: dict[str, Any]) -> Branches | None:
-        """Return a reader of the prompt for so many answers; None if that saves nothing. Raise RequestError."""
+        """Return a reader of the prompt for this many answers; None if that saves nothing. Raise RequestError."""
         _checked_count(n)
         if options.get("session") is not None or not are_worth_it(self.language, tokens, n):
             return None
@@ -308,7 +309,7 @@ class LanguageModel:
         branching: Branches | None,
         branches: Sequence[Branch] | None,
     ) -> list[TextStream]:
-        """Submit a prompt for so many answers; the stack closes them."""
+        """Submit a prompt for this many answers; the stack closes them."""
         if branching is None or branches is None:
             return [stack.enter_context(self._stream(tokens, number, **options)) for number in range(n)]
         for branch in branches:  # also where not all are submitted

@@ -119,8 +119,8 @@ class Options:
         """Return the request that the model's unfolder takes for a prompt.
 
         Args:
-            language: of the model.
-            tokens: of the prompt.
+            language: the model's language.
+            tokens: the tokens of the prompt.
             room: the most tokens that the answer may have.
             number: that of the answer, among several to one prompt.
 

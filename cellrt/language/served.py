@@ -40,7 +40,7 @@ class LanguageUnfolder(Unfolder):
 def load(path: str, name: str | None = None, dtype: torch.dtype | None = None) -> LanguageUnfolder:
     """Return the model of a checkpoint, a folder or GGUF file, with its weights.
 
-    ``dtype``: as of ``read_checkpoint``; None: that of the environment's ``CELLRT_DTYPE``, or float32.
+    ``dtype``: see ``read_checkpoint``; None: that of the environment's ``CELLRT_DTYPE``, or float32.
 
     Raise DefinitionError.
     """

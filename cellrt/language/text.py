@@ -1,4 +1,4 @@
-"""Conversion between text and tokens. Tokens that come one by one give text in whole characters."""
+"""Conversion between text and tokens. A stream of tokens becomes text in whole characters."""
 
 from __future__ import annotations
 
@@ -10,22 +10,25 @@ from functools import cached_property
 from cellrt.errors import DefinitionError, RequestError
 
 REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-"""The character that a decoder writes for bytes that are no character, or not yet."""
+"""The character that a decoder writes for bytes that are no character, or only the beginning of one."""
 MOST_HELD = 24
-"""The most tokens that are held back: a character has four bytes, and tokens that make no
-whole one are shown as such.
+"""The most tokens that are held back to wait for the rest of a character.
+
+More are never needed, as a character has at most four bytes. So longer ones are invalid, and are shown as REPLACEMENT.
 """
 UNSURE = 3
-"""Characters at the end of bytes that are no text which the next token may still change."""
+"""The number of REPLACEMENT characters at the end of invalid bytes that the next token may still change."""
 LONG = 1 << 16
-"""Characters of a text that is long."""
+"""The number of characters above which a text is long."""
 NEEDED = "language models need more packages: in a clone pip install '.[lm]' ({})"
 
 
 @contextmanager
-def _telling(what: str) -> Iterator[None]:
-    """Raise RequestError for what the library raises: it has no class of its own, and panics at patterns of a
-    checkpoint that go back and forth for too long."""
+def _request_errors(what: str) -> Iterator[None]:
+    """Raise RequestError for any error of the library, which has no error class of its own.
+
+    It panics if a checkpoint's regular expression backtracks for too long.
+    """
     try:
         yield
     except BaseException as error:
@@ -38,7 +41,7 @@ class Tokenizer:
     """A tokenizer of the library ``tokenizers``; safe from any thread.
 
     Args:
-        content: of a tokenizer.json.
+        content: the content of a tokenizer.json.
 
     Raises DefinitionError for invalid content, or where the library is not installed.
     """
@@ -50,29 +53,31 @@ class Tokenizer:
             raise DefinitionError(NEEDED.format(error)) from error
         try:
             self._tokenizer = tokenizers.Tokenizer.from_buffer(content)
-        except Exception as error:  # the library has no class of its own
+        except Exception as error:  # the library has no error class of its own
             raise DefinitionError(f"tokenizer.json cannot be read: {error}") from error
         self._tokenizer.no_truncation()  # a text that is too long is refused, not cut
         self._tokenizer.no_padding()
         added = self._tokenizer.get_added_tokens_decoder()
         self._special = frozenset(token for token, what in added.items() if what.special)
-        self._one_long = threading.Lock()
+        self._long_text_lock = threading.Lock()
 
     @cached_property
     def longest(self) -> int:
-        """The bytes of the longest token."""
+        """The length of the longest token, in bytes."""
         return max((len(token.encode()) for token in self._tokenizer.get_vocab()), default=1)
 
     def is_text(self, token: int) -> bool:
-        """Return whether a token is text: no special token, and none that the model has beyond the tokenizer's."""
+        """Return whether a token is text: not a special token, nor a number that only the model has."""
         return token not in self._special and self._tokenizer.id_to_token(token) is not None
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
-        """Return the tokens of a text, with those that begin and end one unless it has them already.
+        """Return the tokens of a text.
 
-        Long ones go one at a time: the library takes hundreds of bytes of memory for each of theirs.
+        ``add_special_tokens``: with the special tokens that begin and end a text; False if the text has them already.
 
-        Raises RequestError for a text that has no UTF-8, as it has half of a surrogate pair, and for one at which the
+        Long texts are encoded one at a time, as the library takes hundreds of bytes of memory for each character.
+
+        Raises RequestError if the text cannot be encoded in UTF-8, because of half a surrogate pair, or if the
         tokenizer gives up.
         """
         if not text.isascii():
@@ -80,17 +85,18 @@ class Tokenizer:
                 text.encode()
             except UnicodeEncodeError as error:
                 raise RequestError(f"text: expected whole characters, got {error.object[error.start]!r}") from None
-        with self._one_long if len(text) > LONG else nullcontext(), _telling("text"):
+        with self._long_text_lock if len(text) > LONG else nullcontext(), _request_errors("text"):
             return list(self._tokenizer.encode(text, add_special_tokens=add_special_tokens).ids)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Return the text of tokens, without the special ones. Raises RequestError where the tokenizer gives up."""
-        with _telling("tokens"):
+        """Return the text of tokens, without special tokens. Raise RequestError if the tokenizer gives up."""
+        with _request_errors("tokens"):
             return str(self._tokenizer.decode(list(tokens), skip_special_tokens=True))
 
     def name_of(self, token: int) -> tuple[str, bool]:
-        """Return the text of one token by itself, and True; for a part of a character its name in the tokenizer, and
-        False.
+        """Return the text of a single token, and True.
+
+        If the token is only a part of a character, return its name in the tokenizer, and False.
         """
         text = str(self._tokenizer.decode([token], skip_special_tokens=False))
         if text and REPLACEMENT not in text:
@@ -101,20 +107,20 @@ class Tokenizer:
 class Detokenizer:
     """A decoder of tokens that come one by one. All pieces together are the text of all tokens.
 
-    Where several tokens are one character, nothing comes before the last of them. The text of a token may depend on the
-    one before (a space between words, say), so the tokens of the piece before are decoded again with those of the next.
+    If several tokens make one character, it comes with the last of them. The text of a token may depend on the token
+    before it, as a space between words does. So the tokens of the last piece are decoded again with those of the next.
     """
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._window: list[int] = []
-        """The tokens of the piece before, and those that are held back."""
+        """The tokens of the last piece, and those that are held back."""
         self._held = 0
         self._sent = 0
         """The number of characters of the window's text that have been returned."""
 
     def feed(self, token: int) -> str:
-        """Return the characters that are whole with this token."""
+        """Take a token; return the characters that it completes."""
         if not self._tokenizer.is_text(token):
             return ""
         self._window.append(token)

@@ -27,7 +27,7 @@ class Baseline(NamedTuple):
 
     Attributes:
         architecture: first part of LLVM's triple.
-        features: of the processor.
+        features: the processor's features.
         lacks: features of a machine whose vector registers are others.
     """
 

@@ -75,7 +75,7 @@ def _write_one(typing_context: Any, number: Any, descriptor: Any) -> Any:
 
 @intrinsic
 def _pause(typing_context: Any, microseconds: Any) -> Any:
-    """Sleep for so many microseconds."""
+    """Sleep for this many microseconds."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         int_ = ir.IntType(32)
@@ -150,7 +150,7 @@ HAS_BELLS = _WRITE > 0
 """True if compiled code can ring an eventfd."""
 _INTERPRETED = bool(numba.config.DISABLE_JIT)
 sleep: Callable[[Rows[int], int, int, int], None] = _sleep_plainly if _INTERPRETED else _sleep
-"""Sleep while a word has a known value, at most so many ns or NEVER; a signal may end the sleep early."""
+"""Sleep while a word has a known value, at most this many ns or NEVER; a signal may end the sleep early."""
 wake: Callable[[Rows[int], int], None] = _wake_plainly if _INTERPRETED else _wake
 """Wake all threads that sleep on a word; the caller has changed it before."""
 
@@ -168,7 +168,7 @@ relax: Callable[[], None] = _relax_plainly if _INTERPRETED else _relax
 SPIN_NS = 60_000
 """The time for which a thread may poll before it sleeps: waking it would take as long, and its waker's time, too."""
 SPINS = 16
-"""A thread stops polling after so many polls in vain, until it has slept for less than twice ``SPIN_NS``."""
+"""A thread stops polling after this many polls in vain, until it has slept for less than twice ``SPIN_NS``."""
 NUM_PROCESSORS = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 MAY_SPIN = NUM_PROCESSORS > 1
 

@@ -33,10 +33,10 @@ class Source(NamedTuple):
     """The parts of one file that matter.
 
     Attributes:
-        digest: of its code.
+        digest: the digest of its code.
         imports: ``a.b`` for ``import a.b``, ``a.b:c`` for ``from a.b import c``, with the dots of relative ones.
         of_types: the imports for type checkers only, by name (a package may load them on demand): the same of these.
-        names: of a package, what it defines or imports itself.
+        names: the names that a package itself defines or imports; empty for a module.
     """
 
     digest: str

@@ -31,7 +31,7 @@ class Room:
     Attributes:
         kinds: what it takes of each kind.
         fit: how many such requests an engine of one worker admits at a time.
-        fit_at_worker: of how many the worker has all pages that they may come to; ``fit`` without growing states.
+        fit_at_worker: how many such requests the worker has all pages for; ``fit`` if there are no growing states.
         first_full: what is full then, and the option that makes more.
     """
 

@@ -11,7 +11,7 @@ from typing import Any
 from cellrt.definition.cell import Cell
 from cellrt.definition.spec import RowSpec
 from cellrt.engine.arena_sizes import AS_MEMORY_ALLOWS, ArenaBytes
-from cellrt.engine.compiling import OFF, CompileMode
+from cellrt.engine.cell_compiler import OFF, CompileMode
 from cellrt.engine.engine import Engine
 from cellrt.errors import CellError, DefinitionError
 from cellrt.graph.binding import Binding
@@ -100,7 +100,7 @@ def check(
 ) -> Report:
     """Register a model and serve its example, once cold and then warm; let another process make its cells too.
 
-    ``source``: as of ``process.source``; ``describe``: what a server would do with it; ``arena_bytes``: as of the
+    ``source``: see ``process.source``; ``describe``: what a server would do with it; ``arena_bytes``: see the
     engine. Raise DefinitionError, and what registering and serving raise.
     """
     unfolder = ModelSource(source).load()

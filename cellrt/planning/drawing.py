@@ -13,12 +13,15 @@ from cellrt.view.paper import CELL_COLOURS, DOTS_PER_INCH, NEEDS_MATPLOTLIB, PIC
 
 
 def check_picture(path: Path) -> None:
-    """Raise now what the functions below would raise of a path, when what they show has been measured."""
+    """Raise what the functions below would raise for a path, before anything is measured."""
     _axes(path, 1)
 
 
 def draw_profile(profile: Profile, path: Path) -> None:
-    """Time and throughput of each cell against rows. Raise ImportError without matplotlib, ValueError for a suffix."""
+    """Draw the time and throughput of each cell against rows.
+
+    Raise ImportError without matplotlib, and ValueError for an unknown suffix.
+    """
     figure, (left, right) = _axes(path, 2)
     for colour, cell in zip(CELL_COLOURS * 9, profile.cells.values()):
         left.plot(cell.rows, [1e6 * seconds for seconds in cell.step_s], marker="o", color=colour, label=cell.name)
@@ -32,7 +35,7 @@ def draw_profile(profile: Profile, path: Path) -> None:
 
 
 def draw_load(outcomes: Sequence[Outcome], path: Path) -> None:
-    """p50, p90 and p99 against load, for each number of workers. Raises as ``draw_profile``."""
+    """Draw p50, p90 and p99 against load, for each number of workers. Raise as ``draw_profile`` does."""
     figure, (axes,) = _axes(path, 1)
     for colour, workers in zip(CELL_COLOURS * 9, sorted({one.workers for one in outcomes})):
         shown = sorted((one for one in outcomes if one.workers == workers), key=lambda one: one.rate)

@@ -1,4 +1,4 @@
-"""A load generator over HTTP: requests at given times whatever the server does (open loop), or so many at once.
+"""A load generator over HTTP: requests at given times whatever the server does (open loop), or a fixed number at once.
 
 In the words of other serving benchmarks: TTFT is the time to the first result of a stream, ITL the time between two of
 its results, E2EL a request's latency from when it was due.
@@ -37,8 +37,8 @@ class Load:
         due_s: when each is sent, from the start; empty: as soon as there is room.
         max_concurrency: requests at once; None: any number.
         is_stream: whether the answers are events.
-        headers: of each request.
-        timeout_s: of each request.
+        headers: the headers of each request.
+        timeout_s: the timeout of each request.
     """
 
     url: str

@@ -44,7 +44,7 @@ def measure(model: Unfolder, bound_s: float | None, progress: Progress, *, secon
     unfold.
 
     Args:
-        model: of which cells.
+        model: the model whose cells are measured.
         bound_s: a step may not take longer; see ``best_batch``.
         progress: hears what is measured.
         seconds_each: time for each number of rows.

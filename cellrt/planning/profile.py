@@ -23,9 +23,9 @@ class CellProfile:
     """One cell.
 
     Attributes:
-        name: of the cell.
+        name: the name of the cell.
         rows: numbers of rows that were measured, rising.
-        step_s: seconds of one step with so many rows.
+        step_s: seconds of one step with this many rows.
         max_batch: the most rows that a task should have: see ``best_batch``.
         read_s: seconds that a step takes longer for each row of a growing state that one of its rows reads.
     """

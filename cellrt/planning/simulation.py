@@ -42,7 +42,7 @@ class Outcome:
 
     Attributes:
         throughput: requests a second that were done.
-        mean_rows: of a task.
+        mean_rows: the mean number of rows of a task.
         busy: the share of the time that a worker ran.
         p50_s, p90_s, p99_s: latencies of what was done, in seconds; None if nothing was.
         deadline_s, schedule_by_s: in how many seconds each had to be done and have begun; None: any time.
@@ -116,7 +116,7 @@ class Plant:
         """Play requests at their times.
 
         Args:
-            templates: of the requests.
+            templates: the templates of the requests.
             times_s: when each arrives.
             rate: what the times were drawn for, in requests a second; for the outcome.
             loop_share: how many of its most steps each loop takes.
@@ -226,7 +226,7 @@ def shortest_deadline(
     """Find the shortest deadline, to about a hundredth of it, by which such a share of the requests is done.
 
     Args:
-        plant, templates, times_s, rate, loop_share: as of ``Plant.play``.
+        plant, templates, times_s, rate, loop_share: see ``Plant.play``.
         share: above 0, at most 1.
         schedule_by_s: in how many seconds each must have begun besides.
 

@@ -74,7 +74,7 @@ def listen(address: str) -> Listener:
 def connect(address: str, timeout: float) -> socket.socket:
     """Return a connection to an address.
 
-    Raise DeviceError if no process listens, or has no room for so many seconds.
+    Raise DeviceError if no process listens, or has no room for this many seconds.
     """
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     end_s = time.monotonic() + timeout

@@ -35,7 +35,7 @@ class Entry:
 
     Attributes:
         source: where it comes from.
-        options: as of ``Engine.register``.
+        options: see ``Engine.register``.
         version: the number of times it was registered.
         is_loaded: whether it is registered now.
     """

@@ -36,9 +36,9 @@ T = TypeVar("T")
 
 
 def connect(address: str, *, timeout: float = CONNECT_S, freeze: bool = False) -> Client:
-    """Return a client of the engine whose process listens at an address, as of ``EngineProcess.address``.
+    """Return a client of the engine whose process listens at an address (see ``EngineProcess.address``).
 
-    ``freeze``: as of ``Engine``, for this process, whenever it has imported a model, until its last such client closes.
+    ``freeze``: see ``Engine``, for this process, whenever it has imported a model, until its last such client closes.
 
     Raise DeviceError if none listens within ``timeout`` seconds, DefinitionError for an invalid address.
     """
@@ -97,7 +97,7 @@ class Client(Serving):
         Args:
             model: where both processes find it: "module:attribute" or "file.py:attribute", of what ``cellrt.unfold``
                 makes or of a function that returns it; or a model that is an attribute of an imported module.
-            priorities, warm_up, max_queue, max_queue_rows, max_batch, replace: as of ``Engine.register``.
+            priorities, warm_up, max_queue, max_queue_rows, max_batch, replace: see ``Engine.register``.
 
         Raise DefinitionError, also if the engine's process cannot import the model; EngineClosedError, DeviceError. A
         client imports it when it first submits: only then is it said if it cannot.
@@ -364,7 +364,7 @@ class Client(Serving):
     ) -> Sequence[RemoteFuture]:
         """Submit a request of each of several sessions; the engine refuses each by itself.
 
-        Raise if one cannot be unfolded, and then submit none. ``tell``: as of ``SentRequests``.
+        Raise if one cannot be unfolded, and then submit none. ``tell``: see ``SentRequests``.
         """
         priority = self._check(priority)
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]

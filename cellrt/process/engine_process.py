@@ -19,10 +19,10 @@ class EngineProcess(Client):
     The engine ends with this object: when it is closed or dropped, and when its process ends, in whatever way.
 
     Args:
-        workers: as of ``Engine``.
+        workers: see ``Engine``.
         address: where clients connect: "@name", or the path of a socket; default an unused name.
-        options: as of ``Engine``. Its process freezes its heap unless ``freeze`` is False, and this one only if it is
-            True (as of ``connect``).
+        options: see ``Engine``. Its process freezes its heap unless ``freeze`` is False, and this one only if it is
+            True (see ``connect``).
 
     Raises DefinitionError if the engine cannot be made of these, or the address is taken.
     """

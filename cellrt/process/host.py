@@ -80,7 +80,7 @@ class EngineServer:
     thread.
 
     Args:
-        engine: of this process.
+        engine: this process's engine.
         listener: the socket that clients connect to.
         lifeline: a socket that closes with the process that started this one.
     """

@@ -58,8 +58,8 @@ class Link:
 
     Args:
         wire: the client's end.
-        fds: of a region, if the engine's process sent one; they are closed.
-        num_workers: of the engine.
+        fds: the descriptors of a shared region, if the engine's process sent one. They are closed.
+        num_workers: the number of the engine's workers.
     """
 
     def __init__(self, wire: Wire, fds: Sequence[int] = (), num_workers: int = 0) -> None:
@@ -117,7 +117,7 @@ class Link:
         self.send_news()
 
     def cut_back(self, session: int, rows: int) -> None:
-        """Cut a session back to so many rows, after the requests submitted so far, without waiting."""
+        """Cut a session back to this many rows, after the requests submitted so far, without waiting."""
         self._send(lambda: self._wire.send([Message(Kind.CUT_BACK, (LENGTH.pack(session), LENGTH.pack(rows)))]))
 
     def call(
@@ -176,9 +176,9 @@ class Link:
         """Submit requests, all or none, by their graphs, without waiting; return their futures.
 
         Args:
-            owner: of the futures.
+            owner: the engine or connection that the futures belong to.
             asked: groups of requests of one graph, with their bindings.
-            due, priority: of all requests.
+            due, priority: the deadlines and the priority of all requests.
             channel: gets the steps of a stream.
             sessions: the number of each request's session, or nothing.
             accepted: allows them to wait for room in the queue, and is set when they have it.
@@ -292,7 +292,7 @@ class Link:
         self.send_news()
 
     def drain(self, timeout: float | None) -> bool:
-        """Wait until all requests have ended; return False after so many seconds."""
+        """Wait until all requests have ended; return False after this many seconds."""
         if not self.is_parents:
             self.send_news()  # and makes good what was interrupted
             if (region := self._region) is not None:
@@ -408,7 +408,7 @@ class Link:
         return True
 
     def _take_number(self, awaited: Awaited | None, count: int = 1) -> int:
-        """Return the first of so many new numbers, and register a waiting call under it."""
+        """Return the first of this many new numbers, and register a waiting call under it."""
         number, self._next = self._next, self._next + count
         if awaited is not None:
             self._unanswered.awaited[number] = awaited

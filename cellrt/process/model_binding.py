@@ -28,9 +28,9 @@ class RowFormat:
     """The format in bytes of a row kind.
 
     Attributes:
-        spec: of a row.
-        bits: the NumPy dtype of its bits, as of ``definition.bits.as_bits``.
-        num_bytes: of a row.
+        spec: the spec of a row.
+        bits: the NumPy dtype of its bits (see ``definition.bits.as_bits``).
+        num_bytes: the size of a row in bytes.
     """
 
     __slots__ = ("bits", "num_bytes", "spec")
@@ -95,15 +95,15 @@ class Binding:
 
     Args:
         number: names the binding in messages.
-        description: as of ``described``.
+        description: see ``described``.
         unfolders: those of this process.
 
     Attributes:
-        number, name: of the binding and of the model.
+        number, name: the number of the binding, and the name of the model.
         version: the number of models of that name so far, with this one.
         unfolder, known: the model of this process, and its known graphs. The first use imports it, which raises
             UnknownModelError, DefinitionError.
-        formats: of rows, by kind.
+        formats: the formats of rows, by kind.
         states: the states of its sessions.
         users: the present users: an object for each call, and for each session a weak reference, which goes with it.
         is_outdated: whether the engine has another model of that name, or none.

@@ -174,7 +174,7 @@ class Unanswered:
         region.call_back()
 
     def drain(self, timeout: float | None) -> bool:
-        """Wait until all requests have ended; return False after so many seconds."""
+        """Wait until all requests have ended; return False after this many seconds."""
         return self._fewer.wait_for(lambda: not self.pending, timeout)
 
     def end(self, error: CellrtError) -> None:

@@ -36,7 +36,7 @@ class Template(NamedTuple):
 
     Attributes:
         binding: number of the model's.
-        program, results, states: as of ``Recorded``.
+        program, results, states: see ``Recorded``.
         externals: kind and rows of each of the request's tensors, which the program has too.
     """
 
@@ -132,7 +132,7 @@ def _add(parts: list[Part], part: Part, size: int) -> int:
 
 
 def read_requests(groups: Sequence[tuple[Template, int]], formats: Sequence[RowFormat], tensors: bytes) -> list[Alike]:
-    """Return requests of these templates, so many of each; their tensors share the memory of ``tensors``.
+    """Return requests of these templates, this many of each; their tensors share the memory of ``tensors``.
 
     Raise ValueError if that holds less or more than they need.
     """

@@ -110,7 +110,7 @@ class SlotPlan:
 
     Args:
         number: names the plan to the engine.
-        template, formats: of the requests.
+        template, formats: those of the requests.
     """
 
     def __init__(self, number: int, template: Template, formats: Sequence[RowFormat]) -> None:
@@ -152,10 +152,10 @@ class Region:
     what frees a slot is one step, which is done once: whoever comes later finds the request's number gone.
 
     Args:
-        memory: of the region.
-        turn_words: of the engine's workers, which sleep on theirs.
+        memory: the region's memory.
+        turn_words: the words by which the engine's workers sleep and are woken (``worker/turn_words.py``).
         bell: the descriptor of an eventfd, which wakes the reader; it is closed when nobody has the region any more.
-        num_workers: of the engine.
+        num_workers: the number of the engine's workers.
         unanswered: the client's requests.
     """
 
@@ -339,13 +339,15 @@ class Region:
                 self.take_in(its[0])
 
     def rest(self) -> bool:
-        """Have the bell rung when results are there of which the client is to be told; return whether there are any
-        already. By the reader."""
+        """Begin a rest, in which the bell rings when there are results for the client. Only the reader calls it.
+
+        Return whether there are results already.
+        """
         stored(self._words, RESTS, 1)
         return bool(self._to_call or self._ended())
 
     def wake(self, is_rung: bool) -> None:
-        """Take in that the reader looks itself, and whether the bell was rung."""
+        """End a rest: the reader looks itself from now on. ``is_rung``: whether its bell was rung."""
         self._head[RESTS] = 0
         if is_rung:
             with suppress(BlockingIOError):

@@ -48,13 +48,13 @@ class RemoteRequests:
         self.requests.cancel(id - self._first_id)
 
     def fail(self, number: int, error: CellrtError) -> None:
-        """Send the error of a request, as of ``Ends``."""
+        """Send the error of a request (see ``Ends``)."""
         id = self._first_id + number
         if self._live.pop(id, None) is not None:
             self._tell((id, error))
 
     def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
-        """Send the results of requests, as of ``Ends``, without making tensors of them."""
+        """Send the results of requests (see ``Ends``), without making tensors of them."""
         live, first_id, told = self._live, self._first_id, list[Outcome]()
         for place, number in enumerate(numbers, first):
             if live.pop(first_id + number, None) is not None:

@@ -16,7 +16,7 @@ SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 Part = bytes | bytearray | memoryview
 """A part of a body; a memoryview is one of bytes."""
 TOGETHER_BYTES = 1 << 12
-"""The size up to which parts are joined first: writing a part takes as long as copying so many bytes."""
+"""The size up to which parts are joined first: writing a part takes as long as copying this many bytes."""
 ALIGNMENT = 8
 """The alignment, in bytes, of bodies and of the tensors in them."""
 

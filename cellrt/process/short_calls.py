@@ -58,7 +58,7 @@ def send(fd: int, packet: bytes) -> None:
 
 
 class Receiver:
-    """A receiver of packets of at most so many bytes and descriptors; for one thread at a time."""
+    """A receiver of packets of at most this many bytes and descriptors; for one thread at a time."""
 
     def __init__(self, num_bytes: int, num_fds: int) -> None:
         self._packet = bytearray(num_bytes)
@@ -81,7 +81,7 @@ class Receiver:
         return bytes(memoryview(self._packet)[:size]), fds
 
     def _fds(self, control_size: int) -> list[int]:
-        """Return the descriptors in so many bytes of control messages."""
+        """Return the descriptors in this many bytes of control messages."""
         fds, at = list[int](), 0
         while at + ctypes.sizeof(_Control) <= control_size:
             message = _Control.from_buffer_copy(self._control, at)

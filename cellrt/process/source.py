@@ -97,7 +97,7 @@ def named(text: str) -> Callable[..., Any]:
 
 
 def made_of(outline: Mapping[str, Any]) -> Unfolder:
-    """Return the model of an outline, as of ``Unfolder``. Raise DefinitionError, whatever its maker raised."""
+    """Return the model of an outline (see ``Unfolder``). Raise DefinitionError, whatever its maker raised."""
     try:
         model = named(outline["maker"])(outline["value"])
     except Exception as error:

@@ -37,7 +37,7 @@ class Started:
 
         Args:
             address: where clients connect.
-            options: as of ``Engine``.
+            options: see ``Engine``.
             models: sources of models that are registered before any client is accepted, with options of ``register``.
             ends_without_workers: whether it ends by itself when the engine's last worker has died.
 
@@ -57,7 +57,7 @@ class Started:
             raise DeviceError(f"the engine's process did not start: {error}") from error
 
     def end_within(self, seconds: float) -> None:
-        """End the process gracefully, or kill it after so many seconds; may be called twice."""
+        """End the process gracefully, or kill it after this many seconds; may be called twice."""
         self._python.end(seconds)
         self.end.detach()
 

@@ -45,7 +45,7 @@ class QueuedSubmission:
         submission: times, priority and ids of the requests.
         asked: its requests by graph, for each model that they were unfolded for: several, where sessions go on with one
             that was replaced.
-        template: of the first.
+        template: the template of the first request.
         cancelled: the ids of requests that its client has cancelled since.
         number: by arrival among those that wait.
     """

@@ -72,7 +72,7 @@ class Kind(IntEnum):
     CLOSING = 12
     """The engine closes gracefully."""
     CUT_BACK = 13
-    """A client cuts a session back to so many of its rows; 0: its state begins anew."""
+    """A client cuts a session back to this many of its rows; 0: its state begins anew."""
     PLAN = 14
     """The engine names what runs for requests of a template, so that they may come by the region."""
 
@@ -187,7 +187,7 @@ class Wire:
         return True
 
     def flush_within(self, seconds: float, lock: AbstractContextManager[object] | None = None) -> None:
-        """Send waiting packets, and wait for the other end to read. Raise BrokenWireError after so many seconds.
+        """Send waiting packets, and wait for the other end to read. Raise BrokenWireError after this many seconds.
 
         ``lock``: that of the senders; not held while this waits.
         """

@@ -1,14 +1,14 @@
 """Matrix products with weights packed once: the inner loop of the fused CPU cells.
 
-A library call lays the weights out anew at every product of a few rows, which costs more than the product. Here a
-weight is packed once, into the panels of Goto and van de Geijn (2008): ``LANES`` (one vector register of float32)
-columns of each of a few groups, for all of the depth, in the order in which the inner loop (``tile.py``) reads them.
-For an LSTM the groups of a panel are the four gates of the same units, so that the gates of a unit are complete when
-its tile is.
+A library call packs the weights again for each product of a few rows, which costs more than the product. Here a weight
+is packed once, into the panels of Goto and van de Geijn (2008). A panel has the weights of a few groups of ``LANES``
+columns (one vector register of float32), for all of the depth. They lie in the order in which the inner loop
+(``tile.py``) reads them. For an LSTM the groups of a panel are the four gates of the same units. So one tile of results
+has all gates of its units.
 
-Everything here is Numba, compiled at the first call and cached. Kernels take the addresses of contiguous float32
-memory, as integers: handing over an array costs more than some of the steps. The callers in this package check shapes,
-types and layout first.
+Everything here is compiled by Numba at the first call, and cached. Kernels take addresses of contiguous float32 memory
+as integers, since passing an array costs more than some of the steps. The callers in this package check shapes, types
+and layout first.
 
 Everything runs on the calling thread, holds no state and releases the interpreter lock.
 """
@@ -33,29 +33,29 @@ from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
 
 FLOAT_BYTES = 4
 CHUNK_ROWS = 96
-"""The rows that go through all panels together: their inputs stay in the second-level cache."""
+"""The number of rows that are multiplied by all panels together: their inputs stay in the second-level cache."""
 
 _BLOCK_BYTES = 1 << 14
-"""The largest block of a panel, in bytes, that the rows of two or three tiles go over.
+"""The size up to which a panel is cut into equal blocks along the depth, in bytes, if the rows are two or three tiles.
 
-The depth is cut into equal blocks of at most this size. A block stays in the nearest cache while all rows go over it,
-together with what they fetch of the next.
+A block is multiplied by all rows while it is in the nearest cache. That also has room for the part of the next block
+that is fetched meanwhile.
 """
 _LONG_BLOCK_BYTES = 1 << 15
-"""The same for rows of more tiles.
+"""The same if the rows are more tiles.
 
-These compute longer than memory takes, and each block costs a read and a write of the sums.
+Then computing takes longer than fetching, so larger blocks are better: each block costs a read and a write of the sums.
 """
 _AHEAD_BYTES = 1 << 13
-"""The distance, in bytes, at which a single tile fetches ahead of its reads."""
+"""The distance at which a single tile prefetches memory ahead of its reads, in bytes."""
 
 _LINEAR_GROUPS = 4
 
 
 class PackedWeight(NamedTuple):
-    """A packed weight: ``values`` are its panels ``[ceil(units / LANES), depth, groups * LANES]``.
+    """A packed weight. ``values`` has its panels: ``[ceil(units / LANES), depth, groups * LANES]``.
 
-    Lanes after the last unit are zero.
+    The lanes after the last unit are zero.
     """
 
     values: Tensor
@@ -69,9 +69,9 @@ class PackedWeight(NamedTuple):
 
 
 def new_room(numbers: int) -> Tensor:
-    """Return memory for so many float32 numbers of packed weights, aligned to a cache line.
+    """Return memory for this many float32 numbers of packed weights, aligned to a cache line.
 
-    It is NumPy's memory, which asks for huge pages where there is much of it: one core then reads it at a higher pace.
+    NumPy allocates it, as it asks for huge pages if it is large: one core reads those faster.
     """
     line = LINE_BYTES // FLOAT_BYTES
     room = np.empty(numbers + line, np.float32)
@@ -91,7 +91,7 @@ def pack_gates(weight: Tensor, gates: int) -> PackedWeight:
 
 
 def packed_numbers(weight: Tensor) -> int:
-    """Return how many numbers ``pack_linear`` makes of a weight."""
+    """Return the number of float32 numbers that ``pack_linear`` needs for a weight."""
     width = _LINEAR_GROUPS * LANES
     return -(-weight.shape[0] // width) * width * weight.shape[1]
 
@@ -146,20 +146,20 @@ def fetch(typing_context: Any, address: Any, size: Any) -> Any:
 
 @intrinsic
 def touch(typing_context: Any, address: Any, size: Any) -> Any:
-    """Read ``size`` bytes of memory, from an even address on, only to bring them into the caches."""
+    """Read ``size`` bytes of memory from an even address, only to bring them into the caches."""
 
     def generate(context: Any, builder: Any, signature: Any, arguments: Any) -> Any:
         index = ir.IntType(64)
         with cgutils.for_range_slice(builder, index(0), arguments[1], index(LINE_BYTES), index) as (shift, _):
             place = builder.inttoptr(builder.add(arguments[0], shift), ir.IntType(16).as_pointer())
-            builder.load_atomic(place, "monotonic", 2)  # a compiler leaves out a plain load without use
+            builder.load_atomic(place, "monotonic", 2)  # a compiler would remove a plain load whose value is not used
         return context.get_dummy_value()
 
     return types.void(types.intp, types.intp), generate
 
 
 def _depth_of(num_bytes: int, groups: int) -> int:
-    """Return how many of the ``depth`` rows of a panel are so many bytes."""
+    """Return how many of the ``depth`` rows of a panel fit into this many bytes."""
     return num_bytes // (groups * LANES * FLOAT_BYTES)
 
 
@@ -172,8 +172,7 @@ def _equal_part(depth, most):  # type: ignore[no-untyped-def]
 def _product(groups: int) -> Any:
     """Return a function that adds ``x @ panel`` to ``tile`` ``[rows, groups, LANES]``; ``stride`` is that of ``x``.
 
-    While the rows go over a block, its tiles fetch the next one, which may be in no cache: each tile fetches a share of
-    it.
+    While the tiles multiply a block, each of them prefetches a share of the next block, which may be in no cache.
     """
     width, most, row_lines = groups * LANES, rows_of_tile(groups), lines_of_row(groups)
     half_lines = -(-row_lines // 2)
@@ -212,7 +211,7 @@ _HALVES_DEPTH = _depth_of(_BLOCK_BYTES, 4)
 
 @nogil
 def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyped-def]
-    """Multiply as ``_product(4)``; if all rows fit a tile with half of the columns, do one half after the other."""
+    """Multiply as ``_product(4)`` does; if all rows fit a tile of half the columns, do one half after the other."""
     if rows <= _MOST or rows > _MOST_IN_HALVES:
         _multiply_four(x, stride, rows, panel, depth, tile)
         return
@@ -239,7 +238,7 @@ def project_strided(x, stride, rows, depth, weight, bias, columns, out):  # type
     for first in range(0, rows, CHUNK_ROWS):
         count = min(CHUNK_ROWS, rows - first)
         for column in range(0, columns, width):
-            tile = start_of(scratch)  # Taken anew each time: Numba frees an array after its last use.
+            tile = start_of(scratch)  # Taken in each round, as Numba frees an array after its last use.
             used = min(width, columns - column)
             for row in range(count):
                 begin = tile + row * width * FLOAT_BYTES
@@ -257,7 +256,7 @@ def project_strided(x, stride, rows, depth, weight, bias, columns, out):  # type
 
 @nogil
 def project(x, rows, depth, weight, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Call ``project_strided`` on rows that lie one after the other."""
+    """Call ``project_strided`` on contiguous rows."""
     project_strided(x, depth, rows, depth, weight, bias, columns, out)
 
 

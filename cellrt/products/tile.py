@@ -29,7 +29,7 @@ _INDEX = ir.IntType(64)
 
 
 def rows_of_tile(groups: int) -> int:
-    """Return how many rows, of so many vectors each, fit the registers.
+    """Return how many rows, of this many vectors each, fit the registers.
 
     The registers hold the rows' sums, the whole operand that has fewer vectors, and one vector of the other operand.
     """
@@ -45,7 +45,7 @@ def lines_of_row(groups: int) -> int:
 
 
 def shapes_of(groups: int) -> list[tuple[int, int]]:
-    """Return the shapes of tiles of so many vectors a row: rows, and cache lines fetched for each of the ``depth``.
+    """Return the shapes of tiles of this many vectors a row: rows, and cache lines fetched for each of the ``depth``.
 
     A single tile fetches as much as it reads, a little ahead. Each of two or three tiles fetches half of the next
     block's lines, each of more tiles one line. Rows are shared out evenly, so that a tile has at least half of the

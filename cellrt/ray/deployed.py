@@ -9,7 +9,7 @@ from ray import serve
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy, RequestRouterConfig
 
 from cellrt.errors import DefinitionError
-from cellrt.process.named import sources_of
+from cellrt.process.model_names import sources_of
 from cellrt.ray.front import Front, make_front
 from cellrt.ray.replica import LEAVE_S, Replica
 from cellrt.ray.routing import SessionRouter
@@ -17,9 +17,9 @@ from cellrt.ray.scaling import QueueingPolicy, Scaling
 from cellrt.serve.server_settings import Limits, Settings
 
 MOST_ONGOING = 100_000
-"""Requests at a replica that Ray Serve lets in: the engine itself refuses what is too much, with 429."""
+"""The number of requests that Ray Serve lets into a replica. It is large: the engine itself answers 429 when full."""
 END_S = 5.0
-"""The time that a replica's engine may take to end, after all else."""
+"""The time for a replica's engine to end, after all requests have ended."""
 
 
 def application(
@@ -36,11 +36,11 @@ def application(
 
     Args:
         models: each "module:attribute", "path.py:attribute", "path.py", or the name g2p, on each machine.
-        replicas: how many, or between which limits the number follows the load.
+        replicas: the number of replicas, or the limits between which it follows the load.
         fronts: processes that read and answer HTTP.
-        resources: of Ray, a replica: ``num_cpus`` (1 by default), ``num_gpus`` and others.
-        settings: as of ``cellrt.serve.server_settings.Settings``: ``workers``, ``max_queued_requests``, ``api_keys``,
-            ``drain_s``, ``limits`` and others; host, ports and front ends are Ray Serve's.
+        resources: the Ray resources of a replica: ``num_cpus`` (1 by default), ``num_gpus`` and others.
+        settings: see ``cellrt.serve.server_settings.Settings``: ``workers``, ``max_queued_requests``, ``api_keys``,
+            ``drain_s``, ``limits`` and others; host, ports and front ends are set in Ray Serve.
 
     Raise DefinitionError.
     """
@@ -73,9 +73,11 @@ def application(
 
 
 def build(arguments: dict[str, Any]) -> serve.Application:
-    """``application``, of what a configuration of Ray Serve says: ``import_path: cellrt.ray:build``, with ``args``.
+    """Return an ``application``, given the ``args`` of a Ray Serve configuration.
 
-    ``replicas`` may be an object with what ``Scaling`` has. Raise DefinitionError.
+    There it is named by ``import_path: cellrt.ray:build``.
+
+    ``replicas`` may be an object with the fields of ``Scaling``. Raise DefinitionError.
     """
     replicas, limits = arguments.get("replicas", 1), arguments.get("limits", {})
     try:

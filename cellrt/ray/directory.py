@@ -1,11 +1,12 @@
-"""Keeps track of which replica has the state of which session, and moves states between replicas.
+"""The directory of sessions: it knows which replica has which session's state, and moves states between replicas.
 
-There is one directory. It is asked when a session begins or ends, and when a request of a session comes to a replica
-that does not have its state. Other requests do not ask it. Replicas call the directory; it never calls one, but answers
-each one's ``orders``.
+There is one directory. Replicas call it when a session begins or ends, and when a request comes to a replica that does
+not have its session's state. For other requests they do not call it. The directory never calls a replica: each replica
+waits for ``orders``.
 
-A session has one owner at a time. A grant of ownership has a number. An order to give a state up names the grant that
-it is about, so that a replica knows whether it has yet to hear of that grant. A directory belongs to one event loop.
+A session has one owner at a time. Each grant of ownership has a number. An order to give a state up has the number of
+the grant that it ends. So a replica can tell if the answer with that grant is still on its way. A directory belongs to
+one event loop.
 """
 
 from __future__ import annotations
@@ -16,32 +17,32 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-LOOK_EVERY_S = 0.25
-"""The interval at which the directory checks that a replica lives which is to give a state up."""
+CHECK_EVERY_S = 0.25
+"""The interval at which the directory checks that a replica is alive while it waits for a state from it."""
 MOVE_S = 120.0
 """The time that giving a state up may take: requests that were submitted before run first."""
 POLL_S = 5.0
 """The time that a replica waits for orders before it asks again."""
 MOST_BEGUN = 64
-"""The number of newest requests of a session that are known to be part of its state."""
+"""The number of a session's newest requests that are remembered as part of its state."""
 PARKED_S = 3600.0
-"""The time for which the states of a replica that left are kept until another replica asks for them."""
+"""The longest time for which states of a replica that left are kept, unless another replica asks for them."""
 
 
 class Order(NamedTuple):
-    """An order to a replica: give up a session that it was granted with that number."""
+    """An order to a replica: give up the session that the grant with this number gave it."""
 
     key: str
     grant: int
 
 
 class Grant(NamedTuple):
-    """A message to a replica: the session is yours.
+    """A message to a replica that asked for a session: it owns the session now.
 
     Attributes:
-        number: of the grant; 0: nobody has the session.
-        state: what ``export`` gave where it was; None if it begins anew, or has been there already.
-        is_lost: whether a replica had it that died.
+        number: the grant's number; 0: no replica has the session.
+        state: the session's exported state; None if the session is new, or the replica has the state already.
+        is_lost: whether the state is lost, as the replica that had it died.
     """
 
     number: int
@@ -49,17 +50,15 @@ class Grant(NamedTuple):
     is_lost: bool = False
 
 
-class Left(NamedTuple):
-    """The state of a session that a replica gives up: its export, and the ids of the newest requests that it
-    includes.
-    """
+class ReleasedState(NamedTuple):
+    """The state of a session that a replica gives up, exported. ``begun``: the newest requests that are part of it."""
 
     state: bytes
     begun: tuple[str, ...] = ()
 
 
 class Owner(NamedTuple):
-    """The owner of a session: a replica and its grant. ``begun``: requests that other replicas began before."""
+    """The owner of a session: a replica and its grant. ``begun``: requests that earlier owners began."""
 
     replica: str
     grant: int
@@ -67,15 +66,15 @@ class Owner(NamedTuple):
 
 
 class Parked(NamedTuple):
-    """The state of a session whose replica is gone, and when it came here."""
+    """The state of a session whose replica has left, and when the directory got it."""
 
-    left: Left
+    left: ReleasedState
     since_s: float
 
 
 @dataclass
 class Peer:
-    """A replica; ``actor``: what one asks whether it lives."""
+    """A replica; ``actor``: its Ray actor, to check that it is alive."""
 
     actor: Any
     orders: asyncio.Queue[Order] = field(default_factory=asyncio.Queue)
@@ -85,7 +84,7 @@ class Directory:
     """The directory of sessions; the module describes its protocol.
 
     Args:
-        is_alive: whether a replica lives.
+        is_alive: returns whether a replica's actor is alive.
         note_move: called when a state has moved.
     """
 
@@ -94,13 +93,13 @@ class Directory:
         self._peers: dict[str, Peer] = {}
         self._owners: dict[str, Owner] = {}
         self._parked: dict[str, Parked] = {}
-        self._awaited: dict[Order, asyncio.Future[Left | None]] = {}
+        self._awaited: dict[Order, asyncio.Future[ReleasedState | None]] = {}
         self._locks: dict[str, tuple[asyncio.Lock, int]] = {}
-        self._last_grant = time.time_ns()  # of a successor they are greater than all before
+        self._last_grant = time.time_ns()  # so a new directory's numbers are greater than an old one's
         self._moves = self._lost = 0
 
     async def join(self, replica: str, actor: Any, held: Mapping[str, int]) -> None:
-        """Take a replica in, with the sessions that it has and the numbers of their grants."""
+        """Add a replica, with the sessions that it has and the numbers of their grants."""
         self._peers[replica] = Peer(actor)
         for key, number in held.items():
             if key not in self._owners or self._owners[key].grant < number:
@@ -115,7 +114,7 @@ class Directory:
         return len(self._peers)
 
     async def orders(self, replica: str) -> list[Order] | None:
-        """Wait for orders to a replica to give states up, and return them; None: it must join first."""
+        """Wait for orders to a replica to give states up, and return them; None if it must join first."""
         peer = self._peers.get(replica)
         if peer is None:
             return None
@@ -130,7 +129,7 @@ class Directory:
         return orders
 
     async def take(self, key: str, replica: str, *, is_start: bool) -> Grant:
-        """Make a replica the owner of a session: of one that is somewhere, or of a new one."""
+        """Make a replica the owner of a session, which may be new or have another owner."""
         lock, waiting = self._locks.get(key, (asyncio.Lock(), 0))
         self._locks[key] = lock, waiting + 1
         try:
@@ -161,7 +160,7 @@ class Directory:
         self._note_move()
         return Grant(self._last_grant, left.state)
 
-    async def _fetch(self, key: str, owner: Owner) -> Left | None:
+    async def _fetch(self, key: str, owner: Owner) -> ReleasedState | None:
         """Return the state of a session from its owner; None if it is lost."""
         parked = self._parked.pop(key, None)
         if parked is not None:
@@ -174,67 +173,65 @@ class Directory:
         try:
             async with asyncio.timeout(MOVE_S):
                 while not given.done():
-                    await asyncio.wait([given], timeout=LOOK_EVERY_S)
+                    await asyncio.wait([given], timeout=CHECK_EVERY_S)
                     if given.done() or await self._is_alive(peer.actor):
                         continue
                     self._peers.pop(owner.replica, None)
-                    if not given.done():  # it may have left in good order while one asked
+                    if not given.done():  # it may have delivered the state before it left
                         return None
-            left: Left | None = given.result()
+            left: ReleasedState | None = given.result()
         except TimeoutError:
             return None
         finally:
             del self._awaited[order]
         return left
 
-    def given(self, order: Order, left: Left | None) -> None:
-        """Take in what a replica gave up; None: it did not have it."""
+    def deliver(self, order: Order, left: ReleasedState | None) -> None:
+        """Receive the state that an order asked for; None if the replica did not have it."""
         self._hand_on(order, left)
 
-    def _hand_on(self, order: Order, left: Left | None) -> None:
-        """Give it to the replica that waits for it."""
+    def _hand_on(self, order: Order, left: ReleasedState | None) -> None:
+        """Pass a state to the call of ``take`` that waits for it."""
         given = self._awaited.get(order)
         if given is not None and not given.done():
             given.set_result(left)
 
     def release(self, key: str, grant: int) -> None:
-        """Take in that a session has ended."""
+        """Forget a session that has ended."""
         owner = self._owners.get(key)
         if owner is not None and owner.grant == grant:
             del self._owners[key]
 
     def leave(self, replica: str) -> None:
-        """Take in that a replica ends, which has parked what it had."""
+        """Forget a replica that ends, after it has parked its sessions."""
         self._peers.pop(replica, None)
 
-    def park(self, replica: str, sessions: Mapping[Order, Left]) -> None:
-        """Take in what a replica had that is about to leave: the first replica that gets a request of them has
-        them next.
-        """
+    def park(self, replica: str, sessions: Mapping[Order, ReleasedState]) -> None:
+        """Keep the states of a replica that is about to leave, until other replicas get requests of their sessions."""
         now_s = time.monotonic()
         self._parked = {k: parked for k, parked in self._parked.items() if now_s - parked.since_s < PARKED_S}
         for order, left in sessions.items():
             owner = self._owners.get(order.key)
             if order in self._awaited:
-                self._hand_on(order, left)  # not by ``given``, which an actor makes a coroutine
+                self._hand_on(order, left)  # not by ``deliver``, which an actor makes a coroutine
             elif owner is not None and (owner.replica, owner.grant) == (replica, order.grant):
                 self._parked[order.key] = Parked(left, now_s)
 
-    async def is_outside(self, key: str, request: str) -> bool:
-        """Return whether the state of a session is somewhere still, and that request is not part of it.
+    async def state_lacks(self, key: str, request: str) -> bool:
+        """Return whether the state of a session still exists, and a request is not part of it.
 
-        Asked when the replica has died that had the request: the replica that has the state did not have the request.
+        Then the request can be repeated although the replica died that had it: another replica has the state.
         """
         owner = self._owners.get(key)
         peer = None if owner is None else self._peers.get(owner.replica)
         is_held = key in self._parked or (peer is not None and await self._is_alive(peer.actor))
-        owner, parked = self._owners.get(key), self._parked.get(key)  # it may have left while one asked
+        owner, parked = self._owners.get(key), self._parked.get(key)  # the owner may have changed meanwhile
         if owner is None or not (is_held or parked):
             return False
         return request not in owner.begun and (parked is None or request not in parked.left.begun)
 
     def counts(self) -> dict[str, Any]:
-        """Return the sessions by replica, states that are kept for replicas that left, and counts since the start."""
+        """Return the numbers of sessions by replica, of parked states, and of moves and losses since the start."""
         sessions = dict.fromkeys(self._peers, 0)
         for key, owner in self._owners.items():
             if owner.replica in sessions and key not in self._parked:

@@ -72,11 +72,11 @@ class Front:
                 answer: Answer = await handle.answer.remote(call)
             return answer
 
-        return await answer_of(call, ask, partial(self._is_outside, call))
+        return await answer_of(call, ask, partial(self._state_lacks, call))
 
-    async def _is_outside(self, call: Call) -> bool:
-        is_outside: bool = await self._directory.is_outside.remote(call.session, call.id)
-        return is_outside
+    async def _state_lacks(self, call: Call) -> bool:
+        state_lacks: bool = await self._directory.state_lacks.remote(call.session, call.id)
+        return state_lacks
 
     async def _stream(self, call: Call) -> Response:
         """Return a replica's answer, part by part."""
@@ -90,7 +90,7 @@ class Front:
                 head: Answer = await anext(parts)
             return head
 
-        head = await answer_of(call, ask, partial(self._is_outside, call))
+        head = await answer_of(call, ask, partial(self._state_lacks, call))
 
         async def bodies() -> AsyncIterator[bytes]:
             yield head.body

@@ -43,9 +43,9 @@ class KeptDirectory(Directory):
         """Note that a session has ended, as ``Directory.release`` does."""
         super().release(*args)
 
-    async def given(self, *args: Any) -> None:  # type: ignore[override]
-        """Take a state that a replica gave up, as ``Directory.given`` does."""
-        super().given(*args)
+    async def deliver(self, *args: Any) -> None:  # type: ignore[override]
+        """Take a state that a replica gave up, as ``Directory.deliver`` does."""
+        super().deliver(*args)
 
     async def counts(self) -> dict[str, Any]:  # type: ignore[override]
         """Return the counts, as ``Directory.counts`` does."""

@@ -14,7 +14,7 @@ Headers = Sequence[tuple[bytes, bytes]]
 
 
 class Call(NamedTuple):
-    """A request; names of headers are in lower case. ``id``: of its own, however often it is handed on."""
+    """A request. Names of headers are in lower case. ``id`` stays the same when the request is tried again."""
 
     method: str
     path: str
@@ -26,11 +26,11 @@ class Call(NamedTuple):
     @property
     def is_inference(self) -> bool:
         """True if the call asks for a model's results."""
-        return self.method == "POST" and self.path.rpartition("/")[2] in _INFERENCES
+        return self.method == "POST" and self.path.rpartition("/")[2] in _INFERENCE_VERBS
 
     @property
     def is_stream(self) -> bool:
-        """True if its answer comes in parts that are worth sending one by one."""
+        """True if the answer is a stream, whose parts are sent one by one."""
         if self.path.endswith("/generate_stream"):
             return True
         return self.path.startswith("/v1/") and self.is_inference and self._peek().stream is True
@@ -42,10 +42,10 @@ class Call(NamedTuple):
 
     @property
     def session(self) -> str:
-        """Model and id of the session that it is in, in one text; empty if it is in none.
+        """The key of the request's session (``key_of``); empty if it has none.
 
-        This says which replica is asked. What is not understood here is in none: the replica says what is wrong.
-        Raise RecursionError if the body is nested deeper than Python reads: nobody knows its session then.
+        The key decides which replica is asked. A request that cannot be decoded has no session; the replica then
+        reports what is wrong. Raise RecursionError if the body is nested deeper than Python can decode.
         """
         if not self.is_inference:
             return ""
@@ -63,12 +63,12 @@ class Call(NamedTuple):
 
 
 NOT_BEGUN = b"x-cellrt-not-begun", b"1"
-"""A header of answers: the replica has no engine now, or leaves, and has done nothing."""
+"""A header of answers: the replica has done nothing for the request, as it has no engine now or is about to leave."""
 UNAVAILABLE = 503
 
 
 class Answer(NamedTuple):
-    """An answer, or its head if the parts of the body come after it."""
+    """An answer, or only its head if the body follows in parts."""
 
     status: int
     headers: Headers
@@ -81,16 +81,16 @@ class Answer(NamedTuple):
 
     @property
     def is_death(self) -> bool:
-        """True if a worker or an engine's process died with the request; False of a replica that only refused it."""
+        """True if a worker or an engine's process died with the request; False if the replica only refused it."""
         if self.status != UNAVAILABLE or not self.is_begun:
             return False
         try:
-            return msgspec.json.decode(self.body, type=_Told).type != EngineClosedError.__name__
+            return msgspec.json.decode(self.body, type=_Error).type != EngineClosedError.__name__
         except (msgspec.DecodeError, UnicodeDecodeError):
             return True
 
 
-class _Told(msgspec.Struct):
+class _Error(msgspec.Struct):
     type: str = ""
 
 
@@ -100,12 +100,12 @@ class _Peek(msgspec.Struct):
     parameters: dict[str, Any] = {}
 
 
-_INFERENCES = ("infer", "generate", "generate_stream")
+_INFERENCE_VERBS = ("infer", "generate", "generate_stream")
 _decoder = msgspec.json.Decoder(_Peek)
 
 
 def key_of(model: str, id: str) -> str:
-    """Return the name of a session over all replicas."""
+    """Return the key of a session, which is the same at all replicas."""
     return f"{model}/{id}"
 
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol
 
 from cellrt.errors import CellrtError, EngineClosedError, SessionError
 from cellrt.process.remote_session import RemoteSession
-from cellrt.ray.directory import MOST_BEGUN, Grant, Left, Order
+from cellrt.ray.directory import MOST_BEGUN, Grant, Order, ReleasedState
 from cellrt.ray.messages import key_of, parts_of
 from cellrt.serve.backend import Backend
 from cellrt.serve.server_settings import Settings
@@ -47,7 +47,7 @@ class Asked(Protocol):
     async def release(self, key: str, grant: int) -> None:
         """Note that a session has ended, as ``Directory.release`` does."""
 
-    async def park(self, sessions: Mapping[Order, Left]) -> None:
+    async def park(self, sessions: Mapping[Order, ReleasedState]) -> None:
         """Store this replica's states in the directory, as ``Directory.park`` does."""
 
 
@@ -137,7 +137,7 @@ class MovingBackend(Backend):
         key = next(iter(self._held))
         await self.end_session(*parts_of(key), self._held[key].session)
 
-    async def give(self, order: Order) -> Left | None:
+    async def give(self, order: Order) -> ReleasedState | None:
         """Give a session up, with its state after the requests that were submitted here; None if it is not here."""
         coming = self._coming.get(order.key)
         if coming is not None and self._grant_of(order.key) < order.grant:
@@ -152,7 +152,7 @@ class MovingBackend(Backend):
         except CellrtError as error:
             log.warning("the state of session %s cannot be moved: %s", order.key, error)
             return None
-        return Left(state, tuple(held.begun))
+        return ReleasedState(state, tuple(held.begun))
 
     async def leave(self) -> None:
         """Give every session up, and take no more."""

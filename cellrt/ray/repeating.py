@@ -28,7 +28,7 @@ class ReplicaDiedError(Exception):
 async def answer_of(
     call: Call,
     ask: Callable[[], Awaitable[Answer]],
-    is_outside: Callable[[], Awaitable[bool]],
+    state_lacks: Callable[[], Awaitable[bool]],
     *,
     try_after_s: float = TRY_AFTER_S,
 ) -> Answer:
@@ -37,8 +37,8 @@ async def answer_of(
     Args:
         call: the request.
         ask: has a replica answer it. Raise ReplicaDiedError.
-        is_outside: asked of a request of a session: whether its state is kept, and the request is not part of it.
-        try_after_s: how long one waits before the next is asked.
+        state_lacks: returns whether the session's state still exists, and the request is not part of it.
+        try_after_s: the time to wait before the next try.
 
     Raise DeviceError, SessionError.
     """
@@ -47,7 +47,7 @@ async def answer_of(
         try:
             answer = await ask()
         except ReplicaDiedError as error:
-            if num_deaths == MOST_DEATHS or not call.is_inference or (key and not await is_outside()):
+            if num_deaths == MOST_DEATHS or not call.is_inference or (key and not await state_lacks()):
                 raise of_death(key, error) from None
             num_deaths += 1
         else:

@@ -19,7 +19,7 @@ from starlette.types import ASGIApp, Message
 
 from cellrt.errors import CellrtError, DeviceError, http_status
 from cellrt.process.address import new_address
-from cellrt.ray.directory import LOOK_EVERY_S, Grant, Left, Order
+from cellrt.ray.directory import CHECK_EVERY_S, Grant, Order, ReleasedState
 from cellrt.ray.kept import kept_directory
 from cellrt.ray.messages import NOT_BEGUN, UNAVAILABLE, Answer, Call, parts_of
 from cellrt.ray.moving_sessions import ASKING, Asking, MovingBackend
@@ -166,11 +166,11 @@ class Replica:
                     giving.add_done_callback(self._giving.discard)
             except Exception as error:
                 log.warning("the directory does not answer: %s", error)
-                await asyncio.sleep(LOOK_EVERY_S)
+                await asyncio.sleep(CHECK_EVERY_S)
 
     async def _give(self, order: Order) -> None:
         left = await self._backend.give(order)
-        await self._directory.given.remote(order, left)
+        await self._directory.deliver.remote(order, left)
 
 
 class _Asking:
@@ -186,7 +186,7 @@ class _Asking:
     async def release(self, key: str, grant: int) -> None:
         await self._directory.release.remote(key, grant)
 
-    async def park(self, sessions: Mapping[Order, Left]) -> None:
+    async def park(self, sessions: Mapping[Order, ReleasedState]) -> None:
         await self._directory.park.remote(self._replica, sessions)
 
 

@@ -60,7 +60,7 @@ class AccessPolicy:
 
     Args:
         keys: one of them must come with each request.
-        origins: of other servers, in lower case, whose pages may change state, read answers, or open a websocket.
+        origins: other servers' origins in lower case, whose pages may change state, read answers and open websockets.
     """
 
     def __init__(self, keys: Keys, origins: Collection[str] = ()) -> None:

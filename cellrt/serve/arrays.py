@@ -28,19 +28,19 @@ DATATYPES = {
     "FP32": torch.float32,
     "FP64": torch.float64,
 }
-"""All dtypes that a row may have, by datatype; texts and JSON are BYTES."""
-NAMES = {dtype: name for name, dtype in DATATYPES.items()}
+"""The dtype of each datatype. Texts and JSON have the datatype BYTES."""
+DATATYPE_OF = {dtype: name for name, dtype in DATATYPES.items()}
 BYTES = "BYTES"
 MOST_DIMENSIONS = 64
-"""The limit of NumPy's arrays."""
+"""The most dimensions that a NumPy array may have."""
 TOO_LARGE = ", got a number that is too large for it"
-_TAKEN: dict[str, tuple[set[type], type]] = {
+_ACCEPTED: dict[str, tuple[set[type], type]] = {
     "b": ({bool}, np.bool_),
     **dict.fromkeys("iu", ({int}, np.int64)),
     "f": ({int, float}, np.float64),
 }
-"""Python types accepted for the kind of a NumPy dtype, and the kind's widest dtype, to see whether a number fits."""
-_CALLED = {
+"""The Python types that a kind of NumPy dtype accepts, and the widest dtype of that kind, to see which numbers fit."""
+_TYPE_NAMES = {
     bool: "true or false",
     str: "texts",
     type(None): "null",
@@ -48,12 +48,12 @@ _CALLED = {
     float: "numbers with a fraction",
     int: "integers",
 }
-"""Names of types in errors for clients."""
+"""The names of JSON's types in errors."""
 _LENGTH = struct.Struct("<I")
 
 
 class Leaves(NamedTuple):
-    """The leaves of nested lists: flat, with their types and the shape of the lists."""
+    """The leaves of nested lists in one flat list, with their types and the shape of the nested lists."""
 
     items: list[Any]
     kinds: set[type]
@@ -74,32 +74,32 @@ def leaves_of(value: Any, where: str) -> Leaves:
     return Leaves(level, kinds, tuple(shape))
 
 
-def array_of(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
-    """Return a tensor of numbers in nested lists, all of which must fit the dtype. Raise RequestError."""
+def from_lists(value: Any, dtype: torch.dtype, where: str) -> torch.Tensor:
+    """Return the numbers in nested lists as a tensor. Raise RequestError if one does not fit the dtype."""
     leaves, kinds, shape = leaves_of(value, where)
     if len(shape) > MOST_DIMENSIONS:
         raise RequestError(f"{where}: expected lists nested at most {MOST_DIMENSIONS} deep, got {len(shape)}")
     wanted = NUMPY_DTYPES.get(dtype, np.dtype(np.float32))
     is_whole = wanted.kind in "iu"
-    if is_whole and float in kinds:  # JSON's 1.0; made by Python, as NumPy would round the integers beside it
+    if is_whole and float in kinds:  # 1.0 is an integer, too. NumPy would round large integers beside it
         leaves = [int(leaf) if type(leaf) is float and leaf.is_integer() else leaf for leaf in leaves]
         kinds = set(map(type, leaves))
-    taken, widest = _TAKEN[wanted.kind]
-    if not kinds <= taken:  # NumPy never sees texts: it makes each as long as the longest
-        raise RequestError(f"{where}: expected {NAMES[dtype]}, got {_kind(kinds - taken)}")
+    accepted, widest = _ACCEPTED[wanted.kind]
+    if not kinds <= accepted:  # refuse texts here: NumPy would make each as long as the longest
+        raise RequestError(f"{where}: expected {DATATYPE_OF[dtype]}, got {_kind(kinds - accepted)}")
     fitting = f", from {np.iinfo(wanted).min} to {np.iinfo(wanted).max}" if is_whole else TOO_LARGE
     try:
         array: np.ndarray = np.fromiter(leaves, widest, len(leaves))
     except OverflowError:
-        raise RequestError(f"{where}: expected {NAMES[dtype]}{fitting}") from None
+        raise RequestError(f"{where}: expected {DATATYPE_OF[dtype]}{fitting}") from None
     if is_whole and not _fits(array, wanted):
-        raise RequestError(f"{where}: expected {NAMES[dtype]}{fitting}")
+        raise RequestError(f"{where}: expected {DATATYPE_OF[dtype]}{fitting}")
     with np.errstate(over="ignore"):
         narrowed = array.astype(wanted, copy=False)
     made = torch.from_numpy(narrowed.reshape(shape)).to(dtype)
     is_finite = np.isfinite(narrowed).all() if dtype in NUMPY_DTYPES else torch.isfinite(made).all()
     if wanted.kind == "f" and not is_finite and np.isfinite(array).all():
-        raise RequestError(f"{where}: expected {NAMES[dtype]}{fitting}")
+        raise RequestError(f"{where}: expected {DATATYPE_OF[dtype]}{fitting}")
     return made
 
 
@@ -109,8 +109,8 @@ def _fits(array: np.ndarray, dtype: np.dtype) -> bool:
 
 
 def _kind(types: set[type]) -> str:
-    """Return the name of the type that came instead, for an error."""
-    return next((name for kind, name in _CALLED.items() if kind in types), "what is no number")
+    """Return the name of the first of some types that were not expected, for an error."""
+    return next((name for kind, name in _TYPE_NAMES.items() if kind in types), "something that is no number")
 
 
 def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int], where: str) -> torch.Tensor:
@@ -120,7 +120,7 @@ def from_bytes(data: bytes | memoryview, dtype: torch.dtype, shape: Sequence[int
         count *= size
     expected = count * dtype.itemsize
     if len(data) != expected:
-        raise RequestError(f"{where}: {list(shape)} of {NAMES[dtype]} are {expected} bytes, got {len(data)}")
+        raise RequestError(f"{where}: {list(shape)} of {DATATYPE_OF[dtype]} are {expected} bytes, got {len(data)}")
     if not expected:
         return torch.empty(tuple(shape), dtype=dtype)
     array = np.frombuffer(data, NUMPY_DTYPES.get(dtype, np.dtype(np.int16))).copy()

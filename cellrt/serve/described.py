@@ -26,7 +26,7 @@ from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
 from cellrt.language.language import Language
 from cellrt.process.model_binding import Binding
-from cellrt.serve.arrays import BYTES, NAMES, from_bytes
+from cellrt.serve.arrays import BYTES, DATATYPE_OF, from_bytes
 from cellrt.serve.forms import (
     TOO_DEEP,
     Form,
@@ -384,7 +384,7 @@ def _outputs_of(specs: Sequence[RowSpec], recorded: Sequence[Recorded], *, is_op
         first: tuple[int, ...] = ()
         if not result.is_single:
             first = (VARIABLE,) if result.is_loop or is_open or len(sizes) > 1 else (len(result.positions),)
-        infos.append(TensorInfo(result.name, NAMES[spec.dtype], (*first, *spec.shape)))
+        infos.append(TensorInfo(result.name, DATATYPE_OF[spec.dtype], (*first, *spec.shape)))
     return infos
 
 
@@ -410,7 +410,7 @@ def _input_of(name: str, form: Form, limits: Limits) -> Input | None:
             check_shape(tensor.shape, form.shape, limits, where)
             return form.of(tensor)
 
-        return Input(TensorInfo(name, NAMES[form.dtype], form.shape), read_tensor)
+        return Input(TensorInfo(name, DATATYPE_OF[form.dtype], form.shape), read_tensor)
     if isinstance(form, ScalarForm) and form.kind is str:
 
         def read_text(texts: list[bytes]) -> Any:

@@ -23,7 +23,7 @@ class DirectRoutes:
 
     Args:
         app: handles everything else.
-        handlers: of POST to ``/{first}/models/{model}/{last}``, by first and last.
+        handlers: the handlers of POST ``/{first}/models/{model}/{last}``, by (first, last).
     """
 
     def __init__(self, app: ASGIApp, handlers: Mapping[tuple[str, str], Handler]) -> None:

@@ -18,7 +18,7 @@ import torch
 
 from cellrt.errors import DefinitionError, RequestError, RequestTooLargeError
 from cellrt.graph.row_bits import TORCH_DTYPES
-from cellrt.serve.arrays import NAMES, TOO_LARGE, array_of
+from cellrt.serve.arrays import DATATYPE_OF, TOO_LARGE, from_lists
 from cellrt.serve.server_settings import Limits
 
 Schema = dict[str, Any]
@@ -59,7 +59,7 @@ class TensorForm:
 
     def read(self, value: Any, where: str) -> torch.Tensor:
         """Return the value as a new tensor."""
-        made = array_of(value, self.dtype, where)
+        made = from_lists(value, self.dtype, where)
         check_shape(made.shape, self.shape, self.limits, where)
         return made
 
@@ -292,8 +292,10 @@ def parts_of(example: Any) -> dict[Any, Any]:
 
 
 def _taken(dtype: torch.dtype | None, example: torch.Tensor | np.ndarray | np.generic) -> torch.dtype:
-    if dtype not in NAMES:
-        raise DefinitionError(f"a request has a tensor of {example.dtype}; expected one of {list(NAMES.values())}")
+    if dtype not in DATATYPE_OF:
+        raise DefinitionError(
+            f"a request has a tensor of {example.dtype}; expected one of {list(DATATYPE_OF.values())}"
+        )
     return dtype
 
 

@@ -19,7 +19,7 @@ import cellrt
 from cellrt.engine.future import Result
 from cellrt.errors import DefinitionError, RequestError, UnknownModelError
 from cellrt.serve import oip
-from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, to_bytes
+from cellrt.serve.arrays import BYTES, DATATYPE_OF, DATATYPES, from_lists, to_bytes
 from cellrt.serve.described import Described, TensorInfo
 from cellrt.serve.forms import too_large
 from cellrt.serve.grpc_access import AccessInterceptor, Calls, Context, Message
@@ -216,7 +216,7 @@ def _tensor(given: Message, info: TensorInfo, raw: bytes | None, max_items: int)
     if len(values) > max_items:
         raise too_large(f"{max_items} values", "max_items", f"{len(values)}; raw contents may be more", where)
     values = list(values)
-    return values if info.datatype == BYTES else array_of(values, DATATYPES[info.datatype], where).reshape(shape)
+    return values if info.datatype == BYTES else from_lists(values, DATATYPES[info.datatype], where).reshape(shape)
 
 
 def _response(version: str, request: Message, results: Result, *, is_last: bool | None = None) -> Message:
@@ -225,7 +225,7 @@ def _response(version: str, request: Message, results: Result, *, is_last: bool 
     for name in dict.fromkeys(output.name for output in request.outputs) or results:
         if name in results:  # a step has not all of them
             tensor = results[name]
-            response.outputs.add(name=name, datatype=NAMES[tensor.dtype], shape=list(np.shape(tensor)))
+            response.outputs.add(name=name, datatype=DATATYPE_OF[tensor.dtype], shape=list(np.shape(tensor)))
             response.raw_output_contents.append(to_bytes(tensor))
     if is_last is not None:
         response.parameters[FINAL].bool_param = is_last
@@ -233,7 +233,7 @@ def _response(version: str, request: Message, results: Result, *, is_last: bool 
 
 
 async def open_grpc(service: InferenceService, port: int, calls: Calls) -> grpc.aio.Server:
-    """Start a gRPC server at a port, which front ends share. ``calls``: as of ``AccessInterceptor``."""
+    """Start a gRPC server at a port, which front ends share. ``calls``: see ``AccessInterceptor``."""
     settings = service.backend.settings
     most = settings.limits.max_body_bytes
     server = grpc.aio.server(

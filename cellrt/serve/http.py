@@ -26,7 +26,7 @@ CUT_OFF = "the server ends, and this took longer than it waits for what was begu
 async def read_body(request: Request, limit: int) -> bytes:
     """Return a request's body.
 
-    Raise RequestTooLargeError beyond so many bytes, before all of it is there; our CancelledError if the client goes
+    Raise RequestTooLargeError beyond this many bytes, before all of it is there; our CancelledError if the client goes
     before.
     """
     length = request.headers.get("content-length", "")

@@ -31,14 +31,14 @@ from cellrt.process.remote_session import RemoteSession
 from cellrt.process.shared_memory import Part
 from cellrt.serve import oip
 from cellrt.serve.access import no_websocket, refuse
-from cellrt.serve.arrays import NAMES, to_bytes
+from cellrt.serve.arrays import DATATYPE_OF, to_bytes
 from cellrt.serve.connection import DIRECT, WebSocketProtocol
 from cellrt.serve.described import Described
 from cellrt.serve.http import CUT_OFF, EventStream, gone, json_response, read_body
 from cellrt.serve.inference import InferenceService, blaming_request, error_json
 from cellrt.serve.openai_answers import model_entry
 
-Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done so many seconds from now.")]
+Seconds = Annotated[float, msgspec.Meta(gt=0, le=1e6, description="It must be done this many seconds from now.")]
 Priority = Annotated[float, msgspec.Meta(ge=0, le=3, multiple_of=1, description="0 is the lowest, 3 the highest.")]
 Name = Annotated[str, msgspec.Meta(min_length=1, max_length=oip.LONGEST_ID)]
 
@@ -98,7 +98,8 @@ class RawOutput(NamedTuple):
 def as_raw(results: Result) -> list[RawOutput]:
     """Return results as outputs of a binary message."""
     return [
-        RawOutput(name, NAMES[tensor.dtype], list(tensor.shape), to_bytes(tensor)) for name, tensor in results.items()
+        RawOutput(name, DATATYPE_OF[tensor.dtype], list(tensor.shape), to_bytes(tensor))
+        for name, tensor in results.items()
     ]
 
 
@@ -131,7 +132,7 @@ class _Binary:
         memory, places, template, _ = outcome
         if self._template is not template or self._places != places:
             outputs = outputs_of(outcome)
-            self._shown = _shown(tuple([(name, NAMES[dtype], *shape) for name, dtype, shape, *_ in outputs]))
+            self._shown = _shown(tuple([(name, DATATYPE_OF[dtype], *shape) for name, dtype, shape, *_ in outputs]))
             self._ranges = [(begin, end) for *_, begin, end in outputs]
             self._template, self._places = template, places
         return b"".join([_head(number, self._shown), *[memory[begin:end] for begin, end in self._ranges]])

@@ -39,8 +39,8 @@ class Answer(NamedTuple):
 
     Attributes:
         results: by name.
-        version: of the model that computed them; an open session keeps the version that it began with.
-        id: of the request in ``/debug``.
+        version: the version of the model that computed them. An open session keeps the version that it began with.
+        id: the id that the request has in ``/debug``.
     """
 
     results: Result

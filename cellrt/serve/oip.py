@@ -14,7 +14,17 @@ import msgspec
 from cellrt.engine.future import Result
 from cellrt.engine.option_checks import LONGEST_S
 from cellrt.errors import RequestError
-from cellrt.serve.arrays import BYTES, DATATYPES, NAMES, array_of, from_bytes, leaves_of, texts_of, to_bytes, to_list
+from cellrt.serve.arrays import (
+    BYTES,
+    DATATYPE_OF,
+    DATATYPES,
+    from_bytes,
+    from_lists,
+    leaves_of,
+    texts_of,
+    to_bytes,
+    to_list,
+)
 from cellrt.serve.described import Described, TensorInfo
 from cellrt.serve.forms import TOO_DEEP, checked
 from cellrt.serve.server_settings import Limits
@@ -204,7 +214,7 @@ def _from_json(given: InputTensor, info: TensorInfo) -> Any:
         if len(texts) != count or not kinds <= {str}:
             raise RequestError(f"{where}: expected {count} texts")
         return [text.encode() for text in texts]
-    made = array_of(given.data, DATATYPES[info.datatype], where)
+    made = from_lists(given.data, DATATYPES[info.datatype], where)
     if made.numel() != count:
         raise RequestError(f"{where}: expected {count} numbers for shape {given.shape}, got {made.numel()}")
     return made.reshape(given.shape)
@@ -302,7 +312,7 @@ def write_response(name: str, version: str, inference: Inference, results: Resul
     outputs, blobs = [], []
     for key in inference.outputs or results:
         tensor = results[key]
-        output: dict[str, Any] = {"name": key, "datatype": NAMES[tensor.dtype], "shape": list(tensor.shape)}
+        output: dict[str, Any] = {"name": key, "datatype": DATATYPE_OF[tensor.dtype], "shape": list(tensor.shape)}
         if inference.binary is None or key in inference.binary:
             blobs.append(to_bytes(tensor))
             output["parameters"] = {"binary_data_size": len(blobs[-1])}
@@ -325,7 +335,7 @@ def as_tensor(datatype: str, value: Any, where: str) -> Any:
         if not all(isinstance(text, str) for text in values):
             raise RequestError(f"{where}: expected a text, or a list of texts")
         return [text.encode() for text in values]
-    return array_of(values, DATATYPES[datatype], where)
+    return from_lists(values, DATATYPES[datatype], where)
 
 
 def inputs_among(parameters: Mapping[str, Any], inputs: Collection[str]) -> dict[str, str]:

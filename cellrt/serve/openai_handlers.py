@@ -61,11 +61,11 @@ class Asked(NamedTuple):
 
     Attributes:
         request: the message.
-        described, language: of the model.
+        described, language: those of the model.
         prompts: the tokens of each prompt.
-        options: of the answers.
+        options: the options of the answers.
         sessions: a conversation or a branch of each answer to each prompt, if any.
-        due: of all answers.
+        due: the deadlines of all answers.
     """
 
     request: messages.HowAnswered

@@ -20,8 +20,8 @@ class Limits:
     """The limits of one client.
 
     Attributes:
-        max_body_bytes: of a request's body, or of a websocket's message.
-        max_depth: of nested lists and objects in JSON, at most ``MOST_DEPTH``.
+        max_body_bytes: the largest body of a request, or message of a websocket, in bytes.
+        max_depth: the deepest nesting of lists and objects in JSON, at most ``MOST_DEPTH``.
         max_items: numbers, texts, lists and objects in one request.
         max_steps: the longest sequence: rows of a tensor, items of a list, characters of a text.
         max_streams: requests that one front end answers step by step, and streams of gRPC, at once; beyond, 429.
@@ -100,16 +100,16 @@ class Settings:
         max_queued_per_model: requests of one model that may be; None: as many as of all.
         max_queued_rows, max_queued_rows_per_model: the same of the rows of all their nodes; None: any number.
         api_keys: one of them must come with each request, unless there are none.
-        allowed_origins: of other servers, whose pages may change state and read answers; "null": of files and
-            sandboxes.
+        allowed_origins: other servers' origins, whose pages may change state and read answers; "null" for pages from
+            files and sandboxes.
         keep_alive_s: how long a connection over HTTP may be idle.
         ping_timeout_s: how long the client of a websocket may take to answer a ping; 0: no pings are sent.
         drain_s: how long requests may take to end when the server is told to.
         timeline: tasks and requests that are remembered for ``/debug``; 0: none, and no such pages.
         spans: "requests": OpenTelemetry's spans of the requests that ask for them; "tasks": with their tasks; "off".
-        compile: as of ``Engine``.
+        compile: see ``Engine``.
         max_batch: most rows of a task by cell name, of each model in the order of ``models``: of a profile.
-        limits: of each client.
+        limits: the limits of each client.
         engine: settings of the engine.
         address: where the engine's process listens for front ends; chosen at the start.
     """

@@ -45,7 +45,7 @@ MIN_LIFE_S = 1.0
 After a shorter life the supervisor waits so long, and it ends the server after ``MAX_EARLY_DEATHS`` of them.
 """
 START_S = 60.0
-"""If a front end exits with an error within so many seconds, it counts as one that could not start."""
+"""If a front end exits with an error within this many seconds, it counts as one that could not start."""
 MAX_EARLY_DEATHS = 5
 ENDED_WELL = (0, -signal.SIGTERM)
 """Exit statuses of a front end that was told to end: it handled the signal, or had no handler yet."""

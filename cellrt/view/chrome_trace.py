@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from cellrt.view.spans import RequestSpan, TaskSpan, first_starts
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan, first_starts
 from cellrt.view.waits import Wait
 
 WORKERS, REQUESTS = 1, 2

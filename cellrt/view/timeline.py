@@ -11,7 +11,7 @@ import numpy as np
 
 from cellrt.view.chrome_trace import save_chrome_trace
 from cellrt.view.paper import NEEDS_MATPLOTLIB, PICTURES, known_suffix
-from cellrt.view.spans import RequestSpan, TaskSpan, first_starts
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan, first_starts
 
 CHROME_TRACE = ".json"
 NUM_DRAWN = 40

@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Polygon
 
 from cellrt.view.paper import CELL_COLOURS, DOTS_PER_INCH, INK, shorten, write
-from cellrt.view.spans import RequestSpan, TaskSpan
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan
 
 Corners = tuple[tuple[float, float], ...]  # of one box
 WORKER_HATCHES = ("", "////", "....", "xxxx", "||||", "oooo", "----", "++++")

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from cellrt.view.spans import RequestSpan, TaskSpan
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan
 
 
 class Admission(NamedTuple):
@@ -22,11 +22,11 @@ class Wait:
     """The time before one task of a request in which no other task of it ran; its parts add up to it.
 
     Attributes:
-        admission_s: of it, while turns did not admit the request: for room, or for its session's request before it.
-        worker_s: else, while the task's worker ran other tasks.
+        admission_s: while turns did not admit the request, as there was no room or its session's last request ran.
+        worker_s: after that, while the task's worker ran other tasks.
         scheduler_s: while that worker had nothing to do: until a turn formed the task, or a small batch was delayed.
-        unknown_s: before what is remembered.
-        worker_ran: these other tasks.
+        unknown_s: before the first event that is remembered.
+        worker_ran: the other tasks of ``worker_s``.
     """
 
     admission_s: float
@@ -47,10 +47,10 @@ def waits_of(tasks: Iterable[TaskSpan], request: RequestSpan, admission: Admissi
     Args:
         tasks: all that are remembered, of whatever request.
         request: whose waits they are.
-        admission: of it, on the spans' clock; None: that is not remembered.
+        admission: when it was admitted, on the spans' clock; None: that is not remembered.
     """
     by_start = sorted(tasks, key=lambda task: task.start_s)
-    is_whole = any(task.task == 0 for task in by_start)  # they are numbered from 0: the last so many are kept
+    is_whole = any(task.task == 0 for task in by_start)  # they are numbered from 0: only the last ones are kept
     ran: defaultdict[int, list[TaskSpan]] = defaultdict(list)  # by worker, so far
     waits: dict[int, Wait] = {}
     begin_s = request.arrival_s

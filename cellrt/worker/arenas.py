@@ -51,11 +51,11 @@ class Arenas:
         return self._tensors[kind]
 
     def put(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any]) -> None:
-        """Copy values ``[n, *shape]`` (as of ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
+        """Copy values ``[n, *shape]`` (see ``as_bits``) to these rows of a CPU arena; negative rows are skipped."""
         self.put_columns(kind, rows[None], 0, len(rows), values)
 
     def put_columns(self, kind: int, rows: NDArray[np.int32], first: int, count: int, values: NDArray[Any]) -> None:
-        """Copy values ``[n * count, *shape]`` (as of ``as_bits``) to rows of a CPU arena.
+        """Copy values ``[n * count, *shape]`` (see ``as_bits``) to rows of a CPU arena.
 
         The rows are named by ``count`` columns of ``rows`` ``[n, columns]``, from column ``first`` on; negative rows
         are skipped. There may be more values.
@@ -70,7 +70,7 @@ class Arenas:
         return self.as_tensor(kind, values)
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
-        """Return a new array ``[n, *shape]`` of these rows of a CPU arena, as of ``as_bits``."""
+        """Return a new array ``[n, *shape]`` of these rows of a CPU arena (see ``as_bits``)."""
         values = self.empty_bits(kind, len(rows))
         (get_rows if values.size < LARGE_BYTES else get_rows_nogil)(self._bytes[kind], rows, values)
         return self._shaped(kind, values)
@@ -107,7 +107,7 @@ class Arenas:
         return shaped if len(shape) == 1 else shaped.reshape(len(values), *shape)
 
     def move(self, kind: int, rows: NDArray[np.int32], values: NDArray[Any], positions: NDArray[np.int32]) -> None:
-        """Copy ``values[positions]`` (as of ``as_bits``) to these rows of a CPU arena."""
+        """Copy ``values[positions]`` (see ``as_bits``) to these rows of a CPU arena."""
         arena = self._bytes[kind]
         given = np.ascontiguousarray(values)
         given = (given if given.ndim == 2 else given.reshape(len(given), -1)).view(np.uint8)

@@ -48,16 +48,16 @@ class Launch(NamedTuple):
 WAKE = Launch(-1, 0, np.empty(0, np.int32))
 
 NOT_HELD, HELD, ANSWERS = range(3)
-"""The ways in which a worker comes to a turn: without it, with it, or with it and only to tell clients of answers."""
+"""The state in which a worker's thread calls ``take_turns``: without the turn, with it, or with it only to answer."""
 
 
 class Unfinished(NamedTuple):
     """The unfinished tasks of a worker that died, each list in the order of launching."""
 
     begun: list[Launch]
-    """The tasks that it began: it died in one of them, or with them on its device."""
+    """The tasks that it began: it died while it ran one of them, or while its device did."""
     waiting: list[Launch]
-    """The tasks that it never looked at."""
+    """The tasks that it had not begun."""
 
 
 class Worker(ABC):
@@ -70,16 +70,18 @@ class Worker(ABC):
         take_turns: takes the manager's turn, if no other thread has it; it is called with NOT_HELD, HELD or ANSWERS.
         has_news: returns whether a turn would find something to do.
         ended: called when the thread ends.
-        name: of the thread.
+        name: the thread's name.
     """
 
     check_every_s: float | None = None
-    """The seconds between checks whether it is alive, while tasks are outstanding; None: it tells when it ends."""
+    """The seconds between checks whether it is alive, while tasks are outstanding; None if it reports its own end."""
     rest_address = 0
-    """The address of a word that is ASLEEP (``turn_words.py``) when ``wake`` is to be called; 0: there is none. Who
-    takes its place has the same."""
+    """The address of a word; if the word is ASLEEP (``turn_words.py``), clients call ``wake``. 0: there is none.
+
+    A worker that replaces this one has the same address.
+    """
     is_replaceable = True
-    """True if another worker can take its place after its death and go on with its arenas."""
+    """True if another worker can replace it after its death, and use its arenas."""
 
     def __init__(
         self, take_turns: Callable[[int], bool], has_news: Callable[[], bool], ended: Callable[[], None], name: str
@@ -88,7 +90,7 @@ class Worker(ABC):
         self._has_news = has_news
         self._ended = ended
         self._idle: deque[object] = deque()
-        """A token, new each time, while the thread waits or is about to; else empty."""
+        """A new token while the thread waits or is about to wait; else empty."""
         self._queue: SimpleQueue[Launch | None] = SimpleQueue()
         self._in_progress: deque[Launch] = deque()
         self._finished: deque[Done] = deque()
@@ -104,7 +106,7 @@ class Worker(ABC):
         self._thread.start()
 
     def counts(self) -> dict[str, int]:
-        """Return what it counted besides tasks, by name; any thread may call this."""
+        """Return counts of things other than tasks, by name. Any thread may call this."""
         return {}
 
     @property
@@ -118,11 +120,11 @@ class Worker(ABC):
 
     @property
     def is_there(self) -> bool:
-        """True once it can run tasks."""
+        """True once the worker can run tasks."""
         return True
 
     def learn(self, types: Iterable[CellType]) -> None:  # noqa: B027 - most have nothing to load
-        """Load what tasks of new types need, before the first one comes; called in a turn."""
+        """Load what tasks of new types need, before the first task comes. Called in a turn."""
 
     def has_learned(self) -> bool:
         """Return whether everything that ``learn`` asked for is loaded."""
@@ -137,7 +139,7 @@ class Worker(ABC):
         return None
 
     def begin_after(self, has_ended: Callable[[], bool]) -> None:
-        """Take no tasks until those have ended that another worker took over for this one; called in a turn."""
+        """Begin no task until the tasks have ended that another worker took over from this one. Called in a turn."""
         raise NotImplementedError
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
@@ -154,20 +156,20 @@ class Worker(ABC):
             token = self._idle[0]
         except IndexError:
             return False
-        self._tell(WAKE)  # first: a client that is interrupted in between leaves a worker that wakes
+        self._tell(WAKE)  # before the removal: if this thread is interrupted in between, the worker still wakes
         try:  # noqa: SIM105 - to suppress costs a microsecond
             self._idle.remove(token)
-        except ValueError:  # it woke, and may wait again already: that takes another to wake it
+        except ValueError:  # it woke, and may wait again already, with a new token
             pass
         return True
 
     def rest(self, seconds: float) -> None:
-        """Let the idle worker wait for so many seconds, in which no client wakes it, and then take a turn itself.
+        """Let the idle worker wait for this many seconds, in which no client wakes it, and then take a turn itself.
 
         Called by the holder of the turn. Tasks that are launched meanwhile run at once.
         """
         self._rests_until_s = time.monotonic() + seconds
-        self.wake()  # if it waits for clients: it goes on waiting, but not for ever
+        self.wake()  # it may be waiting without a limit: let it begin again, with this one
 
     def has_finished(self) -> bool:
         """Return whether there is a completed task to poll."""
@@ -191,7 +193,7 @@ class Worker(ABC):
         return done
 
     def forget(self, cell_type: CellType) -> None:  # noqa: B027 - most have nothing to forget
-        """Drop what was kept for a removed cell type, whose number may be given to another; it may have had no task."""
+        """Forget a removed cell type, as its number may be used for another. It may have had no task here."""
 
     def take_unfinished(self) -> Unfinished:
         """Take the tasks that a worker did not finish, after it died (``error`` has the reason) and was polled."""
@@ -229,9 +231,9 @@ class Worker(ABC):
         self._counter += 1
 
     def _next(self) -> Launch | None:
-        """Return the next task, or None at the end; wait for one, after a last look for news.
+        """Return the next task, or None at the end. Look for news once more before waiting for a task.
 
-        If another thread has the turn, the news is for that thread: it looks again when it gives the turn back.
+        If another thread has the turn, it handles the news, as it looks for news when it gives the turn back.
         """
         while self._queue.empty():
             if self._rests_until_s:

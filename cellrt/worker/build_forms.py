@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from cellrt.definition.cell import Cell
-from cellrt.worker.device.fused_loops import build_loop_kernel
+from cellrt.worker.device.fused_loops import warm_up_loop_kernel
 from cellrt.worker.device.placement import EXAMPLE_ROWS, PlacedCell
 
 EXAMPLE_STEPS = 2
@@ -35,7 +35,7 @@ def build_forms(placed: PlacedCell) -> None:
     most = placed.cell.max_batch
     for rows in classes_of_rows(placed.cell):
         _try(lambda rows=rows: placed.fused_step(rows)())  # type: ignore[misc]
-    _try(lambda: build_loop_kernel(placed.device))
+    _try(lambda: warm_up_loop_kernel(placed.device))
     for rows in {min(most, EXAMPLE_ROWS), most}:
         run = placed.example_run(rows, EXAMPLE_STEPS)
         if run is not None:

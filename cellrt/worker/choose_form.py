@@ -22,7 +22,7 @@ NUM_STEPS = 8
 
 
 def choose_form(placed: PlacedCell, sizes: Sequence[int], elapsed: Callable[[Work], float]) -> None:
-    """Time both forms of steps of so many rows of zeros, and let all tasks use the faster one from now on.
+    """Time both forms of steps of this many rows of zeros, and let all tasks use the faster one from now on.
 
     ``elapsed`` runs work and returns its seconds on the device. A cell that has but one form, or whose options name
     one, is

@@ -50,8 +50,8 @@ class Attempt(ABC, Generic[Outcome]):
 
     Attributes:
         cell: the cell.
-        num_rows: of the task.
-        mode: of the thread while the cell runs.
+        num_rows: the number of the task's rows.
+        mode: the torch mode of the thread while the cell runs.
         can_be_watched: whether a lookup that fails raises in the thread that runs it.
     """
 

@@ -86,7 +86,7 @@ class PythonProcess:
             )
 
     def end(self, seconds: float) -> int:
-        """End the process, kill it after so many seconds, and wait for it; return its status. May be called twice."""
+        """End the process, kill it after this many seconds, and wait for it; return its status. May be called twice."""
         self.lifeline.close()
         try:
             return self.process.wait(seconds)

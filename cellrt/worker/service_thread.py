@@ -30,7 +30,7 @@ class ServiceThread(threading.Thread):
 
     Args:
         target: the function that it runs.
-        name: of the thread.
+        name: the thread's name.
         stop: called at exit by the main thread, once all other threads that are no daemons have ended: tells this one,
             and others that depend on it, to end soon. It returns at once. None: another thread's ``stop`` does.
     """

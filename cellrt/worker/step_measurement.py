@@ -31,7 +31,7 @@ AGAIN = 2
 
 
 def measure_steps(cell: Cell, form: CompiledForm | None, device: Device | None, num_threads: int) -> dict[int, float]:
-    """Return the seconds of one step of a cell by number of rows, on a device (None: the CPU, with so many torch
+    """Return the seconds of one step of a cell by number of rows, on a device (None: the CPU, with this many torch
     threads).
 
     On the CPU they are those of its form, if it has one. A cell that refuses zeros is left for the scheduler to
@@ -85,7 +85,7 @@ def _time_on_cpu(cell: Cell, form: CompiledForm | None, rows: int) -> float:
             samples.append(time.perf_counter() - start)
     except KeyboardInterrupt:
         raise
-    except BaseException:  # a cell may refuse zeros, and so many rows may be more than there is memory
+    except BaseException:  # a cell may refuse zeros, and this many rows may be more than there is memory
         return 0.0
     return min(samples)
 

@@ -20,7 +20,7 @@ BY_HAND = 3 * LINE
 """The reasons why a turn must be taken in Python: the sum of the flags below, or 0."""
 ALWAYS, WHEN_IDLE = 1, 2
 CALLED, HEARD = 4 * LINE, 5 * LINE
-"""Clients in other processes have called so many times, as what they hand in lies in memory of theirs, which nobody may
+"""The number of calls of clients in other processes, as what they hand in lies in memory of theirs, which nobody may
 read without the turn; and as many calls turns have heard."""
 
 # Of each worker, from ``line_of`` on: counts of tasks since the start, each behind the one before it. ``COMPLETED``
@@ -37,12 +37,12 @@ def line_of(location: int) -> int:
 
 
 def num_words(num_workers: int) -> int:
-    """Return the number of words of an engine with so many workers."""
+    """Return the number of words of an engine with this many workers."""
     return (6 + num_workers) * LINE
 
 
 def make_words(num_workers: int) -> Rows[int]:
-    """Return the words of an engine with so many workers; the turn is free, and nothing was launched."""
+    """Return the words of an engine with this many workers; the turn is free, and nothing was launched."""
     size = num_words(num_workers)
     room = np.zeros(size + LINE, np.int64)
     first = -(room.ctypes.data // 8) % LINE

@@ -27,8 +27,8 @@ class LoopTask(NamedTuple):
     """The places of a task's numbers in its words, int64 on the device; ``words`` may begin anywhere.
 
     Attributes:
-        words: of the task.
-        num_rows: of the task, those that never run included.
+        words: the task's words.
+        num_rows: the number of the task's rows, with those that never run.
         num_inputs, num_outputs: that are carried; whose rows are to be found.
         plan_at: first word of three for each input: the output that it is carried from; the first word of its rows
             before the first step, or NONE; then they are this number and those behind it. Behind these five for each

@@ -259,7 +259,7 @@ def paged_attention(
 ) -> Tensor:
     """Launch both stages, or the first alone; arguments are as in the operation, and are not checked.
 
-    ``split_keys``: so many keys, a multiple of 64, are a program's; 0: all; None: as many as fill the device.
+    ``split_keys``: the keys that a program takes, a multiple of 64; 0: all; None: as many as fill the device.
     ``precision`` is how float32 is multiplied.
     """
     query = query.contiguous()

@@ -15,7 +15,7 @@ __all__ = ["Projection", "project_logits"]
 def project_logits(h: ArenaRows, projection: Projection, logits: Tensor) -> None:
     """Write the logits of row k of ``h`` to ``logits[k]``, rounded to the weight's dtype.
 
-    ``h`` names rows of an arena ``[capacity, hidden]`` as of ``project_argmax``; ``logits`` is contiguous ``[rows,
+    ``h`` names rows of an arena ``[capacity, hidden]`` (see ``project_argmax``); ``logits`` is contiguous ``[rows,
     vocabulary]`` of the weight's dtype, as many rows as ``h`` may have. Of rows of ``h`` with a negative index, and
     behind the last, nothing is written. Other indices must be inside the arena, which the kernel cannot check. The
     projection's stop token does not matter. Raise ValueError.

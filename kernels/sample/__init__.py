@@ -33,9 +33,9 @@ class Sampling(NamedTuple):
     Attributes:
         end_token: ends a sequence.
         temperature: logits are divided by it; above 0.
-        top_k: only so many of the most likely tokens, and those as likely as the last of them; 0: all.
-        top_p: of these only the most likely ones that together reach this probability, and those as likely as the last
-            of them; 1: all.
+        top_k: only this many of the most likely tokens, and those as likely as the last of them; 0: all.
+        top_p: of the tokens that ``top_k`` leaves, only the most likely ones that together reach this probability, and
+            those as likely as the last of them; 1: all.
     """
 
     end_token: int

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from cellrt.demo.picture import TIMES, save_picture
-from cellrt.view.spans import RequestSpan, TaskSpan
 from cellrt.view.timeline import Timeline
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan
 
 ALONE, TOGETHER = range(10), range(10, 20)
 

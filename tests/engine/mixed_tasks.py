@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from cellrt.view.spans import TaskSpan
+from cellrt.view.timeline_spans import TaskSpan
 
 
 def tasks_of_pieces_and_steps(tasks: Iterable[TaskSpan], prompt: int) -> list[TaskSpan]:

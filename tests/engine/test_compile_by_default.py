@@ -15,7 +15,7 @@ import pytest
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.store import LibraryStore, first_lines_of_error
 from cellrt.definition.aot.tracing import SAID, STATUS
-from cellrt.engine.compiling import MODE_VARIABLE, mode_of
+from cellrt.engine.cell_compiler import MODE_VARIABLE, mode_of
 from cellrt.engine.engine import Engine
 from cellrt.errors import DefinitionError
 from tests.engine.helpers import small_engine

@@ -13,7 +13,7 @@ import cellrt
 from cellrt.definition.outline import cell_of, outline_of
 from cellrt.errors import DefinitionError
 from cellrt.language import served
-from cellrt.process.named import source_of
+from cellrt.process.model_names import source_of
 from cellrt.process.source import ModelSource
 from tests.language import tiny
 

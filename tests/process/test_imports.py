@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cellrt.errors import DefinitionError
-from cellrt.process.named import source_of
+from cellrt.process.model_names import source_of
 from cellrt.process.source import ModelSource
 from tests.engine.helpers import WAIT_S
 from tests.process.helpers import start

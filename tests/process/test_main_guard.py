@@ -12,7 +12,7 @@ import pytest
 
 from cellrt.errors import DefinitionError
 from cellrt.process.engine_process import EngineProcess
-from cellrt.process.named import source_of
+from cellrt.process.model_names import source_of
 from cellrt.process.source import ModelSource
 from tests.serve.helpers import ROOT
 from tests.waiting import is_running, until

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from cellrt.ray.directory import MOST_BEGUN, Directory, Grant, Left, Order
+from cellrt.ray.directory import MOST_BEGUN, Directory, Grant, Order, ReleasedState
 from tests.effort import examples
 
 KEY = "kept/caller"
@@ -43,7 +43,7 @@ class Replicas:
             for order in await self.directory.orders(name) or ():
                 state = self.states[name].pop(order.key, None)
                 self.grants[name].pop(order.key, None)
-                self.directory.given(order, None if state is None else Left(state, self._begun(order.key)))
+                self.directory.deliver(order, None if state is None else ReleasedState(state, self._begun(order.key)))
 
     def _begun(self, key: str) -> tuple[str, ...]:
         return tuple(self.begun.pop(key, ())[-MOST_BEGUN:])
@@ -66,7 +66,7 @@ class Replicas:
         self.tasks.pop(name).cancel()
         grants = self.grants[name]
         states = self.states[name].items()
-        left = {Order(key, grants[key]): Left(state, self._begun(key)) for key, state in states}
+        left = {Order(key, grants[key]): ReleasedState(state, self._begun(key)) for key, state in states}
         self.directory.park(name, left)
         self.directory.leave(name)
 
@@ -109,9 +109,9 @@ def test_a_session_that_nobody_began_is_nowhere() -> None:
 def test_the_state_of_a_replica_that_died_is_lost_and_said_to_be() -> None:
     async def story(replicas: Replicas) -> None:
         await replicas.ask("one", is_start=True)
-        assert await replicas.directory.is_outside(KEY, "another")
+        assert await replicas.directory.state_lacks(KEY, "another")
         replicas.kill("one")
-        assert not await replicas.directory.is_outside(KEY, "another")
+        assert not await replicas.directory.state_lacks(KEY, "another")
         assert await replicas.directory.take(KEY, "two", is_start=False) == Grant(0, is_lost=True)
         assert await replicas.directory.take(KEY, "two", is_start=False) == Grant(0)
         assert await replicas.ask("two", is_start=True) == b"."
@@ -134,7 +134,7 @@ def test_a_replica_that_leaves_leaves_its_states_to_who_is_asked_next() -> None:
     async def story(replicas: Replicas) -> None:
         await replicas.ask("one", is_start=True)
         replicas.leave("one")
-        assert replicas.directory.counts()["parked"] == 1 and await replicas.directory.is_outside(KEY, "another")
+        assert replicas.directory.counts()["parked"] == 1 and await replicas.directory.state_lacks(KEY, "another")
         assert await replicas.ask("two") == b".."
         assert replicas.directory.counts() == {"sessions": {"two": 1}, "parked": 0, "moves": 1, "lost": 0}
 
@@ -163,14 +163,18 @@ def test_a_request_is_outside_of_a_state_only_if_nobody_began_it_who_had_the_sta
         replicas.begun[KEY] = ["first", "second"]
         replicas.leave("one")
         for _ in range(2):  # left, and then at the next replica
-            assert not await directory.is_outside(KEY, "first") and not await directory.is_outside(KEY, "second")
-            assert await directory.is_outside(KEY, "third")
+            assert not await directory.state_lacks(KEY, "first") and not await directory.state_lacks(KEY, "second")
+            assert await directory.state_lacks(KEY, "third")
             await replicas.ask("two")
         replicas.begun[KEY] = ["third"]
         await replicas.begin("three")
         await replicas.ask("three")
-        assert [await directory.is_outside(KEY, name) for name in ("first", "third", "fourth")] == [False, False, True]
-        assert not await directory.is_outside("kept/nobody", "first")
+        assert [await directory.state_lacks(KEY, name) for name in ("first", "third", "fourth")] == [
+            False,
+            False,
+            True,
+        ]
+        assert not await directory.state_lacks("kept/nobody", "first")
 
     run(story)
 

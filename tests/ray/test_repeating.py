@@ -33,7 +33,7 @@ DIED = ReplicaDiedError("gone")
 Said = Answer | ReplicaDiedError
 
 
-def asked(call: Call, said: Sequence[Said], *, is_outside: bool = False) -> tuple[Answer, int]:
+def asked(call: Call, said: Sequence[Said], *, state_lacks: bool = False) -> tuple[Answer, int]:
     """The answer, and how many replicas were asked."""
     left = list(said)
 
@@ -44,7 +44,7 @@ def asked(call: Call, said: Sequence[Said], *, is_outside: bool = False) -> tupl
         return answer
 
     async def outside() -> bool:
-        return is_outside
+        return state_lacks
 
     answer = asyncio.run(answer_of(call, ask, outside, try_after_s=0.0))
     return answer, len(said) - len(left)
@@ -80,13 +80,13 @@ def test_an_answer_is_final(answer: Answer) -> None:
 
 @pytest.mark.parametrize("answer", [KILLED, REFUSED, WRONG])
 def test_a_request_of_a_session_that_may_have_begun_is_not_run_again(answer: Answer) -> None:
-    assert asked(OF_SESSION, [answer, DONE], is_outside=True) == (answer, 1)
+    assert asked(OF_SESSION, [answer, DONE], state_lacks=True) == (answer, 1)
     with pytest.raises(SessionError, match="session m/s: the replica died"):
-        asked(OF_SESSION, [DIED, DONE], is_outside=False)
+        asked(OF_SESSION, [DIED, DONE], state_lacks=False)
 
 
 def test_a_request_of_a_session_is_asked_again_if_no_state_has_it() -> None:
-    assert asked(OF_SESSION, [BUSY, BUSY, DIED, BUSY, DONE], is_outside=True) == (DONE, 5)
+    assert asked(OF_SESSION, [BUSY, BUSY, DIED, BUSY, DONE], state_lacks=True) == (DONE, 5)
 
 
 def test_what_is_no_inference_is_asked_once() -> None:

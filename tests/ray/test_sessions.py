@@ -124,14 +124,14 @@ async def _states_are_left(one: Here, another: Here, directory: Directory) -> No
     ASKING.set(asking)
     made = [await one.ask(pieces[0], is_start=True)]
     ASKING.set(None)
-    assert asking.is_begun and await directory.is_outside(KEY, "the first")  # as long as "one" has it, and lives
+    assert asking.is_begun and await directory.state_lacks(KEY, "the first")  # as long as "one" has it, and lives
 
     coming = asyncio.create_task(another.ask(pieces[1]))
     while not directory._awaited:
         await asyncio.sleep(0)
     await another.backend.leave()  # what is under way to it is left to others too
     directory.leave(another.name)
-    assert not await directory.is_outside(KEY, "the first") and await directory.is_outside(KEY, "the second")
+    assert not await directory.state_lacks(KEY, "the first") and await directory.state_lacks(KEY, "the second")
     try:
         made.append(await coming)
     except EngineClosedError:  # it had not begun

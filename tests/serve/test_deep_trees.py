@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cellrt.errors import DefinitionError, RequestError
-from cellrt.serve.arrays import array_of
+from cellrt.serve.arrays import from_lists
 from cellrt.serve.forms import form_of
 from cellrt.serve.server_settings import MOST_DEPTH, Limits
 from tests.serve.helpers import Server
@@ -93,8 +93,8 @@ def test_a_form_may_be_found_from_an_example_as_deep(depth: int = 5000) -> None:
 
 def test_no_array_has_more_dimensions_than_numpy_has() -> None:
     with pytest.raises(RequestError, match="^x: expected lists nested at most 64 deep, got 65$"):
-        array_of(json.loads("[" * 65 + "1" + "]" * 65), torch.float32, "x")
-    assert array_of(json.loads("[" * 64 + "1" + "]" * 64), torch.float32, "x").ndim == 64
+        from_lists(json.loads("[" * 65 + "1" + "]" * 65), torch.float32, "x")
+    assert from_lists(json.loads("[" * 64 + "1" + "]" * 64), torch.float32, "x").ndim == 64
 
 
 def test_a_limit_beyond_what_json_is_read_to_is_refused_at_the_start() -> None:

@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as hnp
 
 from cellrt.definition.bits import NUMPY_DTYPES
 from cellrt.errors import RequestError, RequestTooLargeError
-from cellrt.serve.arrays import array_of, from_bytes, texts_of, to_bytes
+from cellrt.serve.arrays import from_bytes, from_lists, texts_of, to_bytes
 from cellrt.serve.forms import check_shape, checked, form_of
 from cellrt.serve.server_settings import Limits
 
@@ -36,7 +36,7 @@ def arrays_of(dtype: torch.dtype) -> st.SearchStrategy[np.ndarray]:
 @given(data=st.data())
 def test_nested_lists_are_the_tensor(dtype: torch.dtype, data: st.DataObject) -> None:
     array = data.draw(arrays_of(dtype))
-    made = array_of(array.tolist(), dtype, "x")
+    made = from_lists(array.tolist(), dtype, "x")
     assert made.dtype == dtype
     np.testing.assert_array_equal(made.numpy(), array)
 
@@ -79,11 +79,11 @@ def test_bytes_are_the_tensor_and_back(dtype: torch.dtype, data: st.DataObject) 
 )
 def test_numbers_that_do_not_fit_are_refused(value: list[Any], dtype: torch.dtype) -> None:
     with pytest.raises(RequestError, match="^x: expected"):
-        array_of(value, dtype, "x")
+        from_lists(value, dtype, "x")
 
 
 def test_integers_are_never_rounded() -> None:
-    assert array_of([2**53 + 1, 0.0, 1], torch.int64, "x").tolist() == [2**53 + 1, 0, 1]
+    assert from_lists([2**53 + 1, 0.0, 1], torch.int64, "x").tolist() == [2**53 + 1, 0, 1]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_integers_are_never_rounded() -> None:
 )
 def test_what_is_no_array_of_numbers_is_told_by_what_came(given: object, message: str) -> None:
     with pytest.raises(RequestError, match=rf"^x: {message}$"):
-        array_of(given, torch.float32, "x")
+        from_lists(given, torch.float32, "x")
 
 
 def test_a_long_text_among_many_costs_no_more_than_it_is_long() -> None:
@@ -106,7 +106,7 @@ def test_a_long_text_among_many_costs_no_more_than_it_is_long() -> None:
     tracemalloc.start()
     try:
         with pytest.raises(RequestError, match="got texts"):
-            array_of(texts, torch.int64, "x")
+            from_lists(texts, torch.int64, "x")
         assert tracemalloc.get_traced_memory()[1] < 1e6
     finally:
         tracemalloc.stop()

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cellrt.view.spans import RequestSpan, TaskSpan
 from cellrt.view.timeline import MANY, NUM_DRAWN, Timeline
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan
 
 SVG = "{http://www.w3.org/2000/svg}"
 

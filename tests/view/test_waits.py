@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from cellrt.view.spans import RequestSpan, TaskSpan
+from cellrt.view.timeline_spans import RequestSpan, TaskSpan
 from cellrt.view.waits import Admission, Wait, waits_of
 
 

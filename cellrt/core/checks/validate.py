@@ -115,6 +115,7 @@ def _queues(t: Tables) -> list[str]:
     rules = []
     ready = np.zeros_like(t.ready)
     seen: Counter[int] = Counter()
+    # Walk along each lane, and count what is ready in it.
     for lane_id in np.flatnonzero(t.lanes["head"] >= 0).tolist():
         previous, subgraph_id = -1, int(t.lanes["head"][lane_id])
         while subgraph_id >= 0 and seen[subgraph_id] == 0:
@@ -134,6 +135,7 @@ def _queues(t: Tables) -> list[str]:
             rules.append(f"lane {lane_id} does not end at its tail")
     if not np.array_equal(ready, t.ready):
         rules.append("ready counts differ from the queues")
+    # Each queued subgraph of a live request must be in a lane, and no other.
     for request in _live(t):
         first = int(t.requests["first_subgraph"][request])
         for k in range(first, first + int(t.requests["num_subgraphs"][request])):
@@ -310,6 +312,7 @@ def _pages(t: Tables) -> list[str]:
 def _reservations(t: Tables) -> list[str]:
     rules = []
     reserved = np.zeros((MAX_KINDS, 2), np.int64)
+    # Sum up what live requests and sessions reserve.
     for request in _live(t):
         row = t.requests[request]
         end = int(row["first_link"]) + int(row["num_links"])
@@ -325,10 +328,12 @@ def _reservations(t: Tables) -> list[str]:
         reserved[:, 1], t.kinds["reserved_host"]
     ):
         rules.append("reservations differ from what the live requests and sessions need")
+    # No more may be reserved than there is.
     kinds = t.kinds
     room = kinds["worker_rows"] + np.where(kinds["is_paged"], kinds["host_rows"], 0)
     if (kinds["reserved_worker"] > room).any() or (kinds["reserved_host"] > kinds["host_rows"]).any():
         rules.append("more rows reserved than there are")
+    # Requests must be counted, and released when nothing of them is in flight.
     live = len(_live(t))
     if int(t.settings["num_live"][0]) != live:
         rules.append(f"{int(t.settings['num_live'][0])} requests counted, {live} live")

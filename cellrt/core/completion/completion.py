@@ -63,7 +63,7 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
     if task.reads_late:
         _count_late_reads(t, task_id)
     give_noted_rows(t, base + t.ints[base + layout.H_NOTES], base + settings.buffer_ints, True)
-    # Take in its rows. Equal neighbours that are steps of one chain count together; the plain cases need no notice.
+    # Complete its rows. Equal neighbours that are steps of one chain count together; the plain cases need no notice.
     row, may_be_several = 0, t.types[task.cell_type].carries == 0
     while row < task.rows:
         id, length, first, rows = t.ints[nodes_at + row], t.ints[lengths_at + row], row, 1
@@ -91,7 +91,7 @@ def complete(t: Tables, task_id: int, elapsed_ns: int, notices: Matrix, count: i
 
 @compiled
 def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notices: Matrix, count: int) -> int:
-    """Take in the result of a row, or of ``rows`` rows that are steps of one chain; return the number of notices."""
+    """Complete a row, or ``rows`` rows that are steps of one chain; return the number of notices."""
     settings, ints = t.settings[0], t.ints
     id, length = ints[base + ints[base + layout.H_NODES] + row], ints[base + ints[base + layout.H_LENGTHS] + row]
     has_failed = ints[base + ints[base + layout.H_FAILED] + row] != 0
@@ -141,7 +141,7 @@ def _complete_item(t: Tables, task: Task, base: int, row: int, rows: int, notice
 
 @inlined
 def _complete_plainly(t: Tables, task: Task, subgraph: Subgraph, steps: int) -> bool:
-    """Take in steps of a chain that only pass on its state; return whether they are such steps.
+    """Complete steps of a chain if they only pass on its state; return whether they do.
 
     A subgraph that is queued belongs to a live request.
     """
@@ -158,7 +158,7 @@ def _complete_plainly(t: Tables, task: Task, subgraph: Subgraph, steps: int) -> 
 
 @inlined
 def _complete_plain_node(t: Tables, request: Request, subgraph: Subgraph, node_id: int) -> None:
-    """Take in a node of a live request that is not streamed and has other nodes left."""
+    """Complete a node of a live request that is not streamed and has other nodes left."""
     _count_off(t, node_id)
     request.nodes_left -= 1
     if subgraph.in_flight == 0 and subgraph.sent == 0:
@@ -187,7 +187,7 @@ def tell(notices: Matrix, count: int, request_id: int, what: int) -> int:
 
 @compiled
 def _note_loop(t: Tables, task: Task, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
-    """Take in the result of a loop's row; return whether it counts: a row after the stop does not."""
+    """Note the result of a loop's row; return whether it counts: a row after the stop does not."""
     counts = note_loop(t, subgraph, done, has_failed)
     if not counts:
         task.positions -= abs(done) if task.is_loop else 1
@@ -263,7 +263,7 @@ def _complete_steps(t: Tables, request: Request, subgraph_id: int, length: int) 
 
 @compiled
 def _complete_loop(t: Tables, request: Request, subgraph_id: int, done: int) -> None:
-    """Take in steps of one of a loop's cells: show their results, and make the next step ready or end the loop.
+    """Complete steps of one of a loop's cells: show their results, and make the next step ready or end the loop.
 
     ``done`` is negative if the last step said stop. Result rows of steps that were sent and will not be done are given
     back: no worker writes to them.

@@ -53,7 +53,7 @@ NEVER_FITS = -1
 
 @compiled
 def pages_of(rows: int, page_size: int) -> int:
-    """Return the number of pages that hold so many rows."""
+    """Return the number of pages that hold this many rows."""
     return (rows + page_size - 1) // page_size
 
 
@@ -357,7 +357,7 @@ def num_away(t: Tables, listed: PageList) -> int:
 
 @compiled
 def _has_spare(arena: Arena, wanted: int) -> bool:
-    """Return whether so many pages are free beside those kept for requests that run, or the whole arena is free."""
+    """Return whether this many pages are free beside those kept for requests that run, or the whole arena is free."""
     return arena.num_free == arena.capacity or (arena.num_free - wanted) * KEPT_FREE >= arena.capacity
 
 
@@ -371,7 +371,7 @@ def move_page(t: Tables, place: int, location: int, kind: int) -> None:
 
 @compiled
 def _extend(t: Tables, listed: PageList, worker: int, rows: int, is_here: bool) -> None:
-    """Take pages for so many rows, as far as there are any.
+    """Take pages for this many rows, as far as there are any.
 
     A request's first pages are only taken while a tenth of the arena is free.
     """

@@ -23,8 +23,8 @@ def why_too_large(
     """Return the reason why a template would not fit even in an empty engine; None if it fits.
 
     Args:
-        template: of the request.
-        limits: of the tables.
+        template: the request's template.
+        limits: the limits of the tables.
         kind_rows: rows of each kind at a worker and at the host.
         most_refs: most inputs of a node.
         kinds: the names of the kinds.

@@ -23,7 +23,7 @@ from cellrt.native.jit import compiled
 
 @compiled
 def send_loop(t: Tables, subgraph_id: int, steps: int) -> None:
-    """Count a submitted task with so many steps of a loop's cell.
+    """Count a submitted task with this many steps of a loop's cell.
 
     Wake the members that may read them on the same worker (early release), and make the next step ready if it may go
     ahead.
@@ -51,7 +51,9 @@ def send_loop(t: Tables, subgraph_id: int, steps: int) -> None:
 
 @compiled
 def note_loop(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> bool:
-    """Take in a task's steps of a loop's cell: which state stays, and whether the loop ends; dead requests call it too.
+    """Note the steps that a task did of a loop's cell: which state stays, and whether the loop ends.
+
+    It is called for dead requests, too.
 
     ``done`` is negative if the last step said stop. Return whether the steps count: after a stop they do not.
     """
@@ -73,7 +75,7 @@ def note_loop(t: Tables, subgraph: Subgraph, done: int, has_failed: bool) -> boo
 
 @compiled
 def complete_step(t: Tables, subgraph_id: int) -> bool:
-    """Take in that a loop's cell has done its steps, and begin the next if all cells have.
+    """Note that a loop's cell has done its steps, and begin the next step if all cells have.
 
     Return whether that was the last step: then ``end_loop`` follows.
     """

@@ -315,7 +315,7 @@ def _wake_sent(t: Tables, record: Record, position: int, worker: int) -> None:
 
 @inlined
 def note_steps(t: Tables, subgraph: Subgraph, steps: int, has_failed: bool) -> None:
-    """Take in the steps of a chain's task: which state stays.
+    """Note the steps that a task did of a chain, and which state stays.
 
     Dead requests call it too, as a session may keep their state.
     """

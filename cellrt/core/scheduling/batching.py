@@ -159,7 +159,7 @@ def _count_sizes(t: Tables, lengths_at: int, sizes_at: int, rows: int, steps: in
 
 @compiled
 def _steps_that_fit(t: Tables, type_id: int, steps: int, header: int) -> int:
-    """Return so many steps, or as many as a task's buffer has room for."""
+    """Return this many steps, or as many as a task's buffer has room for."""
     forming, cell_type = t.forming[0], t.types[type_id]
     if steps == 1 or (forming.ragged > 0 and forming.is_loop == 0):
         return 1
@@ -169,7 +169,7 @@ def _steps_that_fit(t: Tables, type_id: int, steps: int, header: int) -> int:
 
 @compiled
 def _write_header(t: Tables, task: Task, base: int, header: int, steps: int, goes_ahead: bool) -> int:
-    """Write the part of a task's buffer before its index arrays, for at most so many steps; return where these begin.
+    """Write the part of a task's buffer before its index arrays, for at most this many steps; return where these begin.
 
     The rows are sorted by it.
     """

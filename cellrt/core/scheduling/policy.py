@@ -65,8 +65,8 @@ class Policy:
         name: for people.
         rank: ``rank(waiting, asked) -> None``, which Numba can compile; None: by arrival.
         choose: ``choose(ready, asked) -> int``, the same; None: Algorithm 1.
-        by_first: of cell types that are equal for Algorithm 1, the one goes first whose first row in order has the
-            lowest score; else the one of the highest priority.
+        by_first: the choice between cell types that are equal for Algorithm 1. True: the type whose first row in order
+            has the lowest score. False: the type of the highest priority.
         admit_by: the order in which requests are admitted where the tables are full: "arrival", "length" or "deadline".
         is_bounded: whether every ``fair_every``-th task begins with the request that arrived first; without, a request
             that never comes first waits for ever. How long a cell type waits is ``max_wait_s`` of the settings.

@@ -115,7 +115,7 @@ def _follow_run(t: Tables, worker: int, task_ids: Rows[int], count: int) -> int:
 
 @compiled
 def _short_type(t: Tables, priority: int, worker: int, left_ns: float, ends_ns: int) -> int:
-    """Return a type with work for a worker that is done in so many ns, with one step a task, or -1.
+    """Return a type with work for a worker that is done in this many ns, with one step a task, or -1.
 
     It must have waited long enough: each task costs something, and more rows may come.
     """

@@ -23,7 +23,7 @@ class Clock:
         self._now_ns[0] = now_ns
 
     def note_arrivals(self, arrivals_ns: Sequence[int]) -> None:
-        """Take in arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
+        """Note arrivals, in order, for the smoothed time between them, which bounds runs at low load."""
         gap, last, longest = float(self._gap_ns[0]), int(self._last_ns[0]), self._longest_ns
         for now_ns in arrivals_ns:
             # A long silence only means that a run may be as long as any: else the next hundred arrivals of a

@@ -16,7 +16,7 @@ LARGE_BYTES = 1 << 18
 
 @compiled
 def copy_at(to: int, given: int, size: int) -> None:
-    """Copy a row of so many bytes from one address to another."""
+    """Copy a row of this many bytes from one address to another."""
     if size == WORD_BYTES:  # as a number or a token is
         write_word(to, 0, read_word(given, 0))
     else:

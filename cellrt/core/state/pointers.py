@@ -1,4 +1,4 @@
-"""Tables and templates as arguments of compiled functions: each as one array of addresses (``jit.RowsPointer``)."""
+"""Tables and templates as arguments of compiled functions. Each is one array of addresses (``jit.RowsPointer``)."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ template_at: Callable[[int], OpenTemplate] = _read_template_at if numba.config.D
 
 
 def address_of(rows: Tables | OpenTemplate) -> Any:
-    """Return an ``entry``'s argument for tables or a template, which must outlive it and not move."""
+    """Return the argument of an ``entry`` for tables or a template, which must stay where it is while that is used."""
     if numba.config.DISABLE_JIT:
         return rows
     return np.array([(table.ctypes.data, *table.shape, 1)[:WORDS] for table in rows], np.int64).reshape(-1)

@@ -77,7 +77,7 @@ class Record(Row):
     unseen: i4  # of a loop of one cell: steps that only read: ``lead``, or once its pages were dropped all done before
     # The fields that every step reads lie beside the inputs, so that few cache lines are touched.
     end: i4  # steps that may be sent: of a chain all, of a loop those that its body has begun
-    plain: i4  # of a chain: so many first steps only pass on its state; nothing reads or waits for them
+    plain: i4  # of a chain: the number of first steps that only pass on its state; nothing reads or waits for them
     position: i4  # steps that are sent
     done: i4  # steps that are complete
 

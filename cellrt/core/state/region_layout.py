@@ -35,5 +35,5 @@ REGION_BYTES = HEAD_BYTES + NUM_SLOTS * SLOT_BYTES
 
 
 def padded(size: int) -> int:
-    """Return the bytes of a slot that a tensor of so many takes: results begin where a cache line does."""
+    """Return the bytes that a tensor of this many bytes takes in a slot: results begin where a cache line does."""
     return -(-size // CACHE_LINE) * CACHE_LINE

@@ -45,7 +45,7 @@ class SchedulerSettings:
         runs: let a task hold several successive steps of each chain.
         join_budget_s: how long a newcomer may have to wait for a run to end while requests arrive, in seconds.
         max_run_s: the same while hardly any arrive: the longest run of all.
-        min_run_s: once a run has taken so many seconds, it ends with the first of its rows that ends. That row's
+        min_run_s: once a run has taken this many seconds, it ends with the first of its rows that ends. That row's
             request is answered then, and another takes its place (on a GPU: if that was known before the run). A run of
             loops that go ahead is no longer. Default: 0.7 ms; with several workers, which share the turns that shorter
             runs cost, 1.4 ms.

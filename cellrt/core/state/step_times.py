@@ -39,7 +39,7 @@ def step_time(t: Tables, type_id: int, rows: int) -> float:
 
 @compiled
 def measure_step(t: Tables, task: Task, elapsed_ns: int, has_failed: bool) -> None:
-    """Take in the time of a complete task: for one of its steps, and for one of its rows. Count the task.
+    """Note the time of a completed task for one of its steps, and for one of its rows. Count the task.
 
     ``has_failed``: some of its rows failed, so that its time says nothing of others.
     """
@@ -64,10 +64,9 @@ def _count(t: Tables, task: Task, at: int, elapsed_ns: int) -> None:
 
 @compiled
 def _note_quickest(t: Tables, task: Task, elapsed_ns: int) -> None:
-    """Take in the least time of a step.
+    """Note the time of a task if its steps are the quickest so far.
 
-    A task's own costs are not its steps': a step by itself says nothing of one in a run of many, unless it takes much
-    longer than those.
+    The costs of a task itself are not counted. So a task of one short step tells nothing of a step in a long run.
     """
     counts, each_ns = t.counts[task.cell_type], elapsed_ns / task.steps
     if counts.quickest_ns == 0 or each_ns < counts.quickest_ns:

@@ -123,7 +123,7 @@ class CellType(Row):
 
     priority: i4  # of the cell type: among types that Algorithm 1 has equal the highest goes first
     max_batch: i4  # nodes of a task, at most
-    min_batch: i4  # nodes of a task, if there are so many
+    min_batch: i4  # nodes of a task, if there are this many
     max_steps: i4  # longest run; 1 for a cell without carried state
     num_inputs: i4
     num_outputs: i4
@@ -630,7 +630,7 @@ _INT = np.dtype(np.int32)
 
 
 def num_granules(capacity: int) -> int:
-    """Return the number of granules that hold so many rows."""
+    """Return the number of granules that hold this many rows."""
     return max(1, -(-capacity // GRANULE))
 
 

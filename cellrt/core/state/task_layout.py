@@ -2,8 +2,8 @@
 
 All positions are relative to the start of the buffer. A task holds ``rows`` rows of up to ``steps`` successive steps
 each, rows sorted by falling length; step s has ``batch_sizes[s]`` rows, and *position* ``sum(batch_sizes[:s]) + row``
-is that row at that step (as in torch's PackedSequence). A loop's task has every row at every position of its run, but
-rows that stop early leave.
+is that row at that step (as in torch's PackedSequence). All rows of a loop's task have all steps of its run, but a row
+that stops leaves the batch.
 
 The header has the words below, then one ``INPUT`` record per input port and one ``OUTPUT`` record per output port.
 Compiled code reads them by their numbers; Python reads a task through a ``TaskView``.
@@ -21,61 +21,61 @@ H_IS_LOOP = 3
 H_NODES = 4  # position of [rows] first node of each row, or ~subgraph of a chain or loop
 H_LENGTHS = 5  # position of [rows] number of steps of each row
 H_BATCH_SIZES = 6  # position of [steps]
-H_DONE_STEPS = 7  # position of [rows]: the worker writes how many steps a row took that may stop (negative: it did)
+H_DONE_STEPS = 7  # position of [rows]: the worker writes how many steps a row of a loop took, negative if it stopped
 H_FAILED = 8  # position of [rows]: the worker writes 1 where the cell failed
-H_STOP_OUTPUT = 9  # the output that says stop, of loops or at the first step of rows that are of some; or -1
+H_STOP_OUTPUT = 9  # the output that says stop for the rows that are of loops; -1 if none is
 H_NOTES = 10  # position of the notes of host rows to give back at completion, up to the end of the buffer
-# Of cells that take the rows of each node together (``span_arrays.py``):
+# For cells with spans, which take the rows of each node together (``span_arrays.py``):
 H_NUM_SPANS = 11
 H_SPANS = 12  # position of [spans + 1] first rows, then [spans] steps of their chains or loops
-H_LEAST_STEPS = 13  # of a loop's run: having taken so many, it ends with the first row that stops
-H_FLAGS = 14  # where rows are of loops that go ahead and may stop: position of [rows] flags that are read, else 0
+H_LEAST_STEPS = 13  # the number of steps after which a loop's run ends with the first row that stops
+H_FLAGS = 14  # position of [rows] flags that are read, if rows are of loops that go ahead and may stop; else 0
 H_NEW_FLAGS = 15  # position of [rows] flags that are written
 H_GOES_ON = 16  # 1: the next task is short, and runs before its worker takes a turn
 HEADER = 17
 
-# Loops that go ahead: where the worker keeps whether a row has stopped, so that the next task knows. For each row there
-# is the number of the flag that it reads, and of the one that it writes: never the same, so that a task may run twice.
-# The latter lie right after the former. A row that has stopped takes no step (0 done), and no result of it is written
-# at the host.
+# Flags of loops that go ahead: the worker keeps in them whether a row has stopped, for the next task. For each row the
+# buffer has the number of the flag that it reads, and of the flag that it writes. They are never the same, so that a
+# task may run twice. The numbers of the written flags lie right after those of the read ones. A row that has stopped
+# takes no step (0 done), and none of its results is written at the host.
 FLAGS = 2
-NEVER_STOPPED = 0  # the flag that is never set: nothing of the loop is in flight before, or the row is of none
+NEVER_STOPPED = 0  # the flag that is never set, for a row without an earlier task in flight, or that is of no loop
 NOBODYS = 1  # the flag that no row reads
 
 # Input record.
 IN_SOURCE = 0  # location of all rows, or MIXED (then rows are handles, else row numbers)
 IN_COUNT = 1
-IN_ROWS = 2  # position of [count] rows: of the first step for carried state, else of every position
-# Position of [positions + 1] offsets of a ragged input, or -1; of pages, whose numbers are the rows, of [spans + 1]
-# offsets, then [spans] lengths in rows, then [spans] lengths before what the task appends.
+IN_ROWS = 2  # position of [count] rows: those of the first step for carried state, else those of every position
+# For a ragged input, the position of [positions + 1] offsets. For pages, whose numbers are the rows, the position of
+# [spans + 1] offsets, then [spans] lengths in rows, then [spans] lengths before the task appends. Otherwise -1.
 IN_OFFSETS = 3
 INPUT = 4
 
 # Output record.
 OUT_STORES = 0  # how many outputs go to arena rows
-OUT_STORE_POSITIONS = 1  # position of [stores] positions (of a loop: rows, the state after the run)
+OUT_STORE_POSITIONS = 1  # position of [stores] positions (for a loop: of rows, whose state after the run is stored)
 OUT_STORE_ROWS = 2  # position of [stores] row numbers at this worker
 OUT_RESULTS = 3  # how many outputs go to the host
 OUT_RESULT_POSITIONS = 4  # as OUT_STORE_POSITIONS, unless OUT_RESULT_STEPS says otherwise
 OUT_RESULT_ROWS = 5  # position of [results] host row numbers
-# 1 if some row of a loop shows every step: its positions are row * steps + step, and rows * steps + row is the last
-# step of a row that shows no other. 0 if all rows show their last step alone.
+# 1 if every step of some row of a loop is a result: a position is then row * steps + step, or rows * steps + row for
+# the last step of a row of which only that is a result. 0 if only the last steps of rows are results.
 OUT_RESULT_STEPS = 6
 OUTPUT = 7
 
 
 class TaskView:
-    """A task's buffer by the names of its parts. Arrays are views: writing to them writes to the buffer.
+    """A view of a task's buffer that has a name for each part. Arrays are views: writing to them writes to the buffer.
 
     Attributes:
-        num_rows, num_steps, num_positions, is_loop: as the header has them.
-        least_steps: of a loop's run: after so many steps, it ends with the first row that stops.
-        stop_output: the output that says stop, for rows that are of loops, or -1.
+        num_rows, num_steps, num_positions, is_loop: see the header.
+        least_steps: the number of steps after which a loop's run ends with the first row that stops.
+        stop_output: the output that says stop for the rows that are of loops; -1 if none is.
         inputs, outputs: the words of each record.
 
     Args:
-        buffer: of the task.
-        num_inputs, num_outputs: of its cell; 0 if no record is needed.
+        buffer: the task's buffer.
+        num_inputs, num_outputs: the numbers of its cell's inputs and outputs; 0 if no record is needed.
     """
 
     def __init__(self, buffer: NDArray[np.int32], num_inputs: int = 0, num_outputs: int = 0) -> None:
@@ -101,7 +101,7 @@ class TaskView:
 
     @property
     def lengths(self) -> NDArray[np.int32]:
-        """The steps that each row takes, of a loop at most ``[num_rows]``."""
+        """The number of steps of each row ``[num_rows]``; for a loop the most that it may take."""
         return self._part(self.lengths_at, self.num_rows)
 
     @property

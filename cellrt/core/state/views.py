@@ -30,7 +30,7 @@ def take_copies(t: Tables) -> list[list[int]]:
 
 
 def note_copies(t: Tables, count: int, elapsed_ns: int) -> None:
-    """Take in the time of copies: a time near the least that was measured lately is kept, as for steps."""
+    """Note the time of copies. A time near the least of the latest ones is kept, as for steps."""
     known, measured = float(t.settings["page_ns"][0]), elapsed_ns / count
     t.settings["page_ns"] = min(measured, known * 1.01) if known else measured
 
@@ -48,7 +48,7 @@ def session_pages(t: Tables, session: int, first: int, count: int) -> list[Sessi
 
 
 def bring_pages(t: Tables, session: int, slot: int, length: int) -> None:
-    """Note that so many rows of a growing state come with the session's next request (``Processor.drop_states``)."""
+    """Note that this many rows of a growing state come with the session's next request (``Processor.drop_states``)."""
     t.slots["length"][session * tables.MAX_STATES + slot] = length
 
 

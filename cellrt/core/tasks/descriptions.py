@@ -36,7 +36,7 @@ def description_at(base: int, num_inputs: int, output: int) -> int:
 
 @compiled
 def begin_output(t: Tables, base: int, to: int, end: int, stores: int, results: int) -> int:
-    """Make room from ``end`` on for so many stored rows and results of an output; return the new end.
+    """Make room from ``end`` on for this many stored rows and results of an output; return the new end.
 
     None of them is written yet.
     """

@@ -1,7 +1,7 @@
 """The lengths of a program: programs that differ in them alone share a template.
 
 *Lengths* are the numbers of steps of chains and loops, from two on, and of rows of the request's tensors; equal numbers
-are one length. A program with lengths is *shortened*: of so many steps or rows only the first and the last remain, the
+are one length. A program with lengths is *shortened*: of these steps and rows only the first and the last remain, the
 only ones that it may name, and its lengths are numbered. So programs that differ in their lengths alone become equal,
 and share one template (``sums.py``). A program that names steps in between has no lengths, and neither has one that
 lists values of each step.

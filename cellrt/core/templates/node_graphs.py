@@ -194,6 +194,7 @@ def _write_values(
     for k in range(values.size):
         values[k].row, values[k].result, values[k].readers = NO_ROW, -1, min(readers[k], MAX_READERS)
         fits &= readers[k] <= MAX_READERS
+    # Values that no node makes: constants, and tensors of the request.
     for source in nodes.sources:
         while nodes.makers[value] >= 0:
             value += 1
@@ -208,10 +209,12 @@ def _write_values(
         for _ in range(nodes.words[source + 2]):
             values[value].bits, values[value].kind = EXTERNAL, kind
             value += 1
+    # Values that nodes make.
     for unit in range(nodes.units.size):
         cell_type = types[nodes.words[nodes.units[unit] + 1]]
         for k in range(cell_type.num_outputs):
             values[nodes.firsts[unit] + k].kind = ports[cell_type.first_port + cell_type.num_inputs + k].kind
+    # Results, with the place of each value among them.
     place = 0
     for k in range(nodes.results.size):
         at = nodes.results[k]
@@ -300,6 +303,7 @@ def _lay_out(
 ) -> NDArray[np.int64]:
     """Return what ``compile_nodes`` does of a program of nodes alone; of size 0 if a tensor of the request is not
     read."""
+    # Find the edges, and cut the graph into subgraphs.
     readers = np.zeros(counts[VALUES], np.int32)
     edges = _find_edges(nodes, types, counts[REFS], readers)
     if not _are_sources_read(nodes, readers):
@@ -310,6 +314,7 @@ def _lay_out(
     for k in range(edges.starts[kinds.size]):
         num_readers[edges.producers[k]] += 1
     group, num_groups, is_loose = partition(kinds, edges.starts, edges.producers)
+    # Make room for the template's arrays.
     num_links = counts[REFS] + counts[LISTS] + edges.starts[kinds.size]
     sizes = np.array(
         (
@@ -326,6 +331,7 @@ def _lay_out(
     )
     made = make_room(sizes)
     template = template_at(made[OWN_ADDRESS])
+    # Write the arrays.
     for k in range(num_groups):
         subgraph = template.subgraphs[k]
         subgraph.ready_head, subgraph.ready_tail, subgraph.record = -1, -1, -1
@@ -333,6 +339,7 @@ def _lay_out(
     fits = _write_values(template, nodes, types, ports, readers)
     made[MOST_REFS] = _write_nodes(template, nodes, types, ports, edges, group, num_readers)
     _write_needs(template, types, ports)
+    # Write the header, with whether an empty engine has room for such a request.
     for k in range(template.externals.shape[0]):
         made[NUM_EXTERNALS] += template.externals[k, 0]
     made[NUM_RESULTS] = made[NUM_PLACES] = counts[PLACES]
@@ -381,8 +388,8 @@ def compile_nodes(
 
     Args:
         program: words of ``program.py``.
-        types, ports: of the tables.
-        limits, kind_rows: of an empty engine, as of ``compile_program``.
+        types, ports: those of the tables.
+        limits, kind_rows: those of an empty engine (see ``compile_program``).
     """
     words, counts = write_out(program, types, 0), np.zeros(8, np.int64)
     if _count(words, types, counts):

@@ -55,11 +55,13 @@ def children_of(parents: Ints) -> tuple[Ints, Ints, Ints]:
     many as are not in a cycle, or above one."""
     size = parents.size
     starts = np.zeros(size + 1, np.int32)
+    # Count the children of each node, so that each knows where its list starts.
     for node in range(size):
         if parents[node] >= 0:
             starts[parents[node] + 1] += 1
     for node in range(size):
         starts[node + 1] += starts[node]
+    # Fill the lists, and begin the order with the nodes that have no children.
     children = np.zeros(size, np.int32)
     fill = starts.copy()
     order = np.empty(size, np.int32)
@@ -74,6 +76,7 @@ def children_of(parents: Ints) -> tuple[Ints, Ints, Ints]:
         if waiting[node] == 0:
             order[end] = node
             end += 1
+    # Append each node when its last child is in the order.
     done = 0
     while done < end:
         parent = parents[order[done]]
@@ -165,11 +168,13 @@ def _write_nodes(
     """Write the NODEs of the set at ``at`` in ``order`` to words from ``end`` on; node n reads
     ``sources[starts[n]:starts[n + 1]]``, their values are from ``value`` on. Return where both end."""
     is_tree, firsts, ranks = program[at] == OP_TREE, np.empty(order.size, np.int32), np.empty(order.size, np.int32)
+    # Number leaves among the leaves, and other nodes among the others: these are their rows in given tensors.
     num_leaves = num_others = 0
     for node in range(order.size):
         is_leaf = is_tree and starts[node] == starts[node + 1]
         ranks[node] = num_leaves if is_leaf else num_others
         num_leaves, num_others = num_leaves + int(is_leaf), num_others + int(not is_leaf)
+    # Write each node: its cell type, and then its inputs.
     for node in order:
         begin, count = starts[node], starts[node + 1] - starts[node]
         is_inner = is_tree and count > 0

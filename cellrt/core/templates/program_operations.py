@@ -42,8 +42,8 @@ class Input:
         first, stride, count: the values that it names are ``first + k * stride``, if they are not listed; first is -1
             if it names none. Of STEP the count is the steps of its unit, of EMITTED the most that are emitted.
         output: which one of the step before it reads after the first.
-        state: of PAGED, the number of the PAGES.
-        value: of SAME and LAST an output of the own body, of EMITTED one of a loop.
+        state: the number of the PAGES operation, for PAGED.
+        value: for SAME and LAST an output of the own body, for EMITTED one of a loop.
         listed: those of LIST and EACH.
     """
 
@@ -80,7 +80,7 @@ class Operation:
         length: steps, of a loop at most; rows of a tensor; values of a result. 1 if nothing is said of it.
         first, stride: the values of a result, or of KEEP, are ``first + k * stride``.
         value: the first that it makes.
-        inputs: of a unit.
+        inputs: the inputs of a unit.
         layers: cell types of the steps of a loop that are of different ones.
         at: where it begins in the program.
     """
@@ -119,7 +119,7 @@ def operations(program: bytes, ports: Ports) -> Iterator[Operation]:
 
     Args:
         program: its words.
-        ports: of each cell type, how many inputs and outputs it has.
+        ports: the numbers of inputs and outputs of each cell type.
     """
     words = array("i", program).tolist()
     at = value = 0

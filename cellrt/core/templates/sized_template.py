@@ -71,7 +71,7 @@ class Template:
     use that memory.
 
     Attributes:
-        address: of its words, for compiled code.
+        address: the address of its words, for compiled code.
         sums: the ``numbers`` of what was compiled.
     """
 
@@ -203,7 +203,7 @@ def addresses_of(templates: Sequence[SizedTemplate]) -> Any:
 class KnownTemplates:
     """The known templates, by the words that their programs share, and the keys that have none.
 
-    All are forgotten when they take more than so many bytes. Any thread may call it: a lost race costs one more
+    All are forgotten when they take more than this many bytes. Any thread may call it: a lost race costs one more
     compilation.
     """
 
@@ -261,8 +261,8 @@ def compile_template(
 
     Args:
         program: words of ``program.py``.
-        types, ports: of the tables.
-        room: of an empty engine.
+        types, ports: those of the tables.
+        room: the room of an empty engine.
         known: templates by the words that their programs share; a new one is added.
 
     Raise RequestTooLargeError if one value has more than MAX_READERS readers.

@@ -283,7 +283,7 @@ def pages_wanted(pages: Ints, kind: int) -> int:
 
 @making
 def make_room(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the words of a template and, behind them, room for its arrays, of so many rows each. One block: each
+    """Return the words of a template and, behind them, room for its arrays, of this many rows each. One block: each
     array more costs a microsecond."""
     size = NUM_WORDS
     for k in range(NUM_ARRAYS):
@@ -393,7 +393,7 @@ def compile_program(
 
     Args:
         program: words of ``program.py``.
-        types, ports: of the tables.
+        types, ports: those of the tables.
         limits: most nodes, values, links and subgraphs of a request, inputs of a node, and places of a request.
         kind_rows: ``[kinds, 2]`` rows of each kind at a worker and at the host.
         is_sized: compile it without its lengths, which it must have. There are no numbers if not all words are sums.

@@ -27,7 +27,7 @@ def span_form(cell: Computation, library: Library, least_rows: int, origin: str)
     """Return the form of a cell with a library. Raise NotCompiledError for inputs that it cannot take."""
     if least_rows > 1 and any(spec.ragged for spec in cell.inputs.values()):
         raise NotCompiledError(Reason.FIXED_ROWS)
-    constants = np.array([*library.words(), *library.handles], np.int64)
+    constants = np.array([*library.step_words(), *library.handles], np.int64)
     what = run_spans, cell.inputs, cell.outputs, constants, library
     try:
         return SpanForm.of(*what, dtype_number=library.dtype_number, least_rows=least_rows, origin=origin)
@@ -82,7 +82,7 @@ def _outcome(
 
 
 def _of_node(value: CellInput, node: int, rows: int) -> CellInput:
-    """Return the part of an input for one of several nodes, each of which has so many rows."""
+    """Return the part of an input for one of several nodes, each of which has this many rows."""
     if isinstance(value, PagedRows | Spans):
         return value.take([node])
     if isinstance(value, RaggedRows):

@@ -17,11 +17,11 @@ from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.aot.run_step import MOST_DIMS, run_step
 from cellrt.definition.aot.step_program import with_tied
 from cellrt.definition.aot.store import Compiled, LibraryStore
-from cellrt.definition.company import row_of
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.exported import LEAST_VALUES
+from cellrt.definition.mixing_trials import row_of
 from cellrt.definition.row_wise import is_close
 from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spec import CellInput, RowSpec, copy_input
@@ -90,7 +90,7 @@ def _load(cell: Computation, made: Compiled, must_pay: bool) -> CompiledForm:
 
 def _constants(cell: Computation, made: Compiled, library: Library) -> NDArray[np.int64]:
     """Return the constants of the form's task function, in the layout of ``run_step.py``."""
-    words = [*library.words(), len(cell.inputs), len(cell.outputs)]
+    words = [*library.step_words(), len(cell.inputs), len(cell.outputs)]
     words += [made.least_rows, LEAST_VALUES, made.has_equal_values]
     for name, spec in cell.inputs.items():
         words += _port(spec, library, cell.places[cell.carry[name]] if name in cell.carry else -1)

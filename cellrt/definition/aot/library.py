@@ -1,4 +1,4 @@
-"""A compiled library in this process: its container, its packed weights, and handles of all weights."""
+"""A compiled library in this process: its AOTInductor container, its packed weights, and handles of all weights."""
 
 from __future__ import annotations
 
@@ -17,21 +17,19 @@ from cellrt.definition.aot.run_function import RUN
 from cellrt.definition.traced_pages import KERNELS
 from cellrt.products.packed import product_kernel
 
-MODELS = 32
-"""The models in a container, and so the tasks that can run at once; more wait. No engine has more CPU workers."""
+CONTAINER_MODELS = 32
+"""The number of models in a container, and so of the tasks that it runs at once. No engine has more CPU workers."""
 CREATE = "aoti_torch_create_tensor_from_blob_v2"
 SHARE, DELETE = "aoti_torch_new_tensor_handle", "aoti_torch_delete_tensor_object"
 OPEN, CLOSE = (f"AOTInductorModelContainer{verb}" for verb in ("CreateWithDevice", "Delete"))
 
 
 class Library:
-    """A library with the weights of one cell.
-
-    The handles refer to the memory of the weights, which must live as long and not change.
+    """A library with the weights of one cell. The weights must not change while it exists.
 
     Attributes:
-        container: its address.
-        handles: of the weights.
+        container: the address of AOTInductor's container.
+        handles: the addresses of AOTInductor's handles of the weights.
 
     Raises NotCompiledError if it cannot be loaded.
     """
@@ -44,7 +42,7 @@ class Library:
             raise NotCompiledError(Reason.NOT_COMPILED, str(error)) from error
         kernels = {KERNEL: product_kernel(), **KERNELS}
         for name, kernel in kernels.items():
-            with suppress(ValueError):  # it calls nothing of the kind
+            with suppress(ValueError):  # the library does not call this kernel
                 ctypes.c_void_p.in_dll(self._library, name).value = kernel.address
         self._memory = list(weights)
         for number, is_transposed in packed.items():
@@ -52,10 +50,10 @@ class Library:
         self.handles = [self._handle(value, memory) for value, memory in zip(weights, self._memory)]
         weakref.finalize(self, _close, self._library, self.container, tuple(self.handles)).atexit = False
 
-    def words(self) -> list[int]:
-        """Return the addresses of the functions that a step calls and of the container, and the number of weights.
+    def step_words(self) -> list[int]:
+        """Return the first words of a step's constants, in the order in which ``run_step.py`` reads them.
 
-        The layout is that of ``run_step.py``.
+        They are the addresses of the functions that a step calls and of the container, and the number of weights.
         """
         return [*map(self.address, (RUN, CREATE, SHARE, DELETE)), self.container, len(self.handles)]
 
@@ -65,12 +63,12 @@ class Library:
 
     def _open(self) -> int:
         container = ctypes.c_void_p()
-        if getattr(self._library, OPEN)(ctypes.byref(container), ctypes.c_size_t(MODELS), b"cpu", None) != 0:
+        if getattr(self._library, OPEN)(ctypes.byref(container), ctypes.c_size_t(CONTAINER_MODELS), b"cpu", None) != 0:
             raise OSError("its container cannot be made")
         return container.value or 0
 
     def _handle(self, value: torch.Tensor, memory: torch.Tensor) -> int:
-        """Return the handle of a tensor of the sizes of ``value`` over some memory."""
+        """Return the handle of a tensor with the shape, strides and dtype of ``value``, whose data is in ``memory``."""
         shape, strides = ((ctypes.c_int64 * value.dim())(*numbers) for numbers in (value.shape, value.stride()))
         handle, none = ctypes.c_void_p(), ctypes.c_int64(0)
         dtype = ctypes.c_int32(self.dtype_number(value.dtype))

@@ -56,7 +56,7 @@ def pack_products(program: ExportedProgram, num_weights: int, tied: Sequence[int
     """Rewrite a step's program; return the weights that it takes packed, by number, and whether they are transposed.
 
     Args:
-        program: takes so many weights as its first inputs.
+        program: the program, whose first inputs are the weights.
         num_weights: the number of weights, with the repeated ones.
         tied: the numbers of the weights that the last inputs repeat.
     """

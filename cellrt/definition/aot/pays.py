@@ -70,7 +70,7 @@ def _measure(cell: Computation, form: CompiledForm) -> StepTimes:
                 if call() != DONE:
                     return {}
                 least = _least_of_rounds(lambda given=inputs: cell.run_step(*given), call)  # type: ignore[misc]
-            except Exception:  # so many rows may be more than there is memory
+            except Exception:  # this many rows may be more than there is memory
                 return {}
             times[rows] = least
             if not _is_slower(*least) or max(least) > LONG_S:

@@ -1,16 +1,16 @@
-"""The C function of a library that runs its step: like AOTInductor's own, but it prints nothing.
+"""The C function with which a compiled library runs a step: like AOTInductor's own, but it prints nothing.
 
-A step refuses rows by an exception, such as that of a token outside the vocabulary. AOTInductor's function writes that
-to the standard error, with a page of C++ frames; here the module, which then runs the same rows, raises the error that
-users see.
+A step throws a C++ exception for rows that it refuses, such as a token outside the vocabulary. AOTInductor's function
+writes it to the standard error, with a page of C++ frames. That is not needed here: the module runs the same rows
+again, and raises the error that users see.
 
-This file needs nothing of cellrt: the compiler, a process of its own, reads it by itself.
+This file imports nothing of cellrt, as the compiler's process loads it alone.
 """
 
 from __future__ import annotations
 
 RUN = "cellrt_run"
-"""The function's name. It takes the arguments of ``AOTInductorModelContainerRun``, and returns whether it failed."""
+"""The function's name. It takes the arguments of ``AOTInductorModelContainerRun``, and returns its error codes."""
 
 _DECLARED = (
     "AOTIRuntimeError RUN(AOTInductorModelContainerHandle, AtenTensorHandle*, size_t, AtenTensorHandle*, size_t, "
@@ -36,5 +36,5 @@ __attribute__((visibility("default"))) AOTIRuntimeError RUN(
 
 
 def c_functions() -> dict[str, list[str]]:
-    """Return the function's declaration and definition for AOTInductor; they belong to no operator."""
+    """Return the function's declaration and definition, in the form in which AOTInductor takes C functions."""
     return {RUN: [f"{_DECLARED};\n{_DEFINED}".replace("RUN(", f"{RUN}(")]}

@@ -47,12 +47,12 @@ class StepProgram(NamedTuple):
     Attributes:
         program: takes the weights, the inputs (of a ragged one values and offsets) and, as the last, memory for each
             output, which it writes; returns the first of these.
-        weights: of the cell, as it takes them: all once, then those that are tied once more.
+        weights: the cell's weights in the order in which it takes them: all once, then the tied ones again.
         num_outputs: the number of outputs.
         least_rows: 1, or 2 if torch makes the code special for a single row.
         has_equal_values: whether all ragged inputs must have the same number of values.
         tied: the numbers of weights that products and other operators take.
-        packed: the weights that it takes packed, by number, and whether transposed, as of ``packed_products.py``.
+        packed: the weights that it takes packed, by number, and whether transposed (see ``packed_products.py``).
     """
 
     program: ExportedProgram

@@ -62,7 +62,7 @@ def cache_folder() -> Path:
 
 
 class Compiled(NamedTuple):
-    """A compiled cell: its library, and the facts of its program that a form needs (as of ``StepProgram``)."""
+    """A compiled cell: its library, and the facts of its program that a form needs (see ``StepProgram``)."""
 
     library: Path
     least_rows: int

@@ -18,7 +18,7 @@ Values = Mapping[str, Any]
 
 
 def read_bytes(path: Path, most: int) -> bytes:
-    """Return the content of a file of at most so many bytes.
+    """Return the content of a file of at most this many bytes.
 
     Raise DefinitionError for a larger file, and for one that is no plain file or cannot be read.
     """

@@ -31,7 +31,7 @@ class Found:
     """A model as its architecture's file describes it.
 
     Attributes:
-        kind, vocabulary, context: as of ``Checkpoint``.
+        kind, vocabulary, context: see ``Checkpoint``.
         plan: the module and its weights.
         cells: ``cells(module, end_token, name=, **options)`` -> the cells of the module.
         unfold: ``unfold(name, cells, **options)`` -> the model.
@@ -62,9 +62,9 @@ class Maker:
     """The function that makes the model of a checkpoint under any name. Equal options share the same cells.
 
     Args:
-        name: of the checkpoint, for the cells.
+        name: the name of the checkpoint, for the cells.
         found: the description of the model.
-        dtype: of the module's weights.
+        dtype: the dtype of the module's weights.
         end_tokens: the tokens that end a text; cells that support only one get the first.
         is_told: whether to show the progress, by a bar or a line in the log, where reading takes long.
     """

@@ -25,7 +25,7 @@ def of_llamas_form(
 ) -> Found:
     """Return the description of a model of this form.
 
-    ``window``, ``has_bias``, ``norms_heads``: as of ``LlamaSizes``.
+    ``window``, ``has_bias``, ``norms_heads``: see ``LlamaSizes``.
     """
     config.expect("hidden_act", "silu")
     base, scaling = _rotary_of(config)

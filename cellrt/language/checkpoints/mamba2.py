@@ -28,16 +28,16 @@ LAYER_NAMES = {
     "log_a": "mixer.A_log",
     "d": "mixer.D",
 }
-"""The names of ``transformers`` by ours."""
+"""The names in checkpoints of ``transformers``, by the names in ``Mamba2``."""
 CONTEXT = 1 << 20
-"""The context, in tokens: any number, as its state does not grow."""
+"""The most tokens of a context. It is arbitrary, as the model's state does not grow."""
 SAMPLING = partial(recurrent_language_model, sampling=True)
 
 
 def mamba2(config: Config, weights: Weights) -> Found:
     """Return the description of a ``Mamba2ForCausalLM``."""
     config.expect("hidden_act", "silu")
-    least, most = _limits_of(config)
+    least, most = _dt_limits(config)
     sizes = Mamba2Sizes(
         vocabulary=config.count("vocab_size", most=MOST_TOKENS),
         hidden=config.count("hidden_size"),
@@ -62,12 +62,12 @@ def mamba2(config: Config, weights: Weights) -> Found:
         )
     own = weights.renamed(lambda name: name.replace("backbone.embedding.", "backbone.embeddings."))
     tied = {"head.weight": "embedding.weight"} if sizes.is_tied else {}
-    plan = Plan(lambda: Mamba2(sizes), _their_name, own, tied=tied)
+    plan = Plan(lambda: Mamba2(sizes), _checkpoint_name, own, tied=tied)
     own.refuse_others(*[r"lm_head\.weight" for _ in tied])
     return decoder(sizes.vocabulary, CONTEXT, plan, SAMPLING, complete_recurrent)
 
 
-def _limits_of(config: Config) -> tuple[float, float]:
+def _dt_limits(config: Config) -> tuple[float, float]:
     """Return the least and the most dt; ``transformers`` writes infinity as an object."""
     limits = config.values.get("time_step_limit")
     if limits is None:
@@ -80,7 +80,7 @@ def _limits_of(config: Config) -> tuple[float, float]:
     return float(listed[0]), float(listed[1])
 
 
-def _their_name(name: str) -> str:
+def _checkpoint_name(name: str) -> str:
     if not name.startswith("layers."):
         return NAMES[name]
     _, number, part, *kind = name.split(".")

@@ -59,7 +59,7 @@ def read_checkpoint(
 
     Args:
         path: the folder or file.
-        name: of the checkpoint; None: that of the folder or file.
+        name: the checkpoint's name; None: the name of the folder or file.
         dtype: in which it computes: float32 (None), bfloat16 or float16. With int8 it computes in float32, and the
             weights of linear layers are int8, rounded with a factor for each output.
         progress: whether to show the progress where reading takes long.

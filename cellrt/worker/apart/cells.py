@@ -17,7 +17,7 @@ from cellrt.definition.aot.store import LibraryStore
 from cellrt.definition.cell import Cell
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.errors import DefinitionError
-from cellrt.worker.apart.pool import Place, SharedPool, mapped
+from cellrt.worker.apart.pool import Segment, SharedPool, mapped
 from cellrt.worker.apart.shared_arenas import MappedArenas, PlacedArena, SharedArenas
 from cellrt.worker.cell_type import CellType
 
@@ -26,7 +26,7 @@ class PlacedType(NamedTuple):
     """The description of a cell type for a worker's process."""
 
     id: int
-    cell: Place
+    cell: Segment
     input_kinds: tuple[int, ...]
     output_kinds: tuple[int, ...]
     has_form: bool
@@ -38,16 +38,16 @@ class SharedCells:
     """The cells of one engine, in its pool.
 
     Args:
-        pool: of the engine.
+        pool: the engine's pool.
     """
 
     def __init__(self, pool: SharedPool) -> None:
         self.pool = pool
-        self._cells: dict[str, Place] = {}
-        self._types: dict[int, tuple[CellType, Place]] = {}
+        self._cells: dict[str, Segment] = {}
+        self._types: dict[int, tuple[CellType, Segment]] = {}
 
     def add(self, cell: Cell) -> None:
-        """Pickle a cell, unless it is pickled already; takes long for one with many weights.
+        """Pickle a cell, unless it is pickled already; this takes long for one with many weights.
 
         Raise DefinitionError if another process could not load it.
         """
@@ -55,7 +55,7 @@ class SharedCells:
             self._cells[cell.identity] = self._write(_pickled(cell))
 
     def forget(self, cell_type: CellType) -> None:
-        """Free a type without tasks, and its cell if no other described type has it; in a turn."""
+        """Free a type without tasks, and its cell if no other described type has it. Only in a turn."""
         known = self._types.pop(cell_type.id, None)
         if known is not None:
             self.pool.free(known[1])
@@ -65,8 +65,8 @@ class SharedCells:
             if cell is not None:
                 self.pool.free(cell)
 
-    def place_of(self, cell_type: CellType, arenas: Sequence[SharedArenas]) -> Place:
-        """Return the place of the description of a type, which is written if it is new; in a turn."""
+    def segment_of(self, cell_type: CellType, arenas: Sequence[SharedArenas]) -> Segment:
+        """Return the segment with the description of a type; write it if it is new. Only in a turn."""
         known = self._types.get(cell_type.id)
         if known is not None and known[0] is cell_type:
             return known[1]
@@ -79,19 +79,19 @@ class SharedCells:
             cell_type.form is not None,
             [at.placed for at in arenas],
         )
-        place = self._write(pickle.dumps(placed))
-        self._types[cell_type.id] = cell_type, place
-        return place
+        segment = self._write(pickle.dumps(placed))
+        self._types[cell_type.id] = cell_type, segment
+        return segment
 
-    def _write(self, data: bytes) -> Place:
-        place = self.pool.allocate(len(data))
-        self.pool.map(place)[:] = data
-        return place
+    def _write(self, data: bytes) -> Segment:
+        segment = self.pool.allocate(len(data))
+        self.pool.map(segment)[:] = data
+        return segment
 
 
-def load_type(fd: int, place: Place, arenas: Sequence[MappedArenas]) -> CellType:
+def load_type(fd: int, segment: Segment, arenas: Sequence[MappedArenas]) -> CellType:
     """Return a cell type in a worker's process, and map the arenas that are new to it."""
-    placed: PlacedType = pickle.loads(mapped(fd, place))
+    placed: PlacedType = pickle.loads(mapped(fd, segment))
     for at, known in zip(arenas, placed.arenas, strict=True):
         at.adopt(known)
     cell: Cell = pickle.loads(mapped(fd, placed.cell))

@@ -20,7 +20,7 @@ from cellrt.core.state.task_layout import TaskView
 from cellrt.definition.modes import use_torch_threads
 from cellrt.errors import CellError
 from cellrt.worker.apart.cells import load_type
-from cellrt.worker.apart.pool import Place, mapped
+from cellrt.worker.apart.pool import Segment, mapped
 from cellrt.worker.apart.shared_arenas import MappedArenas
 from cellrt.worker.apart.task_ring import BEGUN, COMPLETED, LAUNCHED, READY, RING_BYTES, Record, Result, Slot, TaskRing
 from cellrt.worker.cell_type import CellType
@@ -36,8 +36,8 @@ class Child:
     """The loop of a worker's process.
 
     Args:
-        location: of the worker, of so many ``num_locations``.
-        num_threads: of torch.
+        location, num_locations: the worker's location, and how many there are.
+        num_threads: the number of threads that torch uses.
         pool, own_pool: descriptors of the engine's pool and of the worker's, which begins with the ring.
         bell, back: eventfds that wake this process and the engine.
     """
@@ -48,11 +48,11 @@ class Child:
         self._pool, self._own_pool, self._bell, self._back = pool, own_pool, bell, back
         self._num_threads = num_threads
         use_torch_threads(num_threads)
-        self._ring = TaskRing(mapped(own_pool, Place(0, RING_BYTES)))
+        self._ring = TaskRing(mapped(own_pool, Segment(0, RING_BYTES)))
         self._arenas: Sequence[MappedArenas] = [MappedArenas(pool) for _ in range(num_locations)]
         self._types: dict[int, CellType] = {}
         self._known: dict[int, int] = {}
-        """The place of the description of each known type."""
+        """The offset of the description of each known type."""
         self._slots: dict[int, Slot] = {}
         self._executors: dict[int, Executor] = {}
         """Executors by the location whose tasks they run: this worker's, and those of dead workers without a successor
@@ -63,25 +63,25 @@ class Child:
     def run(self) -> None:
         """Run tasks for ever."""
         ring = self._ring
-        ring.count(READY)
+        ring.increment(READY)
         os.eventfd_write(self._back, 1)
         while True:
             while ring[BEGUN] == ring[LAUNCHED]:
                 os.eventfd_read(self._bell)
             number = ring[BEGUN]
-            ring.count(BEGUN)
+            ring.increment(BEGUN)
             ring.write_result(number, self._run(number))
-            ring.count(COMPLETED)
+            ring.increment(COMPLETED)
             os.eventfd_write(self._back, 1)
 
     def _run(self, number: int) -> Result:
         record = self._ring.read(number)
         if not record.num_words:
             return self._load(record)
-        slot = self._slot(Place(record.slot_offset, record.slot_bytes))
+        slot = self._slot(Segment(record.slot_offset, record.slot_bytes))
         buffer = np.frombuffer(slot.words, np.int32, record.num_words)
         try:
-            retries = self._know(record.type_id, Place(record.type_offset, record.type_bytes)).retries
+            retries = self._know(record.type_id, Segment(record.type_offset, record.type_bytes)).retries
         except BaseException as error:
             return self._refuse(slot, buffer, error)
         before = retries.count
@@ -92,7 +92,7 @@ class Child:
     def _load(self, record: Record) -> Result:
         """Load everything that the tasks of a type need."""
         try:
-            self._know(record.type_id, Place(record.type_offset, record.type_bytes))
+            self._know(record.type_id, Segment(record.type_offset, record.type_bytes))
             self._executor(record.location).prepare(record.type_id)
         except BaseException as error:  # its tasks try again, and fail of it; or it is given up by now
             log.debug("a cell was not loaded: %s", describe_error(error))
@@ -110,19 +110,19 @@ class Child:
         said = CellError(f"the worker's process cannot load the cell: {describe_error(error)}")
         return Result(0, 0, 0, 0, slot.put_failures([Failure(row, said) for row in range(len(rows))]))
 
-    def _slot(self, place: Place) -> Slot:
-        if place.offset not in self._slots:
-            self._slots[place.offset] = Slot(place, mapped(self._own_pool, place))
-        return self._slots[place.offset]
+    def _slot(self, segment: Segment) -> Slot:
+        if segment.offset not in self._slots:
+            self._slots[segment.offset] = Slot(segment, mapped(self._own_pool, segment))
+        return self._slots[segment.offset]
 
-    def _know(self, type_id: int, place: Place) -> CellType:
-        if self._known.get(type_id) != place.offset:
+    def _know(self, type_id: int, segment: Segment) -> CellType:
+        if self._known.get(type_id) != segment.offset:
             for executor in self._executors.values():
                 executor.forget(type_id)
             self._types.pop(type_id, None)
             with importing():
-                self._types[type_id] = load_type(self._pool, place, self._arenas)
-            self._known[type_id] = place.offset
+                self._types[type_id] = load_type(self._pool, segment, self._arenas)
+            self._known[type_id] = segment.offset
         return self._types[type_id]
 
 

@@ -14,18 +14,18 @@ import weakref
 from typing import NamedTuple
 
 
-class Place(NamedTuple):
-    """A part of a pool, in bytes; it begins at a page."""
+class Segment(NamedTuple):
+    """A part of a pool: its offset and size in bytes. It begins at a memory page."""
 
     offset: int
     size: int
 
 
 class SharedPool:
-    """An allocator of places in shared memory, which it maps. Safe from several threads.
+    """An allocator of segments in shared memory, which it maps. Safe from several threads.
 
     Attributes:
-        fd: of the file, for a process that is started.
+        fd: the file's descriptor, which a started process inherits.
     """
 
     def __init__(self) -> None:
@@ -35,24 +35,24 @@ class SharedPool:
         self._size = 0
         self._lock = threading.Lock()
 
-    def allocate(self, size: int) -> Place:
-        """Return a new place, of zeros; its memory is allocated when it is written to."""
+    def allocate(self, size: int) -> Segment:
+        """Return a new segment of zeros. The system allocates its memory when it is written to."""
         with self._lock:
-            place = Place(self._size, max(1, size))
-            self._size += -(-place.size // mmap.PAGESIZE) * mmap.PAGESIZE
+            segment = Segment(self._size, max(1, size))
+            self._size += -(-segment.size // mmap.PAGESIZE) * mmap.PAGESIZE
             os.ftruncate(self.fd, self._size)
-        return place
+        return segment
 
-    def map(self, place: Place) -> memoryview:
-        """Return the bytes of a place, mapped as long as the view exists."""
-        return mapped(self.fd, place)
+    def map(self, segment: Segment) -> memoryview:
+        """Return the bytes of a segment, which stay mapped as long as the view exists."""
+        return mapped(self.fd, segment)
 
-    def free(self, place: Place) -> None:
-        """Free the memory of a place; the place is not allocated again."""
-        with mmap.mmap(self.fd, place.size, offset=place.offset) as memory:
+    def free(self, segment: Segment) -> None:
+        """Free the memory of a segment. Its offset is not used again."""
+        with mmap.mmap(self.fd, segment.size, offset=segment.offset) as memory:
             memory.madvise(mmap.MADV_REMOVE)
 
 
-def mapped(fd: int, place: Place) -> memoryview:
-    """Return the bytes of a place of the pool behind a descriptor."""
-    return memoryview(mmap.mmap(fd, place.size, offset=place.offset))
+def mapped(fd: int, segment: Segment) -> memoryview:
+    """Return the bytes of a segment, given the descriptor of its pool."""
+    return memoryview(mmap.mmap(fd, segment.size, offset=segment.offset))

@@ -24,24 +24,34 @@ from numpy.typing import NDArray
 from cellrt.core.state.task_layout import TaskView
 from cellrt.errors import DeviceError, InternalError
 from cellrt.worker.apart.cells import SharedCells
-from cellrt.worker.apart.pool import Place, SharedPool
+from cellrt.worker.apart.pool import Segment, SharedPool
 from cellrt.worker.apart.shared_arenas import SharedArenas
-from cellrt.worker.apart.task_ring import BEGUN, COMPLETED, LAUNCHED, PLACES, READY, RING_BYTES, Record, Slot, TaskRing
+from cellrt.worker.apart.task_ring import (
+    BEGUN,
+    CAPACITY,
+    COMPLETED,
+    LAUNCHED,
+    READY,
+    RING_BYTES,
+    Record,
+    Slot,
+    TaskRing,
+)
 from cellrt.worker.base import NOT_HELD, Done, Launch, Unfinished, Worker
 from cellrt.worker.cell_type import CellType
 from cellrt.worker.python_process import PythonProcess
 
 COMMAND = "from cellrt.worker.apart.child import main; main()"
 END_S = 5.0
-"""The seconds that the process may take to end; then it is killed."""
-NO_TASK, NOWHERE, _NOTHING = -1, Place(0, 0), np.empty(0, np.int32)
+"""The time that the process has to end before it is killed."""
+NO_TASK, NOWHERE, _NOTHING = -1, Segment(0, 0), np.empty(0, np.int32)
 """The fields of a record that loads a type."""
 _LIBRARY = ctypes.PyDLL(None)
 """The C library, called with the interpreter's lock held."""
 
 
 class _Taken(NamedTuple):
-    """A record of the ring: its slot, if it is a task, and the location whose task it is."""
+    """A record in use: its slot, if it is a task, and the location of the worker whose task it is."""
 
     slot: Slot | None
     location: int
@@ -51,11 +61,11 @@ class ProcessWorker(Worker):
     """A worker that runs tasks in order in a process.
 
     Args:
-        location: of the worker.
+        location: the worker's location.
         arenas: by location, all in the pool of ``cells``.
-        types: of the engine.
-        cells: those of ``types``.
-        take_turns, has_news, ended, name: as of ``Worker``.
+        types: the engine's cell types, by id.
+        cells: the cells of ``types``.
+        take_turns, has_news, ended, name: see ``Worker``.
         num_threads: torch threads of the process.
     """
 
@@ -80,11 +90,11 @@ class ProcessWorker(Worker):
         self._taken: deque[_Taken] = deque()
         """The record of each task in progress."""
         self._learned_at = 0
-        """The number of completed records of the ring at which the types to learn are loaded."""
+        """The number of completed records from which on the types given to ``learn`` are loaded."""
         self._has_ended_elsewhere: Callable[[], bool] | None = None
-        self._was_buried = False
+        self._was_removed = False
         self._bell, self._back = os.eventfd(0, os.EFD_CLOEXEC), os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
-        for fd in (self._bell, self._back):  # not before the last who may ring
+        for fd in (self._bell, self._back):  # closed only when no thread can write to them any more
             weakref.finalize(self, os.close, fd)
         self._is_ending = False
         self._python: PythonProcess | None = None
@@ -97,38 +107,38 @@ class ProcessWorker(Worker):
 
     @property
     def num_outstanding(self) -> int:
-        """The number of outstanding tasks, as of ``Worker``; the most there may be while the process is not ready."""
-        return len(self._in_progress) if self.is_there and self.has_learned() and self._may_begin() else PLACES
+        """The number of outstanding tasks (see ``Worker``); the most there may be while the process is not ready."""
+        return len(self._in_progress) if self.is_there and self.has_learned() and self._may_begin() else CAPACITY
 
     @property
     def is_there(self) -> bool:
-        """True once the process is ready, as of ``Worker.is_there``."""
+        """True once the process is ready (see ``Worker.is_there``)."""
         return bool(self._ring[READY])
 
     def learn(self, types: Iterable[CellType]) -> None:
-        """Have the process load types, as of ``Worker.learn``.
+        """Have the process load types (see ``Worker.learn``).
 
         Those without room in the ring are loaded by their first task.
         """
-        for cell_type in list(types)[: PLACES // 2 - len(self._in_progress)]:
+        for cell_type in list(types)[: CAPACITY // 2 - len(self._in_progress)]:
             self._write(Launch(NO_TASK, cell_type.id, _NOTHING), None, self._arguments[0])
             self._learned_at = self._ring[LAUNCHED]
 
     def has_learned(self) -> bool:
-        """Return whether the types are loaded, as of ``Worker.has_learned``."""
+        """Return whether the types are loaded (see ``Worker.has_learned``)."""
         return self._ring[COMPLETED] >= self._learned_at
 
     def stand_in(self, location: int, launches: Sequence[Launch]) -> Callable[[], bool] | None:
-        """Take tasks of a dead worker, as of ``Worker.stand_in``; None if this worker has many tasks itself."""
-        if self.num_outstanding + len(launches) > PLACES // 2:
+        """Take tasks of a dead worker (see ``Worker.stand_in``); None if this worker has many tasks itself."""
+        if self.num_outstanding + len(launches) > CAPACITY // 2:
             return None
         for launch in launches:
             self._launch(launch, location)
         end = self._ring[LAUNCHED]
-        return lambda: self._popped >= end or self._was_buried
+        return lambda: self._popped >= end or self._was_removed
 
     def begin_after(self, has_ended: Callable[[], bool]) -> None:
-        """Wait for tasks that another worker runs, as of ``Worker.begin_after``."""
+        """Wait for tasks that another worker runs (see ``Worker.begin_after``)."""
         self._has_ended_elsewhere = has_ended
 
     def _may_begin(self) -> bool:
@@ -143,7 +153,7 @@ class ProcessWorker(Worker):
         super().start()
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
-        """Write a task to the ring, as of ``Worker.launch``."""
+        """Write a task to the ring (see ``Worker.launch``)."""
         self._launch(Launch(task, type_id, buffer), self._arguments[0])
 
     def _launch(self, launch: Launch, location: int) -> None:
@@ -153,58 +163,58 @@ class ProcessWorker(Worker):
 
     def _write(self, launch: Launch, slot: Slot | None, location: int) -> None:
         """Write a record into the ring; without a slot, of a type that is to be loaded."""
-        if len(self._in_progress) == PLACES:
-            raise InternalError(f"a worker was given more than {PLACES} tasks")
-        described = self._cells.place_of(self._types[launch.type_id], self._arenas)
-        place = NOWHERE if slot is None else slot.place
-        record = Record(launch.type_id, *described, *place, len(launch.buffer), location)
+        if len(self._in_progress) == CAPACITY:
+            raise InternalError(f"a worker was given more than {CAPACITY} tasks")
+        described = self._cells.segment_of(self._types[launch.type_id], self._arenas)
+        segment = NOWHERE if slot is None else slot.segment
+        record = Record(launch.type_id, *described, *segment, len(launch.buffer), location)
         self._ring.write(self._ring[LAUNCHED], record)
         self._in_progress.append(launch)
         self._taken.append(_Taken(slot, location))
-        self._ring.count(LAUNCHED)
+        self._ring.increment(LAUNCHED)
         _ring(self._bell)
 
     def has_finished(self) -> bool:
-        """Return whether there is a completed task to poll, as of ``Worker.has_finished``."""
+        """Return whether there is a completed task to poll (see ``Worker.has_finished``)."""
         return self._popped < self._ring[COMPLETED]
 
     def poll(self) -> list[Done]:
-        """Return the completed tasks in order, as of ``Worker.poll``."""
+        """Return the completed tasks in order (see ``Worker.poll``)."""
         done = []
         while self.has_finished():
             launch, (slot, _) = self._in_progress.popleft(), self._taken.popleft()
             if slot is not None:
-                done.append(self._take_in(self._popped, launch, slot))
+                done.append(self._done_of(self._popped, launch, slot))
             self._popped += 1
         return done
 
     def forget(self, cell_type: CellType) -> None:
-        """Forget a type, as of ``Worker.forget``; the process forgets it when its number comes to mean another."""
+        """Forget a type (see ``Worker.forget``); the process forgets it when its number comes to mean another."""
         self._cells.forget(cell_type)
 
     def take_unfinished(self) -> Unfinished:
-        """Return the tasks that a dead worker did not finish, as of ``Worker.take_unfinished``."""
+        """Return the tasks that a dead worker did not finish (see ``Worker.take_unfinished``)."""
         unfinished, num_begun = Unfinished([], []), self._ring[BEGUN] - self._popped
-        for place, (launch, (slot, location)) in enumerate(zip(self._in_progress, self._taken)):
-            if slot is not None:  # another's tasks are not passed on a second time
-                is_over = place < num_begun or location != self._arguments[0]
+        for index, (launch, (slot, location)) in enumerate(zip(self._in_progress, self._taken)):
+            if slot is not None:  # tasks of another worker are not passed on a second time
+                is_over = index < num_begun or location != self._arguments[0]
                 (unfinished.begun if is_over else unfinished.waiting).append(launch)
         self._in_progress.clear()
         self._taken.clear()
-        self._was_buried = True
+        self._was_removed = True
         return unfinished
 
     def _take_slot(self, num_words: int) -> Slot:
-        """Return a slot for so many words; free slots that are too small are released."""
+        """Return a slot for this number of words. Free the unused slots that are too small."""
         while self._free:
             slot = self._free.pop()
             if len(slot.words) >= num_words:
                 return slot
-            self._pool.free(slot.place)
-        place = self._pool.allocate(Slot.bytes_for(num_words))
-        return Slot(place, self._pool.map(place))
+            self._pool.free(slot.segment)
+        segment = self._pool.allocate(Slot.bytes_for(num_words))
+        return Slot(segment, self._pool.map(segment))
 
-    def _take_in(self, number: int, launch: Launch, slot: Slot) -> Done:
+    def _done_of(self, number: int, launch: Launch, slot: Slot) -> Done:
         """Return a completed task with its result and failures, and copy its words back."""
         result, buffer = self._ring.read_result(number), launch.buffer
         buffer.data[:] = slot.words[: len(buffer)]
@@ -238,11 +248,8 @@ class ProcessWorker(Worker):
     def _has_taken_news(self) -> bool:
         """Mark the worker as idle if it has no task, and take the turn if there is news by then; return whether it did.
 
-        A task that the process has not completed will still write to the eventfd. A task that it has completed, and
-        that is
-        not polled yet, may have written before the last look: waiting for it would last for ever, if another thread
-        polls it
-        meanwhile.
+        A task that the process has not completed will still write to the eventfd. A completed task that was not polled
+        yet may have written to it already. Then waiting for it could last for ever, as another thread may poll it.
         """
         if self._ring[COMPLETED] < self._ring[LAUNCHED]:
             return False

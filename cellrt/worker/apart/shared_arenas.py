@@ -9,16 +9,16 @@ import torch
 
 from cellrt.core.state.tables import NUM_PERMANENT
 from cellrt.definition.spec import RowSpec
-from cellrt.worker.apart.pool import Place, SharedPool, mapped
+from cellrt.worker.apart.pool import Segment, SharedPool, mapped
 from cellrt.worker.arenas import Arenas
 
 
 class PlacedArena(NamedTuple):
-    """The place of the arena of a row kind."""
+    """The arena of one row kind in a pool."""
 
     spec: RowSpec
     num_rows: int
-    place: Place
+    segment: Segment
 
 
 class SharedArenas(Arenas):
@@ -30,10 +30,10 @@ class SharedArenas(Arenas):
         self._allocated: dict[int, PlacedArena] = {}
         """Memory that was allocated and not added yet, by address."""
         self.placed: list[PlacedArena] = []
-        """The places of the arenas, by kind."""
+        """The arenas, by kind."""
 
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
-        """Allocate memory in the pool, as of ``Arenas.allocate``."""
+        """Allocate memory in the pool (see ``Arenas.allocate``)."""
         rows = NUM_PERMANENT + num_rows
         size = rows * math.prod(spec.shape) * spec.dtype.itemsize
         arena = PlacedArena(spec, rows, self._pool.allocate(size))
@@ -42,7 +42,7 @@ class SharedArenas(Arenas):
         return memory
 
     def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
-        """Add allocated memory as the next kind's, as of ``Arenas.add``."""
+        """Add allocated memory as the next kind's (see ``Arenas.add``)."""
         super().add(spec, memory)
         self.placed.append(self._allocated.pop(memory.data_ptr()))
 
@@ -51,7 +51,7 @@ class MappedArenas(Arenas):
     """The same arenas in a worker's process.
 
     Args:
-        fd: of the engine's pool.
+        fd: the descriptor of the engine's pool.
     """
 
     def __init__(self, fd: int) -> None:
@@ -67,5 +67,5 @@ class MappedArenas(Arenas):
 def arena_memory(fd: int, arena: PlacedArena) -> torch.Tensor:
     """Return the rows of an arena ``[rows, *shape]``."""
     with torch.inference_mode(False):
-        flat = torch.frombuffer(mapped(fd, arena.place), dtype=arena.spec.dtype)
+        flat = torch.frombuffer(mapped(fd, arena.segment), dtype=arena.spec.dtype)
     return flat.view(arena.num_rows, *arena.spec.shape)

@@ -118,7 +118,7 @@ class _LoopRun:
     Args:
         stop: the number of the output that says stop, or -1.
         every: for each output, whether every step of it is a result.
-        least: after so many steps all rows leave with the first that does.
+        least: after this many steps all rows leave with the first that does.
     """
 
     def __init__(

@@ -62,8 +62,8 @@ class CpuWorker(Worker):
     Args:
         executor: runs a task.
         processor: the scheduler of these tasks; compiled code takes turns on its tables.
-        words: of the engine (``turn_words.py``).
-        location: of the worker: 1, 2, ...
+        words: the engine's turn words (``turn_words.py``).
+        location: the worker's location: 1, 2, ...
         queue_depth: the tasks that it may have before the next is formed.
         launched: the rings of all workers, one after the other.
         take_turns, has_news, ended, name: see ``Worker``.
@@ -123,7 +123,7 @@ class CpuWorker(Worker):
         return self._words.item(at) == ASLEEP and bool(woken(self._words, at, ASLEEP, AWAKE))
 
     def rest(self, seconds: float) -> None:
-        """Let the worker wait for so many seconds (``Worker.rest``)."""
+        """Let the worker wait for this many seconds (``Worker.rest``)."""
         self._turns[0]["away_until_ns"] = time.perf_counter_ns() + int(NS * seconds)
         self.wake()
 

@@ -1,6 +1,6 @@
 """A check whether work can be captured: in this mode, it raises where it transfers a value to the host.
 
-A capture that fails on a device costs it more than the capture (as of ``CudaDevice.capture``), so work that would fail
+A capture that fails on a device costs it more than the capture (see ``CudaDevice.capture``), so work that would fail
 is found before, where it does no harm.
 """
 
@@ -26,7 +26,7 @@ class Capturable(TorchDispatchMode):
     """A mode in which operations that transfer a value of the device to the host raise NotCapturableError.
 
     Args:
-        device: of the work.
+        device: the device that does the work.
 
     Attributes:
         is_random: whether an operation drew random numbers: then torch must prepare each replay.

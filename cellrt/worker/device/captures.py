@@ -87,7 +87,7 @@ class CapturedSteps:
         self.num_bytes += num_bytes
 
     def has(self, rows: int) -> bool:
-        """Return whether steps of so many rows were captured."""
+        """Return whether steps of this many rows were captured."""
         return rows in self._captured
 
     def point_at(self, at: int) -> None:

@@ -53,4 +53,4 @@ class Compilations:
 
 
 COMPILATIONS = Compilations()
-"""The compilations of the process, as the hooks of Triton and torch are the process's."""
+"""The only counter of the process, as Triton and torch have one set of hooks for a process."""

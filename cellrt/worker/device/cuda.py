@@ -30,7 +30,7 @@ class CudaDevice(Device):
 
     Args:
         name: "cuda:0" or so.
-        completion: as of ``counter_maker``.
+        completion: see ``counter_maker``.
         direct: have compiled code launch captured work, by the driver's functions.
     """
 
@@ -164,7 +164,7 @@ class CudaDevice(Device):
         return self._direct
 
     def note_launched(self, has_download: bool) -> None:
-        """Count a task that compiled code launched, as of ``Device.note_launched``."""
+        """Count a task that compiled code launched (see ``Device.note_launched``)."""
         self._submitted[has_download] += 1
         self._in_flight.append((has_download, self._submitted[has_download]))
 

@@ -42,9 +42,9 @@ class CudaWorker(Worker):
     """A worker that runs tasks in order on a device.
 
     Args:
-        executor: of the device.
+        executor: runs the tasks on the device.
         options: has the watchdog's limit.
-        take_turns, has_news, ended, name: as of ``Worker``.
+        take_turns, has_news, ended, name: see ``Worker``.
     """
 
     check_every_s = 1.0
@@ -97,14 +97,14 @@ class CudaWorker(Worker):
 
         They are ``replayed`` and ``eager`` tasks, those that were ``unfused`` though their cell has a fused form, those
         whose
-        plain form measured faster (``plain_faster``), the counts of captures (as of ``Captures``), ``compilations``
+        plain form measured faster (``plain_faster``), the counts of captures (see ``Captures``), ``compilations``
         while
         serving, and cells that are ``not_compiled`` though ``DeviceOptions(compiled=True)`` asks for it.
         """
         return self._executor.counts()
 
     def forget(self, cell_type: CellType) -> None:
-        """Forget a cell type, as of ``Worker.forget``."""
+        """Forget a cell type (see ``Worker.forget``)."""
         self._longest_ns.pop(cell_type.id, None)
         self._executor.forget(cell_type)
 

@@ -29,19 +29,19 @@ class DeviceArenas(Arenas):
         self._num_rows: list[int] = []
 
     def allocate(self, spec: RowSpec, num_rows: int) -> torch.Tensor:
-        """Return memory for the rows of a new kind and its scratch rows, as of ``Arenas``."""
+        """Return memory for the rows of a new kind and its scratch rows (see ``Arenas``)."""
         memory = super().allocate(spec, num_rows + _num_scratch(spec))
         self.settle()
         return memory
 
     def add(self, spec: RowSpec, memory: torch.Tensor) -> None:
-        """Make memory of ``allocate`` the arena of the next kind, as of ``Arenas``."""
+        """Make memory of ``allocate`` the arena of the next kind (see ``Arenas``)."""
         super().add(spec, memory)
         self.num_scratch.append(_num_scratch(spec))
         self._num_rows.append(len(memory))
 
     def settle(self) -> None:
-        """Wait for this thread's stream, which the worker's stream is not ordered with, as of ``Arenas``."""
+        """Wait for this thread's stream, which the worker's stream is not ordered with (see ``Arenas``)."""
         if self.device.type == "cuda":
             torch.cuda.current_stream(self.device).synchronize()
 
@@ -51,7 +51,7 @@ class DeviceArenas(Arenas):
         self.settle()
 
     def get_bits(self, kind: int, rows: NDArray[np.int32]) -> NDArray[Any]:
-        """Return the bits of rows, as of ``Arenas``.
+        """Return the bits of rows (see ``Arenas``).
 
         It waits for the copy: call it rarely, for rows whose tasks are done.
         """

@@ -42,7 +42,7 @@ class Inputs(NamedTuple):
 class DeviceOutcome(NamedTuple):
     """Outputs of some rows, by position; of a loop the last by row, and ``[rows, steps, *shape]``.
 
-    ``bad``: for each position (row of a loop) int32 flags of its faults, as of ``signature.py``. ``done_steps`` int32:
+    ``bad``: for each position (row of a loop) int32 flags of its faults (see ``signature.py``). ``done_steps`` int32:
     steps
     that each row of a loop took, negative if it stopped; of other tasks, if rows may have stopped before, the answer of
     each row. ``is_over`` bool: whether a row of a loop goes no further: it has stopped, in this task or before, or it
@@ -67,10 +67,10 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
     Args:
         placed: the cell on the device.
         device: decides which errors are its own.
-        num_rows: of the task, without the padding.
+        num_rows: the number of the task's rows, without the padding.
         gather: copies the task's inputs.
-        stop: of a loop, the index of the output with the stop flag, or -1.
-        every: of a loop, which outputs are kept at every step; None: it is no loop.
+        stop: the index of a loop's output that says stop, or -1.
+        every: which of a loop's outputs are kept at every step; None: it is no loop.
 
     Attributes:
         tries_unpadded: whether the rows are tried once more without the padding if they fail with it.
@@ -97,13 +97,13 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         self._whole_inputs: Inputs | None = None
 
     def raise_if_lost(self, error: BaseException) -> None:
-        """Raise an error that means that the device is lost, as of ``Attempt``."""
+        """Raise an error that means that the device is lost (see ``Attempt``)."""
         if self._device.is_fatal(error):
             raise error
         self._device.check()
 
     def run(self, first: int, end: int) -> DeviceOutcome:
-        """Run rows first..end, as of ``Attempt``."""
+        """Run rows first..end (see ``Attempt``)."""
         if end - first < self.num_rows:
             return self._run(self._take(first, end))
         try:
@@ -138,7 +138,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         return DeviceOutcome(outputs, [], bad, said, (said | bad[:rows]) != 0)
 
     def nothing(self) -> DeviceOutcome:
-        """Return zeros for all rows, as of ``Attempt``."""
+        """Return zeros for all rows (see ``Attempt``)."""
         device, (sizes, _, lengths, _, stopped) = self._device.torch_device, self._inputs()
         count = sum(sizes) if self._every is None else sizes[0]
         specs = list(self.cell.outputs.values())
@@ -153,7 +153,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         return DeviceOutcome(outputs, every, bad, done, torch.ones_like(done, dtype=torch.bool))
 
     def put(self, whole: DeviceOutcome, first: int, end: int, outcome: DeviceOutcome) -> None:
-        """Put the outcome of some rows in its place, as of ``Attempt``."""
+        """Put the outcome of some rows in its place (see ``Attempt``)."""
         rows = range(first, end)
         positions = rows if self._every is not None else part_of(self._inputs().sizes, rows)[1]
         to = torch.tensor(positions, dtype=torch.int64, device=self._device.torch_device)
@@ -192,6 +192,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         sizes, values, lengths, outside, stopped = inputs
         if lengths is None:
             raise InternalError("a loop's task without lengths")
+        # Rows that stopped in an earlier task take no step and read zeros.
         rows, steps, current = sizes[0], len(sizes), list(values)
         is_active = lengths > 0
         if stopped is not None:
@@ -205,6 +206,7 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
         done = torch.zeros(rows, dtype=torch.int32, device=is_active.device)
         last: list[torch.Tensor] = []
         kept: list[list[torch.Tensor]] = [[] for _ in every]
+        # Run all steps for all rows. Rows that are not active keep their last outputs.
         for step in range(steps):
             if step > 0:
                 bad |= self._bring_within(current) * is_active
@@ -215,16 +217,19 @@ class DeviceAttempt(Attempt[DeviceOutcome]):
                 if is_kept:
                     kept_values.append(value)
             done += is_active
+            # A row becomes inactive when it stops, or at its last step.
             if self._stop >= 0:
                 stops = (outputs[self._stop].reshape(rows) != 0) & is_active
                 has_stopped |= stops
                 is_active = is_active & ~stops
             is_active = is_active & (lengths > step + 1)
+            # Feed carried inputs from the outputs of this step.
             if step + 1 < steps:
                 current = [
                     _where(is_active, last[source], value) if source >= 0 and isinstance(value, torch.Tensor) else value
                     for value, source in zip(current, self._sources)
                 ]
+        # Stack the outputs of every step, and mark the rows that go no further.
         every_step = [
             torch.stack(kept_values, 1) if kept_values else value.new_zeros((rows, 0))
             for kept_values, value in zip(kept, last)

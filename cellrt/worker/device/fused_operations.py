@@ -36,7 +36,7 @@ class FusedOperations(Operations):
             self._goes_in_one_call()
 
     def run(self, counts: Counts, failures: Failures | None) -> None:
-        """Run the task, as of ``Operations.run``; after an error run it again by the plain form, to find the failing
+        """Run the task (see ``Operations.run``); after an error run it again by the plain form, to find the failing
         rows.
         """
         self._counts = counts

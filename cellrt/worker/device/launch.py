@@ -125,7 +125,7 @@ def _bring_within(address, count, first, end):  # type: ignore[no-untyped-def]
 
 @compiled
 def _gather_rows(to, arena, task, source, count, size):  # type: ignore[no-untyped-def]
-    """Copy the host's rows of so many bytes, whose numbers are in the task's buffer, to an address."""
+    """Copy the host's rows of this many bytes, whose numbers are in the task's buffer, to an address."""
     if size == WORD_BYTES:
         for j in range(count):
             write_word(to, j, read_word(arena, read_int(task, source + j)))
@@ -136,7 +136,7 @@ def _gather_rows(to, arena, task, source, count, size):  # type: ignore[no-untyp
 
 @compiled
 def _scatter_rows(arena, given, task, source, count, size):  # type: ignore[no-untyped-def]
-    """Copy rows of so many bytes from an address to the host's rows, whose numbers are in the task's buffer."""
+    """Copy rows of this many bytes from an address to the host's rows, whose numbers are in the task's buffer."""
     if size == WORD_BYTES:
         for j in range(count):
             write_word(arena, read_int(task, source + j), read_word(given, j))
@@ -159,21 +159,25 @@ def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
     """Take blocks of both rings, write the words and copy the rows to upload; return False if there is no room."""
     numbers, operations, uploads, downloads, up_pieces, down_pieces, parts, sizes = plan
     down_block = UP_BLOCK + STARTS + up_pieces.shape[0]
+    # Compute the sizes of the uploads that depend on the task, and of its words.
     for k in range(uploads.shape[0]):
         if uploads[k, ROWS_AT] >= 0:
             up_pieces[1 + k, 0] = buffer[uploads[k, NUM_ROWS]] * uploads[k, ROW_BYTES]
     if numbers[WORDS]:
         up_pieces[0, 0] = WORD_BYTES * count_words(buffer, parts, sizes)
+    # Take a block of each ring, or none.
     if not _take(up, up_pieces, slots, UP_BLOCK):
         return False
     if not _take(down, down_pieces, slots, down_block):
         up[NUM_BLOCKS] -= 1
         return False
+    # Write the words: those of a run to memory of its plan, others to the block that is uploaded.
     starts, words = UP_BLOCK + STARTS, numbers[WORDS]
     if words == 0:
         words = up[HOST_AT] + slots[starts]
     write_words(words, buffer, operations)
     slots[IS_OUTSIDE] = 0
+    # Gather the rows to upload, and name their places in the ring in the words.
     for k in range(uploads.shape[0]):
         size, count, start = uploads[k, ROW_BYTES], uploads[k, NUM_ROWS], slots[starts + 1 + k]
         to = up[HOST_AT] + start
@@ -183,11 +187,13 @@ def _prepare(buffer, plan, up, down, slots):  # type: ignore[no-untyped-def]
         _name_rows(words, uploads[k, WORDS_AT], start // size, count, uploads[k, NUM_PADDED])
         if uploads[k, FIRST] < uploads[k, END]:
             slots[IS_OUTSIDE] |= _bring_within(to, count * size // 8, uploads[k, FIRST], uploads[k, END])
+    # Name the places in the other ring for results and answers.
     for k in range(downloads.shape[0]):
         first, padded = slots[down_block + STARTS + k] // downloads[k, ROW_BYTES], downloads[k, NUM_PADDED]
         _name_rows(words, downloads[k, WORDS_AT], first, padded, padded)
     first = slots[down_block + STARTS + downloads.shape[0]] // 4
     _name_rows(words, numbers[ANSWERS_AT], first, numbers[NUM_ANSWERS], numbers[NUM_ANSWERS])
+    # A run's words are blocks: write a block for each step.
     if numbers[WORDS]:
         spread_words(buffer, words, parts, sizes, up[HOST_AT], slots[starts] // WORD_BYTES)
     return True

@@ -26,7 +26,7 @@ class NodeAttempt(DeviceAttempt):
     offsets: tuple[int, ...]
 
     def put(self, whole: DeviceOutcome, first: int, end: int, outcome: DeviceOutcome) -> None:
-        """Put the outcome of some nodes in its place, as of ``Attempt``."""
+        """Put the outcome of some nodes in its place (see ``Attempt``)."""
         rows = slice(self.offsets[first], self.offsets[end])
         targets = *whole.outputs, whole.bad, whole.done_steps, whole.is_over
         found = *outcome.outputs, outcome.bad, outcome.done_steps, outcome.is_over
@@ -47,7 +47,7 @@ class NodeOperations(Operations):
     """The operations of such tasks; the arguments are those of ``Operations``."""
 
     def run(self, counts: Counts, failures: Failures | None) -> None:
-        """Run the task, as of ``Operations``; a failed node fails all its rows."""
+        """Run the task (see ``Operations``); a failed node fails all its rows."""
         if failures is None:
             super().run(counts, None)
             return
@@ -66,7 +66,7 @@ class NodeOperations(Operations):
         return attempt
 
     def _without(self, number: int, stopped: torch.Tensor, value: CellInput) -> CellInput:
-        """Return an input without stopped rows, as of ``Operations``.
+        """Return an input without stopped rows (see ``Operations``).
 
         A node that has stopped gets the page of padding nodes (``node_reading.py``).
         """

@@ -61,8 +61,8 @@ class Operations:
 
     Args:
         placed: the cell on this device.
-        signature: of the task.
-        memory: of the location.
+        signature: the signature of the task.
+        memory: the memory of the worker's location.
         words: ``[signature.num_words]`` int64 on the device.
         host_words: the same, pinned, for gathers on other devices; None where there are none.
     """
@@ -105,7 +105,7 @@ class Operations:
         return DeviceAttempt(self._placed, self._memory.device, counts.rows, self._inputs, signature.stop, every)
 
     def _answers(self, outcome: DeviceOutcome) -> list[torch.Tensor]:
-        """Return the answers beside the results, as of ``Signature.answers``."""
+        """Return the answers beside the results (see ``Signature.answers``)."""
         if self._signature.is_loop:
             return [outcome.done_steps, outcome.bad]
         signature, rows = self._signature, self._signature.sizes[0]

@@ -66,7 +66,7 @@ class RunSteps(NamedTuple):
         sizes: the numbers of rows that a step may have, rising.
         parts: the arrays of a block.
         first: the signature of the first step, for one row; ``sizes`` is empty, as it is that of all sizes.
-        later: of the other steps: their carried inputs lie in arena rows, wherever those of the first step are.
+        later: the same for the other steps, whose carried inputs lie in arena rows, wherever the first step's are.
     """
 
     sizes: list[int]
@@ -75,7 +75,7 @@ class RunSteps(NamedTuple):
     later: Signature
 
     def num_words(self, rows: int) -> int:
-        """Return the words of the block of a step of so many rows."""
+        """Return the words of the block of a step of this many rows."""
         return step_words.HEAD + len(self.parts) * rows
 
 
@@ -103,13 +103,13 @@ class TaskReader:
     """A reader of one shape: it appends words, one array after the other.
 
     Args:
-        location: of the worker.
-        cell_type: of the task.
-        shape: of the task.
-        buffer: of the task; it is only read where numbers of the shape are computed.
-        arenas: of the location.
+        location: the location of the worker.
+        cell_type: the cell type of the task.
+        shape: the shape of the task.
+        buffer: the task's buffer. It is only read where numbers of the shape are computed.
+        arenas: the arenas of the location.
         pads: whether numbers of rows are padded, and tasks are captured.
-        limits: of inputs.
+        limits: the limits of the inputs.
     """
 
     form = PLAIN
@@ -145,6 +145,7 @@ class TaskReader:
     def read(self) -> Packing:
         """Return the packing of the shape."""
         cell, shape = self._type.cell, self._shape
+        # Inputs and outputs, with the transfers that they need.
         inputs = []
         for number, (name, kind, given) in enumerate(zip(cell.inputs, self._type.input_kinds, shape.inputs)):
             if self._is_checked_here(name, given) and given.num_rows:
@@ -154,15 +155,18 @@ class TaskReader:
             self._output(number, kind, made)
             for number, (kind, made) in enumerate(zip(self._type.output_kinds, shape.outputs))
         )
+        # The number of steps of each row of a loop.
         lengths_at, answers_at = NOWHERE, NOWHERE
         if shape.is_loop:
             lengths_at = self._copy(layout.H_LENGTHS, layout.H_ROWS, shape.rows, self.padding_steps)
+        # The answers: which rows failed or stopped, as far as the host needs to know.
         tells_bad = not shape.is_loop and (bool(cell.finite) or self._reads_unchecked())
         tells_rows = shape.is_loop or shape.stop >= 0
         tells_rows = tells_rows or (shape.has_flags and any(made.results for made in shape.outputs))
         answers = self._num_answers(tells_rows, tells_bad)
         if answers:
             answers_at = self._room(answers)
+        # Further arrays that the device reads, and the flags of loops that go ahead.
         sizes_at, spans_at, nodes_at = self._sizes_words(), self._spans_words(), self._nodes_words()
         flags_at = NOWHERE
         if shape.has_flags:
@@ -200,7 +204,7 @@ class TaskReader:
         )
 
     def _num_answers(self, tells_rows: bool, tells_bad: bool) -> int:
-        """Return the number of answers, as of ``Signature.answers``."""
+        """Return the number of answers (see ``Signature.answers``)."""
         shape = self._shape
         if shape.is_loop:
             return 2 * shape.rows

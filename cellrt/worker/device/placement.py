@@ -52,7 +52,7 @@ class Forms(NamedTuple):
     Attributes:
         fused: ``run_rows`` of modules that have it: always, never, or (None) if it measures faster.
         chains: ``run_chain_rows`` too: always, never, or (None) where it measures faster.
-        backend: of ``torch.compile``, for cells that do not run fused; None: these are not compiled.
+        backend: the backend of ``torch.compile`` for cells that do not run fused; None: these are not compiled.
     """
 
     fused: bool | None = None
@@ -86,7 +86,7 @@ class PlacedCell:
 
     Attributes:
         device: the device of its weights.
-        limits: of its integer inputs, by name.
+        limits: the limits of the cell's integer inputs, by name.
         run_rows: its fused form, or the compiled one; None: it has neither.
         chains: its form for whole runs, if it has one.
         reads_spans: whether these read the number of rows on the device.
@@ -129,7 +129,7 @@ class PlacedCell:
         return self._on_device(lambda: self.cell.run_steps(list(sizes), *inputs))
 
     def example_step(self, rows: int) -> Callable[[], object]:
-        """Return a function that runs a step of so many rows of zeros, in the form that is used on this device."""
+        """Return a function that runs a step of this many rows of zeros, in the form that is used on this device."""
         return self.plain_step(rows) if self.run_rows is None or self.prefers_plain else self.fused_step(rows)
 
     def plain_step(self, rows: int) -> Callable[[], object]:
@@ -165,7 +165,7 @@ class PlacedCell:
         return lambda: run_rows(read, written)  # brings nothing from the host: that would wait, and be timed
 
     def authors_run(self, rows: int, steps: int) -> Callable[[], object]:
-        """Return a function that runs so many steps of so many rows of zeros by its author's ``steps``."""
+        """Return a function that runs this many steps of this many rows of zeros by its author's ``steps``."""
         inputs = [
             zeros(spec, self.device, rows if name in self.cell.carry else rows * steps)
             for name, spec in self.cell.inputs.items()
@@ -173,9 +173,7 @@ class PlacedCell:
         return lambda: self.steps([rows] * steps, inputs)
 
     def example_run(self, rows: int, steps: int) -> Callable[[], bool] | None:
-        """Return a function that runs so many steps of so many rows of zeros in one call, if the cell has a form for
-        that.
-        """
+        """Return a function that runs this many steps of zeros in one call, if the cell has a form for that."""
         chains = self.chains
         if chains is None:
             return None

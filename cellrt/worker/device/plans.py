@@ -67,9 +67,9 @@ class Plans:
     """The plans of the tasks of one location, one for each shape.
 
     Args:
-        location: of the worker.
-        types: of the engine.
-        arenas: of the location.
+        location: the worker's location.
+        types: the engine's cell types.
+        arenas: the arenas at that location.
         host: arenas of the host.
         pads: pad rows and counts to a few sizes, so that shapes recur; else only as the cell requires.
         goes_whole: returns whether a run of that signature is captured as a whole, or is to be; else it goes by steps,
@@ -167,20 +167,24 @@ class Plans:
 
     def _plan(self, packing: Packing) -> Plan:
         signature = packing.signature
+        # The numbers of the answers, and where they begin.
         behind = signature.sizes[0] if signature.tells_rows else 0
         bad = H_ROWS if signature.is_loop else H_POSITIONS if signature.tells_bad else NOWHERE
         steps = packing.steps
         kept = np.empty(0 if steps is None else signature.num_words, np.int64)
         at = 0 if steps is None else kept.ctypes.data
         numbers = [signature.num_words, signature.answers_at, signature.answers, behind, bad, at]
+        # The transfers, with the limits of inputs that are checked on the way.
         ups, downs = self._transfers(packing.uploads), self._transfers(packing.downloads)
         for number, limits in packing.checked:
             ups[number, launch.FIRST : launch.END + 1] = limits
+        # The results of loops that go ahead: only those of rows that have not stopped are copied.
         if signature.flags_at != NOWHERE:
             shown = [number for number, output in enumerate(signature.outputs) if output.results]
             records = np.array([output_record_at(len(signature.inputs), number) for number in shown], np.int64)
             downs[:, launch.POSITIONS_AT] = records + OUT_RESULT_POSITIONS
             downs[:, launch.BY_STEP] = records + OUT_RESULT_STEPS
+        # The pieces of the blocks of both rings, with their sizes and alignments.
         row_bytes, padded = ups[:, launch.ROW_BYTES].tolist(), ups[:, launch.NUM_PADDED].tolist()
         up_pieces = [(8 * signature.num_words, 8), *((n * size, size) for n, size in zip(padded, row_bytes))]
         row_bytes, padded = downs[:, launch.ROW_BYTES].tolist(), downs[:, launch.NUM_PADDED].tolist()

@@ -92,7 +92,7 @@ def rules_of(cell: Cell, form: int, pads: bool) -> NDArray[np.int64]:
     """Return the rules for tasks of a cell.
 
     Args:
-        cell: of the tasks.
+        cell: the cell of the tasks.
         form: in which they run.
         pads: whether numbers are rounded up, else only as the cell requires. With ragged inputs that takes a form that
             reads the number of rows on the device, or one with padding nodes.

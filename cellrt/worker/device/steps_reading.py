@@ -1,11 +1,10 @@
-"""Readers of the shapes of runs that go step by step, each step like a task of one step: captured steps serve every
-run.
+"""Readers of runs that go step by step. A step is captured once, and is then part of any run.
 
-The numbers of rows of a run's steps differ from run to run. A step has few sizes, those that its rows are rounded up
-to, and its operations are captured once for each. The words of a run are blocks, one a step, in the form of the step's
-size (``step_words.py``); a captured step copies the block at a given place, which has the place of the next one.
+The numbers of rows of a run's steps differ from run to run. They are rounded up to a few sizes, and a step's operations
+are captured once for each size. The words of a run are blocks, one for each step (``step_words.py``). A captured step
+copies its block, which also says where the next step's block is.
 
-State for the next step lies in scratch rows, as in a fused form (``fused_reading.py``).
+State for the next step is in scratch rows, as in a fused form (``fused_reading.py``).
 """
 
 from __future__ import annotations
@@ -22,9 +21,7 @@ from cellrt.worker.device.signature import NOWHERE, InputSignature, OutputSignat
 
 
 class StepsReader(TaskReader):
-    """A reader of a run of the plain form; raises CannotFuseError for inputs that lie elsewhere than here or at the
-    host.
-    """
+    """A reader of runs in the plain form. Raises CannotFuseError unless all inputs are at this worker or the host."""
 
     form = RUN
     unused = 0
@@ -51,7 +48,7 @@ class StepsReader(TaskReader):
         return sizes_of_steps(self._type.cell.batch_sizes, self._type.cell.max_batch)
 
     def _step(self, run: Signature, is_first: bool) -> Signature:
-        """Return the signature of a step of one row, with empty ``sizes``, as it is that of all sizes."""
+        """Return the signature of a step of one row. Its ``sizes`` are empty, as all sizes of a step use it."""
         inputs, cell = [], self._type.cell
         for number, (name, given) in enumerate(zip(cell.inputs, run.inputs)):
             kind, location = given.kind, given.sources[0].location
@@ -70,7 +67,7 @@ class StepsReader(TaskReader):
         )
 
     def _num_answers(self, tells_rows: bool, tells_bad: bool) -> int:
-        """Return the number of answers, with one more for the padding."""
+        """Return the number of answers, with one more for padding rows."""
         return self._shape.positions + 1 if tells_bad else 0
 
     def _sizes(self) -> tuple[int, ...]:
@@ -85,7 +82,7 @@ class StepsReader(TaskReader):
         return made
 
     def _output(self, number: int, kind: int, made: OutputShape) -> OutputSignature:
-        """Give each position a row and, where results are shown, one of the ring."""
+        """Give each position an arena row and, if the output is a result, a row of the results' ring."""
         record, cell = self._record_of(number), self._type.cell
         name = list(cell.outputs)[number]
         is_kept = name in cell.carry.values() or self._needs_rows(name, made)
@@ -107,9 +104,7 @@ class StepsReader(TaskReader):
         return False
 
     def _shown_at(self, part: int) -> int:
-        """Return the place of the arena rows that results are copied from; NOWHERE: they are copied as they are
-        computed.
-        """
+        """Return the place of the arena rows that results are copied from; NOWHERE if they are copied when computed."""
         return NOWHERE
 
     def _unused_row(self, kind: int) -> int:
@@ -137,7 +132,7 @@ class StepsReader(TaskReader):
         return at
 
     def _show(self, kind: int, count: int, record: int) -> int:
-        """Add a ring's row for each position; those that are not shown share one more than there are results.
+        """Add a row of the results' ring for each position. Positions without a result share one further row.
 
         Return the place of the array in a block of one row.
         """
@@ -149,19 +144,19 @@ class StepsReader(TaskReader):
         return step_words.HEAD + len(self._parts) - 1
 
     def _add(self, at: int, pad: int) -> int:
-        """Add an array to the blocks, of words by position; return its place in a block of one row."""
+        """Add an array with a word for each position to the blocks; return its place in a block of one row."""
         self._parts.append((at, NOWHERE, step_words.PAD_NUMBER, pad, NOWHERE, 0, 0))
         return step_words.HEAD + len(self._parts) - 1
 
     def _copy(self, source: int, count: int, padded: int, pad: int) -> int:
-        """Add copied words without padding, which the blocks have."""
+        """Add copied words without padding, as the blocks are padded."""
         at = self._room(padded)
         self._operations.append((words.COPY, at, source, 0, count, 0, pad))
         return at
 
 
 class FusedStepsReader(StepsReader, FusedReader):
-    """A reader of a run of a form that reads and writes arena rows, whose number the host knows."""
+    """A reader of runs in a fused form, which reads and writes arena rows. The host knows the number of rows."""
 
     is_fused = True
 
@@ -183,10 +178,10 @@ class FusedStepsReader(StepsReader, FusedReader):
 
 
 class SpanStepsReader(FusedStepsReader):
-    """A reader of a run of a form that reads the number of a step's rows on the device."""
+    """A reader of runs in a fused form that reads the number of a step's rows on the device."""
 
     def _sizes_of_steps(self) -> list[int]:
-        """Return few numbers of rows: programs after the last row return at once."""
+        """Return the numbers of rows that a step may have: only a few, as missing rows cost a kernel little."""
         most, least = self._type.cell.max_batch, min(LEAST_ROWS, self._type.cell.max_batch)
         return sorted({least, *(min(1 << power, most) for power in range(least.bit_length(), most.bit_length() + 1))})
 
@@ -206,7 +201,7 @@ def sizes_of_steps(batch_sizes: Sequence[int], max_batch: int) -> list[int]:
 
 
 def at_rows(step: Signature, rows: int) -> Signature:
-    """Return the signature of a step of so many rows, given that of one row."""
+    """Return the signature of a step of ``rows`` rows, given that of one row."""
 
     def place(at: int) -> int:
         return NOWHERE if at == NOWHERE else step_words.HEAD + (at - step_words.HEAD) * rows

@@ -30,9 +30,9 @@ class CompiledFunction:
     keeps it from being compiled.
 
     Args:
-        name: of the cell, for the warning.
+        name: the name of the cell, for the warning.
         function: the function to compile.
-        backend: of ``torch.compile``.
+        backend: the backend of ``torch.compile``.
         is_whole: refuse code that would be compiled in pieces; sizes that are not marked are constants.
     """
 
@@ -85,7 +85,7 @@ class CompiledStep:
             self._function(tensors, values, rows).compiled(values, rows)
 
     def run_rows(self, inputs: Mapping[str, IndexedRows], outputs: Mapping[str, IndexedRows]) -> None:
-        """Run a step, as of ``FusedModule``."""
+        """Run a step (see ``FusedModule``)."""
         tensors, values, rows = self._arguments(inputs, outputs)
         self._function(tensors, values, rows)(values, rows)
 

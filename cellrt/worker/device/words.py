@@ -160,6 +160,7 @@ def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
         operation = operations[k]
         kind, at, extra = operation[KIND], operation[AT], operation[EXTRA]
         end = at + operation[PADDED]
+        # These operations read no array of the task.
         if kind == FILL:
             _fill(words, at, end, extra)
             continue
@@ -169,6 +170,7 @@ def write_words(words, buffer, operations):  # type: ignore[no-untyped-def]
         if kind == PAGES:
             _write_pages(words, buffer, operation)
             continue
+        # The others read ``count`` words of the task, and pad them.
         source, count = buffer[operation[FROM]], buffer[operation[COUNT]]
         if kind == COPY:
             _copy(words, at, task, source, count)

@@ -32,8 +32,8 @@ class Works:
 
     Args:
         device: does the work.
-        memory: of the location.
-        captures: of tasks.
+        memory: the memory of the worker's location.
+        captures: the captured graphs of tasks.
 
     Attributes:
         counts: tasks that ran call by call (``eager``), all or some of their steps.

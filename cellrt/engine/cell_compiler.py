@@ -1,8 +1,8 @@
-"""The forms in which the cells of an engine run on a CPU, and the reasons why some run as their modules do.
+"""The compiled forms in which an engine's cells run on a CPU, and the reasons why some cells have none.
 
 A module's own compiled form comes first. For any other cell a compiler may make one (``definition/aot/``): while the
-engine registers it, or in the background, while the cell is served as it is. Compilers are processes of their own, and
-one thread of an engine waits for them, one at a time.
+engine registers it, or in the background, while the cell runs as its module. Each compiler is a process of its own.
+One thread of an engine waits for them, one at a time.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from cellrt.worker.service_thread import ServiceThread
 CompileMode = Literal["off", "background", "wait"]
 MODES: tuple[CompileMode, ...] = ("off", "background", "wait")
 MODE_VARIABLE = "CELLRT_COMPILE"
-"""The environment variable with the mode of engines that are given none, as for tests of programs that make many."""
+"""The environment variable with the mode of engines without ``compile=``, such as those of programs under test."""
 OFF, WAITS, FAILED = "compile is off", "it is being compiled", "the compiler failed"
 BEGAN_BEFORE = "a session or request goes on in the form that it began with"
 
@@ -44,13 +44,14 @@ def mode_of(given: CompileMode | None) -> CompileMode:
 
 
 class CellCompiler:
-    """The forms of an engine's cells, by identity. ``forms_of`` may be called from any thread.
+    """A compiler of an engine's cells, with their forms by identity. ``forms_of`` may be called from any thread.
 
     Args:
-        mode: as of ``Engine``.
-        on_ready: called by a thread of its own when a form was made in the background, as long as its object exists.
+        mode: the ``compile`` of ``Engine``.
+        on_ready: called after a form was made in the background, by the thread that waits for compilers. It is a
+            weak reference: nothing is called once its object is gone.
 
-    Raises DefinitionError for another mode.
+    Raises DefinitionError for an unknown mode.
     """
 
     def __init__(self, mode: CompileMode | None, on_ready: weakref.WeakMethod[Callable[[], None]]) -> None:
@@ -64,13 +65,13 @@ class CellCompiler:
         self._thread: ServiceThread | None = None
         self._is_closed = False
         self._lacks_compiler = False
-        """True once the log says so."""
+        """True once the log says that there is no compiler."""
 
     def forms_of(self, cells: Sequence[Cell], announcement: Announcement) -> dict[str, CompiledForm | None]:
-        """Return the forms that there are of cells, by identity; None: it runs as its module does.
+        """Return the form of each cell by identity, or None for a cell that runs as its module for now.
 
-        In mode "wait" they are compiled now. ``announcement`` begins if one is, not if all were compiled before. Raise
-        DefinitionError if a module has a form of its own that cannot be made.
+        In mode "wait" cells without a form are compiled now. ``announcement`` begins only if a compiler runs: not if
+        all were compiled before. Raise DefinitionError if a module's own form cannot be made.
         """
         with self._lock:
             unknown = [cell for cell in cells if cell.identity not in self._forms]
@@ -79,7 +80,7 @@ class CellCompiler:
             form = cell.compiled_form
             if form is None:
                 eager.append(cell)
-            if form is not None or self._mode != "wait":  # waiting may be interrupted, and leaves nothing known
+            if form is not None or self._mode != "wait":  # waiting may be interrupted: note nothing before it
                 self._note(cell, form, cell.why_no_form or (OFF if self._mode == "off" else WAITS))
         if eager and self._mode == "wait":
             announcement.expect(len(eager), len(eager))
@@ -91,11 +92,11 @@ class CellCompiler:
             return {cell.identity: self._forms.get(cell.identity) for cell in cells}
 
     def why_eager(self, cell: Cell) -> str:
-        """Return why a cell runs as its module does."""
+        """Return the reason why a cell runs as its module."""
         return self._reasons.get(cell.identity, OFF) or BEGAN_BEFORE
 
     def keep(self, identities: Collection[str]) -> None:
-        """Forget what is known of all other cells."""
+        """Keep the forms and reasons of these cells, and forget those of all others."""
         with self._lock:
             for known in (self._forms, self._reasons):
                 for identity in known.keys() - identities:
@@ -125,7 +126,7 @@ class CellCompiler:
     def _compile(
         self, cells: Sequence[Cell], note_compiling: Callable[[], object] = lambda: None
     ) -> Iterator[tuple[Cell, CompiledForm | None]]:
-        """Compile cells and log the result of each; that there is no compiler is logged once."""
+        """Compile cells, and log the result of each. Log only once that there is no compiler."""
         log, level = logging.getLogger("cellrt"), logging.WARNING if self._mode == "wait" else logging.INFO
         begin_s = time.monotonic()
         names = ", ".join(repr(cell.name) for cell in cells)

@@ -1,4 +1,4 @@
-"""The names of models for operators: an import path, a file, or the name of a model that comes with cellrt."""
+"""The names of models on the command line: an import path, a file, or the name of a model that comes with cellrt."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from cellrt.errors import DefinitionError
 from cellrt.process.imports import is_checkpoint, make_importable, said
 
 NAMES = {"g2p": "cellrt.demo.g2p:make_g2p"}
-"""Models that come with cellrt."""
+"""The import paths of the models that come with cellrt."""
 
 
 def sources_of(given: Sequence[str]) -> tuple[str, ...]:
-    """Return the import paths of models. Raise DefinitionError if one is not there."""
+    """Return the import paths of models. Raise DefinitionError if there is no such model."""
     return tuple(source_of(text) for text in given)
 
 
 def source_of(text: str) -> str:
     """Return the import path of a model, as ``cellrt.process.source`` takes it.
 
-    From now on its module is found here, and in all processes that are started: a file's beside it, another in the
-    current folder too. A checkpoint, a folder or GGUF file, may have a name after it. Raise DefinitionError if it is
-    not there.
+    Afterwards its module can be imported here and in all processes that are started. For this the folder of a model's
+    file, or else the current folder, is put on the import path. The path of a checkpoint (a folder or GGUF file) may
+    have a name after it. Raise DefinitionError if there is no such model.
     """
     if text in NAMES:
         return NAMES[text]
@@ -49,7 +49,7 @@ def source_of(text: str) -> str:
         is_there = importlib.util.find_spec(path) is not None
     except ValueError:
         is_there = False
-    except Exception as error:  # of the packages that it is in
+    except Exception as error:  # one of its parent packages cannot be imported
         if not (isinstance(error, ModuleNotFoundError) and f"{path}.".startswith(f"{error.name}.")):
             raise DefinitionError(f"model {text!r}: {said(error)}") from error
         is_there = False

@@ -1,4 +1,4 @@
-"""Rows to try a cell with, some beside others: alike, of opposite signs, and of very different scales.
+"""Trials that tell whether a cell mixes rows: rows beside others that are alike, of opposite signs, or of other scales.
 
 A cell that mixes rows may treat equal rows equally. An ``if`` on a batch then goes the same way, and one scale for a
 batch, as in dynamic quantization, is nearly the scale of each row. So rows are also tried beside others that are much
@@ -24,15 +24,15 @@ NUDGES = (-2, 3)
 """The units in the last place by which a number is moved: from the first to below the second."""
 
 
-class Company(NamedTuple):
-    """Rows that are tried together.
+class MixingTrial(NamedTuple):
+    """A batch of rows that a cell is tried with, some of which run alone, too.
 
     Attributes:
-        rows: how many, of a cell that takes so many.
-        alone: how many of the first run alone, too.
-        beside: what the others are to the first, for people.
-        scales: what the rows are multiplied by, over and over.
-        are_opposed: whether the first is negative everywhere, and the second positive and outweighs it.
+        rows: the number of rows, if the cell takes this many.
+        alone: the number of rows, from the first on, that run alone, too.
+        beside: a text that compares the other rows with the first, for errors.
+        scales: the factors of the rows, which repeat.
+        are_opposed: whether the first row is negative everywhere, and the second positive and larger.
     """
 
     rows: int
@@ -42,35 +42,35 @@ class Company(NamedTuple):
     are_opposed: bool = False
 
 
-COMPANIES = (
-    Company(3, 3, "like it"),
-    Company(17, 3, "of the opposite sign", are_opposed=True),
-    Company(17, 4, "1000 times as large or as small, or zeros", (1.0, LARGE, SMALL, 0.0, 10.0, 0.1)),
-    Company(2, 1, "1000 times as large", (1.0, LARGE)),
-    Company(5, 2, "1000 times as small, or zeros", (1.0, 0.0, SMALL, SMALL)),
+MIXING_TRIALS = (
+    MixingTrial(3, 3, "like it"),
+    MixingTrial(17, 3, "of the opposite sign", are_opposed=True),
+    MixingTrial(17, 4, "1000 times as large or as small, or zeros", (1.0, LARGE, SMALL, 0.0, 10.0, 0.1)),
+    MixingTrial(2, 1, "1000 times as large", (1.0, LARGE)),
+    MixingTrial(5, 2, "1000 times as small, or zeros", (1.0, 0.0, SMALL, SMALL)),
 )
 
 
 def draw(
-    company: Company, specs: Sequence[RowSpec], rows: int, has_ones: bool, generator: torch.Generator
+    trial: MixingTrial, specs: Sequence[RowSpec], rows: int, has_ones: bool, generator: torch.Generator
 ) -> list[CellInput]:
     """Return ``rows`` rows for each spec: random normal numbers, scaled; integers and bools are zeros, or zeros and
     ones.
     """
     inputs = random_inputs(specs, rows, generator)
-    if company.are_opposed:
+    if trial.are_opposed:
         inputs = [_opposed(value) for value in inputs]
-    scales = torch.tensor([company.scales[row % len(company.scales)] for row in range(rows)], device="cpu")
+    scales = torch.tensor([trial.scales[row % len(trial.scales)] for row in range(rows)], device="cpu")
     inputs = [_scaled(value, scales) for value in inputs]
     return [_with_ones(value) for value in inputs] if has_ones else inputs
 
 
-def most_rows(company: Company, specs: Sequence[RowSpec], max_batch: int) -> int:
+def most_rows(trial: MixingTrial, specs: Sequence[RowSpec], max_batch: int) -> int:
     """Return the number of rows that a cell is tried with.
 
     A cell with pages gets no more rows than there are pages of their own.
     """
-    return min(company.rows, max_batch, NUM_PAGES if any(spec.has_nodes for spec in specs) else company.rows)
+    return min(trial.rows, max_batch, NUM_PAGES if any(spec.has_nodes for spec in specs) else trial.rows)
 
 
 def row_of(value: CellInput, row: int) -> CellInput:
