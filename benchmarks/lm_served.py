@@ -218,7 +218,7 @@ def measured(server: Server, address: str, clients: int, prompts: Prompts) -> di
         json.dumps({**server.body(prompt), **stream}).encode()  # type: ignore[dict-item]
         for prompt in prompts.draw(max(FEWEST, EACH * clients))
     ]
-    headers = {"Content-Type": "application/json"}
+    headers = {"Content-Type": "application/json", "Connection": "close"}  # llama.cpp may drop one that is kept
     load = Load(address + server.path, bodies, max_concurrency=clients, is_stream=True, headers=headers)
     answers = asyncio.run(send(load, lambda count: None))
     if answers.failures:
