@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 MAX_BATCH, MAX_WAIT_S = 64, 0.005
-START_S, STOP_S, TIMEOUT_S = 180.0, 30.0, 30.0
+START_S, STOP_S, TIMEOUT_S = 600.0, 30.0, 30.0
 LAST_BYTES = 2000
 """The bytes of a log that are shown."""
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -40,7 +40,7 @@ class Server:
         prepared: gives the command that serves on a port of loopback; what that needs on disk is there until it ends.
         missing: why it cannot run here, or None if it can.
         body: a request as it is sent, from its tokens.
-        answered: the class in an answer.
+        answered: what counts in an answer, such as its class.
         counts: batches and rows so far, from the server's own statistics at an address; None: it keeps none.
     """
 
@@ -48,7 +48,7 @@ class Server:
     prepared: Callable[[int], AbstractContextManager[Command]]
     missing: Callable[[], str | None]
     body: Callable[[Tokens], object]
-    answered: Callable[[Any], int]
+    answered: Callable[[Any], object]
     counts: Callable[[str], tuple[int, int]] | None = None
 
 
@@ -112,8 +112,8 @@ def _is_running(process: subprocess.Popen[bytes]) -> bool:
     return os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
 
 
-def post(server: Server, address: str, tokens: Tokens) -> int:
-    """Return the class of one request."""
+def post(server: Server, address: str, tokens: Tokens) -> object:
+    """Return what counts in the answer to one request."""
     body = json.dumps(server.body(tokens)).encode()
     sent = urllib.request.Request(address + server.path, body, {"Content-Type": "application/json"})
     with urllib.request.urlopen(sent, timeout=TIMEOUT_S) as answer:

@@ -9,7 +9,8 @@ one starts: some take processor time while they are idle. Peers that are not ins
 and named: ``pip install litserve mosec 'ray[serve]'``; for Triton see ``benchmarks.http_triton``.
 
 ``rate``: requests/s and latency with 1 to 256 connections: medians of rounds in each of which every server has its
-turn, and ratios of figures of one round. ``tiny``: requests of one step through one and two front ends.
+turn, and ratios of figures of one round. ``tiny``: requests of one step through one and two front ends. ``lm``: a
+language model behind OpenAI's protocol, also of vLLM, transformers and llama.cpp (``benchmarks.lm_served``).
 """
 
 from __future__ import annotations
@@ -33,10 +34,11 @@ from benchmarks.http_load import measured
 from benchmarks.http_model import classify
 from benchmarks.http_peers import PEERS
 from benchmarks.http_server import Command, DidNotStartError, Server, post, read, serving
+from benchmarks.lm_served import run_served
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 
-PARTS = ("rate", "tiny")
+PARTS = ("rate", "tiny", "lm")
 MODEL, OWN_MODEL = "benchmarks.http_model:classify", "benchmarks.http_model:classify_own"
 OURS, OURS_OWN, IN_PROCESS = "cellrt serve", "cellrt serve, own cell", "cellrt, in process"
 OWN_SERVERS = OURS, OURS_OWN
@@ -102,6 +104,10 @@ def in_process(requests: Sequence[Sequence[int]], clients: int, seconds: float) 
 
 def run(recorder: Recorder, options: Options) -> None:
     """Measure and record."""
+    if options.has("lm"):
+        run_served(recorder, options)
+    if not (options.has("rate") or options.has("tiny")):
+        return
     if shutil.which("wrk") is None:
         raise SystemExit("this benchmark sends with wrk; on Debian and Ubuntu: apt install wrk")
     if options.has("rate"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -13,19 +14,26 @@ from torch.nn.functional import linear
 
 from cellrt import DefinitionError, RowSpec
 from cellrt.cells._host import project_rows
+from cellrt.cells._narrow import WIDTH, project_bfloat16, project_float16
 from cellrt.cells._recurrence import all_below
 from cellrt.definition.compiled_form import USES_HAND_WRITTEN, CompiledForm
-from cellrt.products.packed import PackedWeight, pack_gates, pack_linear, project
+from cellrt.products.packed import PackedWeight, new_room, pack_gates, pack_linear, project
 
 Value = TypeVar("Value")
 
 
 _PLAIN_TYPES = (Tensor, nn.Parameter)
+PROJECTS = {torch.bfloat16: project_bfloat16, torch.float16: project_float16}
 
 
-def _is_inference() -> bool:
-    """Return whether torch only computes values here: no gradients, tracing, export or dispatch modes."""
-    if torch.is_grad_enabled() or torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
+def _is_inference(wants_gradients: bool | None = None) -> bool:
+    """Return whether torch only computes values here: no gradients, tracing, export or dispatch modes.
+
+    ``wants_gradients``: whether a tensor asks for them, if that was looked at.
+    """
+    if torch.is_grad_enabled() and wants_gradients is not False:
+        return False
+    if torch.compiler.is_compiling() or torch._C._len_torch_dispatch_stack():
         return False
     return not torch.jit.is_tracing()  # type: ignore[attr-defined, no-untyped-call]
 
@@ -54,6 +62,26 @@ def is_fusable(*tensors: Tensor) -> bool:
         if type(tensor) not in _PLAIN_TYPES or tensor.dtype is not torch.float32 or not tensor.is_cpu:
             return False
     return True
+
+
+def is_fusable_half(x: Tensor, weight: Tensor) -> bool:
+    """Return whether the fused CPU product can take these, and torch has no fast one: plain, of one dtype of two bytes.
+
+    Without instructions for these torch multiplies several rows number by number.
+    """
+    if x.dtype not in PROJECTS or weight.dtype is not x.dtype or not x.is_cpu or not USES_HAND_WRITTEN:
+        return False
+    if type(x) not in _PLAIN_TYPES or type(weight) not in _PLAIN_TYPES or torch.is_autocast_enabled("cpu"):
+        return False
+    return _is_inference(x.requires_grad or weight.requires_grad) and not _is_fast_in_torch(x.dtype)
+
+
+@functools.cache
+def _is_fast_in_torch(dtype: torch.dtype) -> bool:
+    """Return whether this processor has instructions for a dtype of two bytes that torch's library uses."""
+    of_library = torch.ops.mkldnn
+    is_there = of_library._is_mkldnn_bf16_supported if dtype is torch.bfloat16 else of_library._is_mkldnn_fp16_supported
+    return bool(is_there())
 
 
 def is_token(token: Tensor) -> bool:
@@ -151,6 +179,27 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
     out = x.new_empty(x.shape[0], weight.units)
     project(x.data_ptr(), x.shape[0], weight.depth, weight.address, bias.data_ptr(), weight.units, out.data_ptr())
     return out
+
+
+def pack_half_with_bias(weight: Tensor, bias: Tensor | None) -> tuple[PackedWeight, Tensor]:
+    """Return a linear layer of numbers of two bytes for ``half_linear``; the bias, if any, is widened."""
+    columns, depth = weight.shape
+    count = -(-columns // WIDTH)
+    padded = weight.detach()
+    if columns < count * WIDTH:
+        padded = weight.new_zeros(count * WIDTH, depth)
+        padded[:columns] = weight.detach()
+    values = new_room(count * depth * WIDTH // 2).view(weight.dtype).view(count, depth, WIDTH)
+    values.copy_(padded.view(count, WIDTH, depth).transpose(1, 2))
+    return PackedWeight(values, columns, depth), torch.empty(0) if bias is None else bias.detach().float()
+
+
+def half_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
+    """``x @ weight.T + bias``, summed in float32 and then rounded; ``x`` ``[rows, depth]`` has the weight's dtype."""
+    wide, out = x.float().contiguous(), torch.empty(len(x), weight.units)
+    sizes = len(x), weight.depth, weight.address, 0, bias.data_ptr(), weight.units
+    PROJECTS[x.dtype](wide.data_ptr(), *sizes, out.data_ptr())
+    return out.to(x.dtype)
 
 
 def compiled_linear(given: str, output: str, weight: PackedWeight, bias: Tensor) -> CompiledForm:

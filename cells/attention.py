@@ -34,7 +34,15 @@ from torch.nn.functional import embedding_bag, linear
 
 from cellrt import DefinitionError, RaggedRows
 from cellrt.cells._made_apart import making_apart
-from cellrt.cells._weights import Derived, is_fusable, pack_with_bias, packed_linear
+from cellrt.cells._weights import (
+    Derived,
+    half_linear,
+    is_fusable,
+    is_fusable_half,
+    pack_half_with_bias,
+    pack_with_bias,
+    packed_linear,
+)
 
 
 class Context(NamedTuple):
@@ -187,10 +195,23 @@ class Linear(nn.Linear):
 
     def __init__(self, in_features: int, out_features: int, bias: bool = True) -> None:
         super().__init__(in_features, out_features, bias)
-        self._packed = Derived(pack_with_bias)
+        self._packed, self._packed_half = Derived(pack_with_bias), Derived(pack_half_with_bias)
 
     def forward(self, input: Tensor) -> Tensor:
         """``input`` ``[rows, in_features]`` -> ``[rows, out_features]``."""
-        if is_fusable(input) and input.shape[0] and input.shape[-1] == self.in_features:
-            return packed_linear(input, *self._packed.of(self.weight, self.bias))
+        if input.ndim == 2 and input.shape[0] and input.shape[1] == self.in_features:
+            if is_fusable(input):
+                return packed_linear(input, *self._packed.of(self.weight, self.bias))
+            if is_fusable_half(input, self.weight):
+                return half_linear(input, *self._packed_half.of(self.weight, self.bias))
         return linear(input, self.weight, self.bias)
+
+    def weight_rows(self, numbers: Tensor) -> Tensor:
+        """Return the weights ``[rows, in_features]`` of these outputs; in 16 bits packed ones, if these are in use.
+
+        So a weight that is looked up, too, need not be in memory twice.
+        """
+        if not is_fusable_half(self.weight, self.weight):
+            return self.weight[numbers]
+        values = self._packed_half.of(self.weight, self.bias)[0].values
+        return values[numbers // values.shape[2], :, numbers % values.shape[2]]

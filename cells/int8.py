@@ -2,63 +2,23 @@
 
     out = x (scale q)^T + bias;   scale = max |w| / 127 of an output's weights w, q = round(w / scale)
 
-A product reads a quarter of the memory. On a CPU its weights are widened in the cache, panel by panel, and then go
-through the same inner loop as packed ones of float32 (``packed.py``). So a row has the bits that it would have with the
-widened weights, in any batch.
+On a CPU a row has the bits that it would have with the widened weights, in any batch (``_narrow.py``).
 """
 
 from __future__ import annotations
 
 from typing import Self
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
 from cellrt import DefinitionError
+from cellrt.cells._narrow import WIDTH, project_int8
 from cellrt.cells._weights import is_fusable
 from cellrt.cells.attention import Linear
-from cellrt.definition.compiled_form import array_at, nogil, start_of
-from cellrt.products.packed import CHUNK_ROWS, FLOAT_BYTES, copy, multiply_four, write
-from cellrt.products.vectors import LANES
 
-WIDTH = 4 * LANES
-"""Outputs of a panel."""
 MOST = 127
-
-
-@nogil
-def project_int8(x, rows, depth, values, scales, bias, columns, out):  # type: ignore[no-untyped-def]
-    """Write ``x @ (scales * values).T + bias`` ``[rows, columns]`` to ``out``; arguments are addresses and sizes.
-
-    ``values`` are panels int8 ``[ceil(columns / WIDTH), depth, WIDTH]``; ``bias`` may be 0.
-    """
-    panel = np.empty(depth * WIDTH, np.float32)
-    scratch = np.empty(min(rows, CHUNK_ROWS) * WIDTH, np.float32)
-    for column in range(0, columns, WIDTH):
-        narrow = array_at(values + column * depth, depth * WIDTH, np.int8)
-        scale = array_at(scales + column * FLOAT_BYTES, WIDTH, np.float32)
-        for step in range(depth):
-            for lane in range(WIDTH):
-                panel[step * WIDTH + lane] = np.float32(narrow[step * WIDTH + lane]) * scale[lane]
-        used = min(WIDTH, columns - column)
-        for first in range(0, rows, CHUNK_ROWS):
-            count = min(CHUNK_ROWS, rows - first)
-            tile = start_of(scratch)
-            for row in range(count):
-                begin = tile + row * WIDTH * FLOAT_BYTES
-                if bias:
-                    copy(begin, bias + column * FLOAT_BYTES, used)
-                else:
-                    for index in range(used):
-                        write(begin, index, np.float32(0))
-            begin = x + first * depth * FLOAT_BYTES
-            multiply_four(begin, depth, count, panel.ctypes.data, depth, tile)
-            for row in range(count):
-                result = out + ((first + row) * columns + column) * FLOAT_BYTES
-                copy(result, tile + row * WIDTH * FLOAT_BYTES, used)
-    return panel.size + scratch.size  # what is used here is not freed before
 
 
 class Int8Linear(nn.Module):

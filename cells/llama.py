@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from cellrt import DefinitionError
 from cellrt.cells._llama_stack import LayerSizes, LayerWeights, has_one_call, run_all
+from cellrt.cells._weights import check_tokens, is_fusable_half, is_token
 from cellrt.cells.attention import Linear
 from cellrt.cells.paged_attention import Pages, Spans, TracedLayers
 from cellrt.cells.positions import RotaryPositions, Scaling
@@ -110,7 +111,11 @@ class Llama(nn.Module):
         """
         if len(pages) != len(self.layers):
             raise DefinitionError(f"Llama: expected pages of {len(self.layers)} layers, got {len(pages)}")
-        normed: Tensor = self.norm(self.layers(self.embedding(tokens), spans, pages))
+        is_in_head = (
+            self.sizes.is_tied and is_token(tokens) and is_fusable_half(self.embedding.weight, self.head.weight)
+        )
+        x = self.head.weight_rows(check_tokens(tokens, self.embedding)) if is_in_head else self.embedding(tokens)
+        normed: Tensor = self.norm(self.layers(x, spans, pages))
         return normed
 
     def logits(self, rows: Tensor) -> Tensor:

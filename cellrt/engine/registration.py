@@ -218,6 +218,9 @@ class Registrar:
         for cell in cells:
             if cell.identity in seen or cell.likeness in self._tried:
                 continue
+            form = cell.compiled_form if self._device is None else None
+            if form is not None and form.is_batch_invariant:  # it was compared with the module, and its rows are apart
+                continue
             if self._device is not None or not warn_if_it_raises(cell, depth=4):  # a GPU's code may not run here
                 refuse_unless_row_wise(cell)
             if cell.declaration.row_wise and len(self._tried) < MAX_MEASURED:

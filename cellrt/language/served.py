@@ -22,6 +22,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.language.bounded import bounded
 from cellrt.language.checkpoint import Checkpoint
 from cellrt.language.language import Language
+from cellrt.language.text import Tokenizer
 from cellrt.unfolders import complete, embed, transduce
 from cellrt.unfolders.recurrent_completion import complete_recurrent
 
@@ -67,8 +68,10 @@ def dtype_of(said: str, where: str) -> torch.dtype | None:
 def served(checkpoint: Checkpoint) -> LanguageUnfolder:
     """Return the model of a checkpoint that was read. Raise DefinitionError, also for an unreadable tokenizer."""
     language = Language.of(checkpoint)
-    if language.tokenizer_json is not None:
-        _ = language.tokenizer  # an unreadable one is reported now, not by the first request
+    if checkpoint.tokenizer is not None:
+        Tokenizer(
+            checkpoint.tokenizer
+        )  # an unreadable one is reported now; behind front ends none is used, so not kept
     made = checkpoint.make(checkpoint.name, **_options(language))
     outline = {"language": language.to_json(), "cells": [outline_of(cell) for cell in made.cells]}
     return _with(made, language, {"maker": MAKER, "value": outline})

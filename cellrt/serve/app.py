@@ -15,6 +15,7 @@ from starlette.responses import Response
 from starlette.types import ASGIApp
 
 from cellrt.errors import CellrtError, RequestError
+from cellrt.serve import inference, openai_messages
 from cellrt.serve.access import ASKS, AccessMiddleware, AccessPolicy
 from cellrt.serve.backend import Backend
 from cellrt.serve.content_encoding import Decompressed
@@ -103,7 +104,9 @@ async def _plain(request: Request, error: Exception) -> Response:
             said = f"there is no shared memory here, tensors come in requests: {path}"
     elif error.status_code == HTTPStatus.METHOD_NOT_ALLOWED:
         said = f"{path} takes {headers.get('Allow', 'another method')}, got {request.method}"
-    response = json_response({"error": said, "type": RequestError.__name__}, error.status_code)
+    is_native = not path.startswith("/v1/") or path.startswith("/v1/models/")
+    as_json = inference.error_json if is_native else openai_messages.error_json
+    response = json_response(as_json(RequestError(said)), error.status_code)
     response.headers.update(headers)
     return response
 

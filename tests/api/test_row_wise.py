@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch import nn
 
+from cellrt.cells import GRUCell
 from cellrt.definition.cell import Cell
 from cellrt.definition.define import cell, load_cell
 from cellrt.definition.spans import PagedRows
@@ -38,6 +39,20 @@ def test_a_cell_that_mixes_its_rows_is_told(kind: str) -> None:
     with pytest.warns(RuntimeWarning, match="cell 'mixes', output 'y': the rows of a batch influence") as told:
         assert made.check_row_wise() == ["y"]
     assert told[0].filename == __file__
+
+
+def test_a_cell_whose_form_keeps_rows_apart_is_not_tried_for_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    tried: list[str] = []
+    monkeypatch.setattr("cellrt.engine.registration.refuse_unless_row_wise", lambda made: tried.append(made.name))
+    with_form = cell(GRUCell(SIZE, SIZE), {"x": (SIZE,), "h": (SIZE,)}, name="gru")
+    plain = cell(lambda h: {"y": h.tanh()}, ROW, name="plain")
+
+    def both(graph: Any, x: torch.Tensor) -> dict[str, Any]:
+        return {"y": plain(h=with_form(x=x, h=x).h).y}
+
+    with Engine(1) as engine:
+        engine.register(model(both, torch.zeros(SIZE)))
+    assert tried == ["plain"]
 
 
 class QuantizedGRU(nn.Module):

@@ -73,6 +73,13 @@ def test_the_environment_says_what_checkpoints_compute_in(monkeypatch: pytest.Mo
         served.dtype_said()
 
 
+def test_a_tokenizer_is_not_kept_before_a_text_is_read() -> None:
+    language = served.served(tiny.checkpoint()).language
+    assert "tokenizer" not in vars(language)
+    assert language.tokens_of("hello")
+    assert "tokenizer" in vars(language)
+
+
 def test_a_wrong_tokenizer_is_told_when_a_model_is_made() -> None:
     with pytest.raises(DefinitionError, match=r"tokenizer\.json cannot be read"):
         served.served(tiny.checkpoint(tokenizer=b"[]"))

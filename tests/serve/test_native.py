@@ -72,9 +72,9 @@ def test_a_wrong_request_is_a_400_that_says_where(server: Server, model: str, se
 
 
 def test_what_is_not_there_is_said_by_path_and_method(server: Server) -> None:
-    nowhere, wrong = server.http.get("/v1/model/chain/infer"), server.http.get("/v1/models/chain/infer")
+    nowhere, wrong = server.http.get("/v1/models/chain/infers"), server.http.get("/v1/models/chain/infer")
     assert nowhere.status_code == 404 and nowhere.json()["error"].startswith(
-        "there is nothing at /v1/model/chain/infer;"
+        "there is nothing at /v1/models/chain/infers;"
     )
     assert wrong.status_code == 405 and wrong.json()["error"] == "/v1/models/chain/infer takes POST, got GET"
 

@@ -49,6 +49,11 @@ def test_a_field_that_holds_anything_fails_only_its_request(server: Server, path
     assert server.post(f"/v1/{path}", good).status_code == 200
 
 
+def test_an_unknown_path_and_a_wrong_method_are_told_in_error_objects(server: Server) -> None:
+    assert_told(server.post("/v1/responses", {}), 404)
+    assert_told(server.http.get("/v1/completions"), 405)
+
+
 @pytest.mark.parametrize("path", GOOD)
 @pytest.mark.parametrize(
     "body",
