@@ -13,6 +13,7 @@ A row of a table, or a run of words in an array of integers (a record in ``links
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from operator import itemgetter
 from typing import TYPE_CHECKING, Annotated, Any, Generic, TypeVar, get_type_hints, overload
 
 import numba
@@ -80,7 +81,21 @@ class Rows(np.ndarray[Any, Any], Generic[V]):
 def dtype_of(row: type[Row]) -> np.dtype[np.void]:
     """Return the dtype of a row's fields, in their order, each at an address that its size divides."""
     hints = get_type_hints(row, include_extras=True)
-    return np.dtype([(name, *hint.__metadata__) for name, hint in hints.items()], align=True)
+    dtype = np.dtype([(name, *hint.__metadata__) for name, hint in hints.items()], align=True)
+    return _by_name(dtype) if numba.config.DISABLE_JIT else dtype
+
+
+def _by_name(dtype: np.dtype[np.void]) -> np.dtype[np.void]:
+    """Return a dtype whose scalars have the fields as properties, which take a fifth of the time of ``np.record``'s."""
+    fields = {name: _field(name) for name in dtype.names or ()}
+    return np.dtype((type("ReadByName", (np.void,), fields), dtype))
+
+
+def _field(name: str) -> property:
+    def write(row: Row, value: Any) -> None:
+        row[name] = value
+
+    return property(itemgetter(name), write)
 
 
 def num_words(row: type[Row]) -> int:
@@ -93,12 +108,10 @@ def row_view(row: type[R]) -> Callable[[Rows[int] | NDArray[np.int32], int], R]:
 
     It is a view: what is written to its fields is in the array. No index is tested.
     """
-    dtype = dtype_of(row)
-    view = from_dtype(dtype)
+    view, dtype = from_dtype(dtype_of(row)), _by_name(dtype_of(row))
 
     def row_at(ints: Rows[int] | NDArray[np.int32], at: int) -> R:
-        rows: Any = np.recarray(1, dtype=dtype, buf=ints.data, offset=WORD_BYTES * int(at))
-        made: R = rows[0]
+        made: R = np.ndarray(1, dtype, ints, WORD_BYTES * int(at))[0]
         return made
 
     @type_callable(row_at)
@@ -119,12 +132,8 @@ def row_view(row: type[R]) -> Callable[[Rows[int] | NDArray[np.int32], int], R]:
 
 
 def new_table(size: int, dtype: np.dtype[np.void]) -> Rows[Any]:
-    """Return ``size`` zeroed rows from the start of a cache line on.
-
-    Field access by attribute works in compiled code and, as a recarray, without it.
-    """
-    memory = np.zeros(size * dtype.itemsize + CACHE_LINE, np.uint8)
+    """Return ``size`` zeroed rows from the start of a cache line on."""
+    memory: Any = np.zeros(size * dtype.itemsize + CACHE_LINE, np.uint8)
     start = -memory.ctypes.data % CACHE_LINE
-    rows: Any = memory[start : start + size * dtype.itemsize].view(dtype)
-    made: Rows[Any] = rows.view(np.recarray) if numba.config.DISABLE_JIT else rows
+    made: Rows[Any] = memory[start : start + size * dtype.itemsize].view(dtype)
     return made

@@ -76,7 +76,7 @@ def _read_template_at(address: int) -> OpenTemplate:
         at, rows, columns = words[WORDS * k : WORDS * k + WORDS]
         dtype, is_matrix = _TEMPLATE[field], field in MATRICES
         array = bytes_at(at, rows * dtype.itemsize * (columns if is_matrix else 1)).view(dtype)
-        arrays.append(array.reshape(rows, columns) if is_matrix else array.view(np.recarray) if dtype.names else array)
+        arrays.append(array.reshape(rows, columns) if is_matrix else array)
     return OpenTemplate._make(arrays)
 
 

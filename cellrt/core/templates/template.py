@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple, NoReturn, TypeAlias
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
@@ -88,8 +87,6 @@ def open_words(words: NDArray[np.int64], patches: NDArray[np.int32]) -> OpenTemp
     for k, (dtype, columns) in enumerate(ARRAYS.values()):
         size = int(words[3 * k + 1]) * columns * dtype.itemsize
         array = memory[at : at + size].view(dtype)
-        if numba.config.DISABLE_JIT and array.dtype.names:
-            array = array.view(np.recarray)
         arrays.append(array.reshape(-1, columns) if columns > 1 else array)
         at += -(-size // 8) * 8
     return OpenTemplate._make((*arrays, patches, memory.view(np.int32)))
