@@ -2,12 +2,13 @@
 
 Chains of 24 steps of a cell that does nothing, through an engine of one worker: one at a time, many submitted each, and
 in bulk. Then what each version has for those in a hurry: with a key each, and in bulk with all results at once, and
-steps of 200 sessions handed in together; a version without does the same one by one. Then the time of requests that are
-waited for one at a time (``against_lone.py``), of a client in another process (``against_process.py``) and of trees
-(``against_trees.py``). At last what the scheduler costs a node (``against_core.py``). It asks
-for nothing else but what every version of cellrt has, so that a checkout of any commit will do (``git worktree add
-../before 2a12ad4``). A machine of few cores differs more from run to run than two commits do: read the medians of many
-rounds. With ``taskset -c 1`` before it, no wake-up crosses cores, and few rounds are enough.
+steps of 200 sessions handed in together; a version without does the same one by one. Then the processor time of the
+client and of the engine (``against_submits.py``), the time of requests that are waited for one at a time
+(``against_lone.py``), of a client in another process (``against_process.py``) and of trees (``against_trees.py``). At
+last what the scheduler costs a node (``against_core.py``). It asks for nothing else but what every version of cellrt
+has, so that a checkout of any commit will do (``git worktree add ../before 2a12ad4``). A machine of few cores differs
+more from run to run than two commits do: read the medians of many rounds. With ``taskset -c 1`` before it, no wake-up
+crosses cores, and few rounds are enough.
 """
 
 from __future__ import annotations
@@ -36,6 +37,11 @@ REQUEST_CASES = (
     f"{MANY} in bulk, in a hurry",
     f"steps of {SESSIONS} sessions, in a hurry",
 )
+SUBMIT_CASES = tuple(
+    f"{how}, {whose} processor time"
+    for how in ("one submit each", "one submit each, with a key", f"{MANY} in bulk", f"{MANY} in bulk, with a key")
+    for whose in ("the client's", "the other threads'")
+)
 LONE_CASES = (
     "lone, known by a key",
     "lone session step",
@@ -60,7 +66,7 @@ NODE_CASES = (
     "trees, 512 rows",
 )
 CASES = (
-    *((case, "us") for case in (*REQUEST_CASES, *LONE_CASES, *OTHER_CASES)),
+    *((case, "us") for case in (*REQUEST_CASES, *SUBMIT_CASES, *LONE_CASES, *OTHER_CASES)),
     *((case, "ns a node") for case in NODE_CASES),
 )
 ROUNDS = 8
@@ -149,14 +155,15 @@ def measure() -> list[float]:
 
 def run_in(checkout: Path) -> list[float]:
     """Return all of ``CASES``, in processes that import cellrt from a checkout."""
-    others = (["against_lone.py"], ["against_process.py"], ["against_trees.py"], ["against_core.py"])
-    files = (["against.py", "--measure"], *others)
+    parts = ("submits", "lone", "process", "trees", "core")
+    files = (["against.py", "--measure"], *([f"against_{part}.py"] for part in parts))
     return [number for name, *options in files for number in run_file(checkout, name, *options)]
 
 
 def run_file(checkout: Path, name: str, *options: str) -> list[float]:
     """Return the numbers that a file beside this one prints, which imports cellrt from a checkout."""
-    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    # No version compiles the cell beside what is measured: some do by default, in the background.
+    environment = {"CELLRT_COMPILE": "off", **os.environ, "PYTHONPATH": str(checkout)}
     command = [sys.executable, str(Path(__file__).resolve().with_name(name)), *options]
     made = subprocess.run(
         command, cwd=checkout, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False

@@ -69,9 +69,7 @@ def served(checkpoint: Checkpoint) -> LanguageUnfolder:
     """Return the model of a checkpoint that was read. Raise DefinitionError, also for an unreadable tokenizer."""
     language = Language.of(checkpoint)
     if checkpoint.tokenizer is not None:
-        Tokenizer(
-            checkpoint.tokenizer
-        )  # an unreadable one is reported now; behind front ends none is used, so not kept
+        Tokenizer(checkpoint.tokenizer)  # an unreadable one is reported now; it is not kept, as front ends have theirs
     made = checkpoint.make(checkpoint.name, **_options(language))
     outline = {"language": language.to_json(), "cells": [outline_of(cell) for cell in made.cells]}
     return _with(made, language, {"maker": MAKER, "value": outline})
