@@ -18,7 +18,7 @@ import pytest
 
 from cellrt.engine.future import RequestFuture
 from cellrt.engine.futures import Futures
-from cellrt.errors import CellrtError
+from cellrt.errors import CellrtError, OverloadError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process.client import Client, connect
 from tests.engine.helpers import WAIT_S, assert_same
@@ -141,6 +141,8 @@ def live_in_a_storm(address: str) -> None:
             deed()
         except InterruptError:
             num_struck += 1
+        except OverloadError:  # on a slow machine: what strikes have left behind is yet to run
+            assert client.drain(WAIT_S), "a request has no end"
         except CellrtError:
             if client.is_lost:
                 break

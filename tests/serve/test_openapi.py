@@ -27,6 +27,9 @@ CONFIG = """
 [checks.positive_data_acceptance]
 enabled = false  # a schema cannot say all that an unfolder refuses
 
+[checks.negative_data_rejection]
+expected-statuses = ["4xx", "5xx"]  # 413, too, of what is too large
+
 [checks.unsupported_method]
 enabled = false
 
