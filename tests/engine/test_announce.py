@@ -17,7 +17,7 @@ import torch
 
 from cellrt import cell, unfold
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
-from cellrt.engine import compiling, registration
+from cellrt.engine import cell_compiler, registration
 from cellrt.engine.announce import Announcement, announced
 from tests.engine.helpers import close_and_check, small_engine
 from tests.waiting import WAIT_S, until
@@ -89,7 +89,7 @@ def test_nothing_is_said_of_what_is_over_soon(monkeypatch: pytest.MonkeyPatch, l
 @contextmanager
 def registered(monkeypatch: pytest.MonkeyPatch, compile_slowly: Callable[..., Iterator[Exception]]) -> Iterator[None]:
     """A thread registers a model of two cells, which are compiled so, and says at once what it waits for."""
-    monkeypatch.setattr(compiling, "compile_cells", compile_slowly)
+    monkeypatch.setattr(cell_compiler, "compile_cells", compile_slowly)
     monkeypatch.setattr(registration, "Announcement", partial(Announcement, quiet_s=0))
     cells = [cell(lambda x, k=k: x + k, {"x": 2}, name=f"add {k}") for k in range(2)]
     model = unfold("sums", example=torch.zeros(2))(lambda graph, x: cells[1](x=cells[0](x=x).output))

@@ -32,7 +32,7 @@ from cellrt.definition.attention_operator import ALL
 from cellrt.definition.compiled_form import CompiledForm
 from cellrt.definition.computation import Computation
 from cellrt.definition.examples import random_nodes
-from cellrt.engine import compiling
+from cellrt.engine import cell_compiler
 from cellrt.unfolders import complete
 from tests.cells.test_cached_attention import (
     HEADS,
@@ -170,7 +170,7 @@ def forms(tmp_path_factory: pytest.TempPathFactory) -> Forms:
 @pytest.fixture
 def compiled(forms: Forms, monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Has engines get these forms."""
-    monkeypatch.setattr(compiling, "compile_cells", lambda cells, store, _: map(forms.of, cells))
+    monkeypatch.setattr(cell_compiler, "compile_cells", lambda cells, store, _: map(forms.of, cells))
     return monkeypatch
 
 

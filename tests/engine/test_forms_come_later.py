@@ -15,7 +15,7 @@ import cellrt
 from cellrt import Cell, cells
 from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.compiled_form import CompiledForm
-from cellrt.engine import compiling
+from cellrt.engine import cell_compiler
 from cellrt.graph.reference import run_one_by_one
 from tests.engine.helpers import WAIT_S, assert_same, close_and_check, small_engine
 from tests.engine.models import WIDTH, Door, Gate
@@ -65,7 +65,7 @@ def late_form(gate: Gate, monkeypatch: pytest.MonkeyPatch) -> Cell:
         for made in given:
             yield form._replace(origin=STUB) if made.name == "step" else NotCompiledError(Reason.MEMORY)
 
-    monkeypatch.setattr(compiling, "compile_cells", compile_cells)
+    monkeypatch.setattr(cell_compiler, "compile_cells", compile_cells)
     return other
 
 
@@ -83,7 +83,7 @@ def test_a_request_ends_in_the_form_it_began_with_and_a_later_one_has_the_new_on
     own, x, later = step_of(Own, seed=0), torch.ones(WIDTH), torch.full((WIDTH,), 0.5)
     engine = small_engine(2, compile="background", debug=True)
     engine.register(model_of(own, gate), warm_up=False)
-    assert form_of(engine) == f"eager: {compiling.WAITS}"
+    assert form_of(engine) == f"eager: {cell_compiler.WAITS}"
     held, before = engine.submit("held", x), engine._models["held"]
     until(lambda: engine._models["held"] is not before, "the model with the form has its place")
     assert form_of(engine) == STUB
@@ -92,7 +92,7 @@ def test_a_request_ends_in_the_form_it_began_with_and_a_later_one_has_the_new_on
     assert engine.statistics()["cells"]["step"]["nodes"] == 3, "one before the gate, and both of the later request"
     engine.unregister("held")  # now the older request alone has the cell
     until(lambda: form_of(engine) != STUB, "nobody has the new form any more")
-    assert form_of(engine) == f"eager: {compiling.BEGAN_BEFORE}"
+    assert form_of(engine) == f"eager: {cell_compiler.BEGAN_BEFORE}"
     assert engine.statistics()["cells"]["step"]["nodes"] == 3, "what ran in the new form is not forgotten"
     gate.open.set()
     assert_gives(held.result(WAIT_S), own, x)

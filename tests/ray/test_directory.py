@@ -149,7 +149,7 @@ def test_what_a_replica_leaves_goes_to_who_asks_for_it_though_an_actor_s_methods
         asking = asyncio.create_task(replicas.ask("two"))
         while not replicas.directory._awaited:
             await asyncio.sleep(0)
-        replicas.directory.given = lambda *_: asyncio.sleep(0)  # type: ignore[assignment]
+        replicas.directory.deliver = lambda *_: asyncio.sleep(0)  # type: ignore[assignment]
         replicas.leave("one")
         assert await asyncio.wait_for(asking, 5) == b".."
 

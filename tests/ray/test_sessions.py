@@ -14,7 +14,7 @@ pytest.importorskip("msgspec")
 
 from cellrt.errors import EngineClosedError, SessionError
 from cellrt.process.address import new_address
-from cellrt.ray.directory import Directory, Grant, Left, Order
+from cellrt.ray.directory import Directory, Grant, Order, ReleasedState
 from cellrt.ray.moving_sessions import ASKING, Asking, MovingBackend
 from cellrt.serve.app import kept_connected
 from cellrt.serve.server_settings import Settings
@@ -40,7 +40,7 @@ class Here:
     async def release(self, key: str, grant: int) -> None:
         self._directory.release(key, grant)
 
-    async def park(self, sessions: Mapping[Order, Left]) -> None:
+    async def park(self, sessions: Mapping[Order, ReleasedState]) -> None:
         self._directory.park(self.name, sessions)
         while self.backend._coming:  # it takes so long to hear of it that the others are here meanwhile
             await asyncio.sleep(0.001)
@@ -51,7 +51,7 @@ class Here:
                 self.giving = asyncio.create_task(self._give(order))
 
     async def _give(self, order: Order) -> None:
-        self._directory.given(order, await self.backend.give(order))
+        self._directory.deliver(order, await self.backend.give(order))
 
     async def ask(self, x: Tensor, *, is_start: bool = False) -> Tensor:
         session = await self.backend.session(MODEL, "caller", is_start=is_start)
