@@ -199,12 +199,15 @@ class Linear(nn.Linear):
 
     def forward(self, input: Tensor) -> Tensor:
         """``input`` ``[rows, in_features]`` -> ``[rows, out_features]``."""
-        if input.ndim == 2 and input.shape[0] and input.shape[1] == self.in_features:
-            if is_fusable(input):
-                return packed_linear(input, *self._packed.of(self.weight, self.bias))
-            if is_fusable_half(input, self.weight):
-                return half_linear(input, *self._packed_half.of(self.weight, self.bias))
+        if is_fusable(input) and self._fits(input):
+            return packed_linear(input, *self._packed.of(self.weight, self.bias))
+        if is_fusable_half(input, self.weight) and self._fits(input):
+            return half_linear(input, *self._packed_half.of(self.weight, self.bias))
         return linear(input, self.weight, self.bias)
+
+    def _fits(self, input: Tensor) -> bool:
+        """Return whether this has rows of the layer; asked last, as an export must not look at the number of rows."""
+        return input.ndim == 2 and input.shape[0] > 0 and input.shape[1] == self.in_features
 
     def weight_rows(self, numbers: Tensor) -> Tensor:
         """Return the weights ``[rows, in_features]`` of these outputs; in 16 bits packed ones, if these are in use.

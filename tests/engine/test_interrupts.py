@@ -158,6 +158,7 @@ def of_a_c_function(*_: object, **__: object) -> object:
 def test_an_interrupt_that_comes_as_a_system_error_reaches_the_client_as_it_is(engine, monkeypatch, call):
     for owner, name in ((engine._submission, "_enqueue"), (Graph, "chain")):
         with monkeypatch.context() as patched, pytest.raises(KeyboardInterrupt):
+            patched.setattr(engine._submission, "_fast_path", None)
             patched.setattr(owner, name, of_a_c_function)
             call(engine)
     assert engine.drain(WAIT_S)
@@ -167,6 +168,7 @@ def test_a_system_error_of_another_kind_stays_what_it_is(engine, monkeypatch):
     def broken(*_: object) -> object:
         raise SystemError("bad argument to internal function")
 
+    monkeypatch.setattr(engine._submission, "_fast_path", None)
     monkeypatch.setattr(engine._submission, "_enqueue", broken)
     with pytest.raises(SystemError, match="bad argument"):
         submit_one(engine)
