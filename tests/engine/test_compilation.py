@@ -7,6 +7,7 @@ import logging
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any, NamedTuple
@@ -55,6 +56,14 @@ def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 
 
 @pytest.fixture
+def announcement() -> Iterator[Announcement]:
+    """One that says nothing after its test."""
+    made = Announcement("it")
+    yield made
+    made.end()
+
+
+@pytest.fixture
 def path(tmp_path: Path) -> Path:
     made = tmp_path / "functions.py"
     made.write_text(MODULE)
@@ -97,10 +106,9 @@ def test_what_is_loaded_from_disk_is_not_told(
 
 
 def test_what_is_called_is_expected_with_what_calls_it_unless_it_is_on_disk(
-    path: Path, monkeypatch: pytest.MonkeyPatch
+    path: Path, monkeypatch: pytest.MonkeyPatch, announcement: Announcement
 ) -> None:
     """Whatever package it is of."""
-    announcement = Announcement("it")
     watch = compilation._Watch(announcement, "")
     module = imported(path, monkeypatch)
 
@@ -207,8 +215,7 @@ def test_no_second_process_starts_on_one_core_nor_of_a_program_that_is_no_python
     assert not compilation.has_second_core()
 
 
-def test_what_two_processes_compile_is_counted_once() -> None:
-    announcement = Announcement("it")
+def test_what_two_processes_compile_is_counted_once(announcement: Announcement) -> None:
     watch = compilation._Watch(announcement, CORE)
     watch.on_start(of_the_core())
     watch.on_end(of_the_core())

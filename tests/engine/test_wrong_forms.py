@@ -115,7 +115,7 @@ def cell_of(kind: type[Formed], constant: int) -> cellrt.Cell:
 )
 def test_a_form_is_used_if_it_gives_what_its_module_gives(kind: type[Formed], right: int, wrong: int, caplog) -> None:
     with caplog.at_level(logging.WARNING, "cellrt"):
-        assert cell_of(kind, right).compiled_form is not None and not caplog.text
+        assert cell_of(kind, right).compiled_form is not None and "'formed' runs" not in caplog.text
         cell = cell_of(kind, wrong)
         assert cell.compiled_form is None and "compiled form gave other results than the module: y" in cell.why_no_form
     assert caplog.text.count("'formed' runs without it") == 1
