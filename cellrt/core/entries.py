@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from cellrt.core.completion import completion, lost_worker
 from cellrt.core.pages import suspension
-from cellrt.core.requests import admission, door, region_entries, session_state
+from cellrt.core.requests import admission, join_leave, region_entries, session_state
 from cellrt.core.scheduling import schedule
 from cellrt.core.state.pointers import open_tables, open_template
 from cellrt.native.jit import entry, short_entry
@@ -16,7 +16,7 @@ _finish_many, _copy_results = admission.finish_many, admission.copy_results
 _cancel, _complete, _lose_worker = completion.cancel, completion.complete, lost_worker.lose_worker
 _result_rows = completion.result_rows
 _schedule, _drop_states = schedule.schedule, session_state.drop_states
-_join, _leave = door.join, door.leave
+_join, _leave = join_leave.join, join_leave.leave
 _lift, _take = region_entries.lift, region_entries.take
 _has_handed_in, _has_more = region_entries.has_handed_in, region_entries.has_more
 _share_states, _cut_back = session_state.share_states, session_state.cut_back
@@ -116,14 +116,14 @@ def suspend(at: Rows[int], worker: int) -> bool:
 
 @short_entry
 def complete(at: Rows[int], task_id: int, elapsed_ns: int, notices: Matrix) -> int:
-    """Call ``completion.complete`` and ``door.leave``."""
+    """Call ``completion.complete`` and ``join_leave.leave``."""
     t = open_tables(at)
     return _leave(t, notices, _complete(t, task_id, elapsed_ns, notices, 0), t.settings[0].now_ns)
 
 
 @short_entry
 def join(at: Rows[int]) -> bool:
-    """Call ``door.join``."""
+    """Call ``join_leave.join``."""
     return _join(open_tables(at))
 
 
@@ -157,7 +157,7 @@ def cancel(at: Rows[int], request_id: int) -> bool:
 
 @entry
 def lose_worker(at: Rows[int], worker: int, notices: Matrix) -> int:
-    """Call ``lost_worker.lose_worker`` and ``door.leave``."""
+    """Call ``lost_worker.lose_worker`` and ``join_leave.leave``."""
     t = open_tables(at)
     return _leave(t, notices, _lose_worker(t, worker, notices), t.settings[0].now_ns)
 

@@ -383,7 +383,7 @@ class Processor:
     def join(self) -> bool:
         """Admit what clients handed in by the door, as far as there is room; return whether that is all.
 
-        See ``core/requests/door.py``.
+        See ``core/requests/join_leave.py``.
         """
         return bool(join(self._at))
 

@@ -7,7 +7,7 @@ functions itself (``worker/cpu/run_tasks.py``); Python calls them through the pr
 from __future__ import annotations
 
 from cellrt.core.completion import completion
-from cellrt.core.requests import door
+from cellrt.core.requests import join_leave
 from cellrt.core.scheduling import schedule
 from cellrt.core.state.tables import ANSWERS, LATE_AT, MANY_UNTOLD, SUBMITTED, TAKEN, TOLD, URGENT, WATCHED, Tables
 from cellrt.native.atomics import load
@@ -15,14 +15,14 @@ from cellrt.native.jit import compiled
 from cellrt.native.row_types import Matrix, Rows
 
 _complete, _schedule = completion.complete, schedule.schedule
-_join, _leave = door.join, door.leave
+_join, _leave = join_leave.join, join_leave.leave
 
 
 @compiled
 def take_in(t: Tables, task_id: int, busy_ns: int, now_ns: int, notices: Matrix) -> int:
     """Complete a finished task, and let requests leave; return the number of notices for Python.
 
-    See ``completion.complete`` and ``door.leave``.
+    See ``completion.complete`` and ``join_leave.leave``.
     """
     t.settings[0].now_ns = now_ns
     return _leave(t, notices, _complete(t, task_id, busy_ns, notices, 0), now_ns)
@@ -30,7 +30,7 @@ def take_in(t: Tables, task_id: int, busy_ns: int, now_ns: int, notices: Matrix)
 
 @compiled
 def let_in(t: Tables, now_ns: int) -> bool:
-    """Admit requests; return whether all that were handed in are admitted. See ``door.join``."""
+    """Admit requests; return whether all that were handed in are admitted. See ``join_leave.join``."""
     t.settings[0].now_ns = now_ns
     return _join(t)
 

@@ -1,4 +1,4 @@
-"""The results that compiled code copies to a client (``core/requests/door.py``), and how a client reads them."""
+"""The results that compiled code copies to a client (``core/requests/join_leave.py``), and how a client reads them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The submissions of clients of this process that join and leave without Python (``core/requests/door.py``)."""
+"""The submissions of clients of this process that join and leave without Python (``core/requests/join_leave.py``)."""
 
 from __future__ import annotations
 

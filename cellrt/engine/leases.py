@@ -1,4 +1,4 @@
-"""Sessions that requests of the door may go on with, without Python (``core/requests/door.py``).
+"""Sessions that requests of the door may go on with, without Python (``core/requests/join_leave.py``).
 
 Python leases a session that has nothing to do and whose state lies in rows of a worker, or is new. The next request is
 then admitted by compiled code, which gives the session back with the answer, so that another may follow. Whatever else

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from cellrt.core.processor import Processor
-from cellrt.core.state.constants import CERTAIN, HOST_NS
+from cellrt.core.state.constants import CERTAIN_PART, MAX_OVERHEAD_NS
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.engine.least_times import least_time
 from tests.core.graphs import add_step, add_tree, chain, leaves, loop, make_processor, two_chains
@@ -16,7 +16,7 @@ QUICK_NS, SLOW_NS = 10_000_000, 30_000_000
 
 def certain(steps: int, ns: int) -> float:
     """Of so many steps, where the quickest task took so long with one."""
-    return pytest.approx(CERTAIN * steps * (ns - HOST_NS))
+    return pytest.approx(CERTAIN_PART * steps * (ns - MAX_OVERHEAD_NS))
 
 
 def of(processor: Processor, program: np.ndarray) -> tuple[float, int, int]:
@@ -49,11 +49,11 @@ def test_a_chain_takes_as_often_as_it_has_steps_what_the_quickest_step_took(step
 def test_a_short_task_says_nothing_of_steps_in_a_long_run():
     processor = make_processor(1, SchedulerSettings())
     cell = add_step(processor, 8)
-    assert run(processor, chain(cell, 1), HOST_NS) == [1]
+    assert run(processor, chain(cell, 1), MAX_OVERHEAD_NS) == [1]
     assert of(processor, chain(cell, 1000)).ns == 0
     processor.set_step_time(cell, 1, 1e-6)
-    assert run(processor, chain(cell, 100), 2 * HOST_NS) == [100]
-    assert of(processor, chain(cell, 1000)).ns == pytest.approx(CERTAIN * 10 * HOST_NS)
+    assert run(processor, chain(cell, 100), 2 * MAX_OVERHEAD_NS) == [100]
+    assert of(processor, chain(cell, 1000)).ns == pytest.approx(CERTAIN_PART * 10 * MAX_OVERHEAD_NS)
 
 
 def test_nothing_is_known_before_the_first_task_or_of_another_cell_with_its_number():

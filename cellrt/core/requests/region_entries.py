@@ -2,7 +2,7 @@
 
 A client writes a request's tensors to a slot of its region, then a row that says what it is, and at last the number of
 the slot to a ring. A turn reads each once, tests it against what the engine knows, and makes a row of ``submissions``
-of it: from there on it is the door's (``door.py``). Its results are copied to the same slot. So whatever a client
+of it: from there on it is the door's (``join_leave.py``). Its results are copied to the same slot. So whatever a client
 writes, at any time, or leaves half written, costs its own requests alone.
 
 Python takes what finds no room or no place in a queue, and what fails; then results come by a message.

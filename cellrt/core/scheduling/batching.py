@@ -12,7 +12,7 @@ from cellrt.core.pages.span_arrays import write_spans
 from cellrt.core.running.loops_ahead import write_flags
 from cellrt.core.scheduling.collecting import collect
 from cellrt.core.state import task_layout as layout
-from cellrt.core.state.constants import LATELY_RUNS
+from cellrt.core.state.constants import PRIORITY_MEMORY_RUNS
 from cellrt.core.state.queue import backlog_of, steps_ready
 from cellrt.core.state.step_times import step_time
 from cellrt.core.state.tables import ALL_TYPES, CHAIN_NEXT, NUM_PRIORITIES, Tables, Task
@@ -65,7 +65,7 @@ def _others_wait(t: Tables, priority: int, longest: float) -> bool:
     if settings.types_ready > max(1, settings.idle_workers) or priority < settings.top_priority:
         return True
     for higher in range(priority + 1, NUM_PRIORITIES):
-        if settings.now_ns - t.since_ns[backlog_of(ALL_TYPES, higher)] < LATELY_RUNS * longest:
+        if settings.now_ns - t.since_ns[backlog_of(ALL_TYPES, higher)] < PRIORITY_MEMORY_RUNS * longest:
             return True
     return False
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from cellrt.core.state import task_layout as layout
-from cellrt.core.state.constants import GAINS, MOST_OF_A_CHAIN, MOST_STEPS
+from cellrt.core.state.constants import MAX_WAIT_STEPS, MAX_WAIT_STEPS_OF_CHAINS, SHARING_GAIN
 from cellrt.core.state.queue import backlog_of, num_ready, num_ready_at
 from cellrt.core.state.step_times import step_time
 from cellrt.core.state.tables import CHAIN, NUM_PRIORITIES, Subgraph, Tables, Task
@@ -48,9 +48,9 @@ def should_let_in(t: Tables, type_id: int, priority: int, worker: int) -> bool:
 def wait_for_company(t: Tables, type_id: int, worker: int) -> int:
     """Return after how many ns another worker should be free for a type's few ready rows, or 0 if they should not wait.
 
-    They wait no longer than ``MOST_STEPS`` of their steps take (``MOST_OF_A_CHAIN`` where state is carried), nor than
-    the join budget: no longer than they might if there were no other worker. A worker that is late counts as free soon,
-    but not for ever: where threads outnumber processors, tasks take longer than they should.
+    They wait no longer than ``MAX_WAIT_STEPS`` of their steps take (``MAX_WAIT_STEPS_OF_CHAINS`` where state is
+    carried), nor than the join budget: no longer than they might if there were no other worker. A worker that is late
+    counts as free soon, but not for ever: where threads outnumber processors, tasks take longer than they should.
     """
     settings, rows = t.settings[0], num_ready(t, type_id, worker)
     if settings.gather == 0 or t.types[type_id].large_batch == 0 or fills_a_task(t, type_id, worker):
@@ -59,7 +59,7 @@ def wait_for_company(t: Tables, type_id: int, worker: int) -> int:
         return 0  # pinned rows can go nowhere else, and only a worker with nothing to do leaves rows to another
     if t.types[type_id].has_spans and _gains_by_another_worker(t, type_id):
         return 0
-    steps = MOST_OF_A_CHAIN if t.types[type_id].carries else MOST_STEPS
+    steps = MAX_WAIT_STEPS_OF_CHAINS if t.types[type_id].carries else MAX_WAIT_STEPS
     longest = int(min(np.float64(settings.join_budget_ns), np.float64(steps * step_time(t, type_id, rows))))
     soonest = longest + 1
     for other in range(1, settings.num_workers + 1):
@@ -92,7 +92,7 @@ def gains_by_sharing(t: Tables, type_id: int, steps: int, workers: int) -> bool:
     It does not where reading the weights takes most of the time of either.
     """
     share = (steps + workers - 1) // workers
-    return step_time(t, type_id, share) * GAINS <= step_time(t, type_id, steps)
+    return step_time(t, type_id, share) * SHARING_GAIN <= step_time(t, type_id, steps)
 
 
 @compiled

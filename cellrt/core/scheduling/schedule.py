@@ -57,7 +57,7 @@ from cellrt.core.scheduling.gathering import (
 )
 from cellrt.core.scheduling.policy import chosen_type, first_score
 from cellrt.core.state import task_layout as layout
-from cellrt.core.state.constants import RUNS_BEFORE, SHORT_NS, TASK_NS
+from cellrt.core.state.constants import SHORT_TASK_WAITS, SHORT_TASKS_NS, TASK_OVERHEAD_NS
 from cellrt.core.state.queue import (
     backlog_of,
     dequeue,
@@ -97,7 +97,7 @@ def _follow_run(t: Tables, worker: int, task_ids: Rows[int], count: int) -> int:
     Return the new number of tasks.
     """
     settings, last = t.settings[0], t.tasks[task_ids[count - 1]]
-    ends_ns, left_ns = last.ends_ns, SHORT_NS
+    ends_ns, left_ns = last.ends_ns, SHORT_TASKS_NS
     while last.steps > 1 and count < settings.max_tasks_to_submit:
         type_id = _short_type(t, last.priority, worker, left_ns, ends_ns)
         task_id = _free_task(t)
@@ -127,7 +127,7 @@ def _short_type(t: Tables, priority: int, worker: int, left_ns: float, ends_ns: 
         if t.settings[0].num_workers > 1 and not has_pinned(t, type_id, worker):
             continue
         step_ns, waited_ns = step_time(t, type_id, rows), ends_ns - t.since_ns[backlog_of(type_id, priority)]
-        if not 0 < step_ns <= left_ns or waited_ns < RUNS_BEFORE * (step_ns + TASK_NS):
+        if not 0 < step_ns <= left_ns or waited_ns < SHORT_TASK_WAITS * (step_ns + TASK_OVERHEAD_NS):
             continue
         if best < 0 or _goes_before(t, type_id, best, worker):
             best = type_id

@@ -7,7 +7,7 @@ lately.
 
 from __future__ import annotations
 
-from cellrt.core.state.constants import CERTAIN, HOST_NS, NEARLY_BEST
+from cellrt.core.state.constants import CERTAIN_PART, LARGE_BATCH_SLACK, MAX_OVERHEAD_NS
 from cellrt.core.state.tables import NUM_SIZE_CLASSES, Tables, Task
 from cellrt.native.jit import compiled
 
@@ -71,7 +71,7 @@ def _note_quickest(t: Tables, task: Task, elapsed_ns: int) -> None:
     counts, each_ns = t.counts[task.cell_type], elapsed_ns / task.steps
     if counts.quickest_ns == 0 or each_ns < counts.quickest_ns:
         counts.quickest_ns = each_ns
-        counts.certain_ns = CERTAIN * max(0, elapsed_ns - HOST_NS) / task.steps
+        counts.certain_ns = CERTAIN_PART * max(0, elapsed_ns - MAX_OVERHEAD_NS) / task.steps
 
 
 @compiled
@@ -92,6 +92,6 @@ def _large_batch(t: Tables, type_id: int) -> int:
             best_ns = t.row_ns[type_id, k] if largest < 0 else min(best_ns, t.row_ns[type_id, k])
             largest = k
     for k in range(largest):
-        if 0 < t.row_ns[type_id, k] <= NEARLY_BEST * best_ns:
+        if 0 < t.row_ns[type_id, k] <= LARGE_BATCH_SLACK * best_ns:
             return 1 << k
     return 0

@@ -189,7 +189,7 @@ class Request(Row):
     admitted_ns: i8  # when it was admitted
     deadline_ns: i8  # when it must be done; NEVER if it has no deadline
     schedule_by_ns: i8  # when its first task must be submitted; NEVER if there is no such time
-    submission: i4  # 1 + the number of the submission that it came with; 0: Python admitted it (``door.py``)
+    submission: i4  # 1 + the number of the submission that it came with; 0: Python admitted it (``join_leave.py``)
     number: i4  # among the requests of that submission
 
 
@@ -197,7 +197,7 @@ class Submission(Row):
     """Requests of one graph that a client hands in together.
 
     It is written by the client before its number is in ``submitted``, by turns afterwards. Each ends with results, or
-    Python goes on with all of it (``door.py``).
+    Python goes on with all of it (``join_leave.py``).
     """
 
     template_at: i8  # address of the words of their template
@@ -383,7 +383,7 @@ class Slot(Row):
 
 
 class Lease(Row):
-    """A session that requests of the door may go on with (``door.py``)."""
+    """A session that requests of the door may go on with (``join_leave.py``)."""
 
     ticket: i8  # of the session where one may begin, less than 0 where one has; 0: Python has the session
     is_wanted: i8  # 1: Python wants it back as soon as the request is over
@@ -601,7 +601,7 @@ class Tables(NamedTuple):
     forming: Rows[Forming]  # one row: the task that is being formed
     slots: Rows[Slot]  # [session * MAX_STATES + state]; row 0 (zeros) while a request of the session has it
     leases: Rows[Lease]  # by session
-    door: Rows[int]  # how far clients and turns are with the two rings (``door.py``)
+    door: Rows[int]  # how far clients and turns are with the two rings (``join_leave.py``)
     submissions: Rows[Submission]
     submitted: Rows[int]  # a ring of their numbers, in the order in which clients handed them in
     tensors: Rows[int]  # [submission, 2 * k]: address and kind of tensor ``k``, of all its requests together

@@ -252,6 +252,11 @@ def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: 
             subgraph = t.subgraphs[subgraph_of(t, id)]
             if id < 0:
                 count = rows_of_item(t, nodes_at, row, rows)
+            if count > 1 and subgraph.what == CHAIN and _are_all_alike(t, subgraph, output, step + count):
+                at = stored_at + stores, rows_at + stores, shown_at + results, host_rows_at + results
+                stored, shown = _write_alike(t, task, subgraph, output, step, count, kind, position, *at)
+                stores, results, position, row = stores + stored, results + shown, position + count, row + count
+                continue
             for ahead in range(step, step + count):
                 handle, place = NO_ROW, -1
                 # A row is taken only for outputs that are read, and a host row only for results.
@@ -275,6 +280,46 @@ def _write_output(t: Tables, task: Task, base: int, to: int, output: int, kind: 
                 position += 1
             row += count
     ints[to + layout.OUT_STORES], ints[to + layout.OUT_RESULTS] = stores, results
+
+
+@compiled
+def _are_all_alike(t: Tables, subgraph: Subgraph, output: int, steps: int) -> bool:
+    """Return whether no one of the next ``steps`` steps of a chain differs in an output: none is a value or a state."""
+    record = record_of(t, subgraph)
+    return record.tap_step >= record.position + steps and not output_of(t, subgraph, output).is_state
+
+
+@compiled
+def _write_alike(
+    t: Tables,
+    task: Task,
+    subgraph: Subgraph,
+    output: int,
+    step: int,
+    count: int,
+    kind: int,
+    position: int,
+    stored_at: int,
+    rows_at: int,
+    shown_at: int,
+    host_rows_at: int,
+) -> tuple[int, int]:
+    """Take the rows of an output of ``count`` steps of a chain that are alike, from ``step`` steps after the next on.
+
+    Return how many rows and how many results there are.
+    """
+    made, stores, results = output_of(t, subgraph, output), 0, 0
+    first = record_of(t, subgraph).position + step
+    if made.sequence >= 0:
+        for k in range(count):
+            handle = t.places[made.sequence + first + k] = take_row(t, task.worker, kind)
+            stores = put_store(t, stored_at, rows_at, stores, position + k, handle)
+    if made.result >= 0:
+        place, streamed = made.result + made.result_stride * first, t.requests[subgraph.request].streamed
+        for k in range(count):
+            what = position + k, place + made.result_stride * k, kind, streamed
+            results = put_result(t, shown_at, host_rows_at, results, *what)
+    return stores, results
 
 
 @inlined

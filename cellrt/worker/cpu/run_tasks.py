@@ -7,7 +7,7 @@ that needs Python, and is called again after it:
 - a cell without a compiled form, or a task that the form refused;
 - clients that must be notified of answers;
 - requests that failed, or have results to stream;
-- news of clients that does not come by the door (``core/requests/door.py``);
+- news of clients that does not come by the door (``core/requests/join_leave.py``);
 - a reason in ``BY_HAND``;
 - tables that changed.
 """
