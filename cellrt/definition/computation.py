@@ -32,7 +32,7 @@ class Computation:
             declaration's.
         has_spans: whether it is told which rows are of one node.
         is_whole: whether it needs all steps of a chain at once.
-        places: the place of each output in their order, by name.
+        output_index: the index of each output in their order, by name.
         may_step: the inputs that may have a value for each step of a chain.
         written: the inputs that the module writes to in place, as far as it was seen to. It is given copies of these.
     """
@@ -44,7 +44,7 @@ class Computation:
         self.written = set(written)
         self.name, self.priority = declaration.name, declaration.priority
         self.inputs, self.outputs = dict(declaration.inputs), dict(declaration.outputs)
-        self.places = {name: place for place, name in enumerate(self.outputs)}
+        self.output_index = {name: index for index, name in enumerate(self.outputs)}
         self.carry, self.finite = dict(declaration.carry), declaration.finite
         self.max_batch, self.min_batch, self.batch_sizes, self.max_batch_rows = declaration.sizes
         self.has_spans = any(spec.has_nodes for spec in self.inputs.values())
@@ -55,7 +55,7 @@ class Computation:
             if name not in self.carry and not spec.ragged and not spec.has_nodes
         }
         self._steps, self._takes_order = steps_of(module), not by_name or takes_order(module, list(self.inputs))
-        self._following = _following(self.inputs, self.places, self.carry)
+        self._following = _following(self.inputs, self.output_index, self.carry)
 
     @property
     def has_steps(self) -> bool:
@@ -146,12 +146,12 @@ class Computation:
 
     def guarded(self, function: Callable[..., object]) -> Callable[..., object]:
         """Return a function that takes what the module takes, given copies of the inputs that the module writes to."""
-        written = [place for place, name in enumerate(self.inputs) if name in self.written]
+        written = [index for index, name in enumerate(self.inputs) if name in self.written]
 
         def call_with_copies(*args: CellInput, **kwargs: CellInput) -> object:
             given = list(args or kwargs.values())
-            for place in written:
-                given[place] = copy_input(given[place])
+            for index in written:
+                given[index] = copy_input(given[index])
             return function(*given) if args else function(**dict(zip(kwargs, given)))
 
         return call_with_copies if written else function
@@ -199,14 +199,14 @@ def takes_order(module: Callable[..., Any], names: list[str]) -> bool:
 
 
 def _following(
-    inputs: Iterable[str], places: Mapping[str, int], carry: Mapping[str, str]
+    inputs: Iterable[str], output_index: Mapping[str, int], carry: Mapping[str, str]
 ) -> Callable[[tuple[Any, ...]], Sequence[Any]]:
     """Return a function that picks the inputs of a step, in order.
 
     It takes the inputs that are not carried, followed by the outputs of the step before.
     """
     others = [name for name in inputs if name not in carry]
-    picked = [len(others) + places[carry[name]] if name in carry else others.index(name) for name in inputs]
+    picked = [len(others) + output_index[carry[name]] if name in carry else others.index(name) for name in inputs]
     return itemgetter(*picked) if len(picked) > 1 else itemgetter(slice(picked[0], picked[0] + 1))
 
 

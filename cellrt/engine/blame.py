@@ -45,9 +45,9 @@ def explained(
     told: CellrtError = CellError(f"{whose}: {error}")
     if refused:
         ports = list(zip(tables.types["num_inputs"].tolist(), tables.types["num_outputs"].tolist()))
-        places = [place for place, name in enumerate(cell_type.cell.inputs) if name in inputs]
-        is_first = bool(places) and _is_first(tables, subgraph, host, cell_type.input_kinds, places[0], token)
-        if places and are_given(program, ports, cell_type.id, places, is_first):
+        indices = [index for index, name in enumerate(cell_type.cell.inputs) if name in inputs]
+        is_first = bool(indices) and _is_first(tables, subgraph, host, cell_type.input_kinds, indices[0], token)
+        if indices and are_given(program, ports, cell_type.id, indices, is_first):
             told = RequestError(f"{whose}: cell {cell_type.cell.name!r}, {refused}")
     told.__cause__ = error if error.__cause__ is None else error.__cause__
     return told
@@ -66,7 +66,7 @@ def _refused(cell: Cell, said: str) -> tuple[str, Collection[str], int | None]:
     return "", (), None
 
 
-def _is_first(tables: Tables, subgraph: int, host: Arenas, kinds: Sequence[int], place: int, token: int | None) -> bool:
+def _is_first(tables: Tables, subgraph: int, host: Arenas, kinds: Sequence[int], index: int, token: int | None) -> bool:
     """Return whether a loop failed by an input of its first step, such as the rows of a prompt.
 
     If these are several rows, they are one task. A single one runs with the steps after it: there it failed by a number
@@ -78,10 +78,10 @@ def _is_first(tables: Tables, subgraph: int, host: Arenas, kinds: Sequence[int],
     record = record_at(tables.links, int(row["record"]))
     if record.lead > 0 or record.done > 0:
         return bool(record.done <= record.lead)
-    read = inputs_of(tables, row)[place]
+    read = inputs_of(tables, row)[index]
     if token is None or read.mode not in (CARRY, LAST):
         return False
     handle = int(tables.values["row"][read.at])
     if handle >> LOCATION_SHIFT != HOST:
         return False
-    return token in host.get_bits(kinds[place], np.array([handle & ROW_MASK], np.int32))
+    return token in host.get_bits(kinds[index], np.array([handle & ROW_MASK], np.int32))

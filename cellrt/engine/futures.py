@@ -37,7 +37,7 @@ _TAKEN = (dict, BaseException, NoneType)
 """The types of outcomes that are not among results of many."""
 Made: TypeAlias = list[tuple[Results, int, RequestFuture]]
 """Futures that end, each with results and its number among these."""
-NO_PLACES: list[int] = []
+NO_INDICES: list[int] = []
 """An empty list; it is never written to."""
 
 
@@ -45,12 +45,12 @@ class Futures(Sequence[RequestFuture]):
     """The futures of requests that were submitted together, in their order.
 
     Args:
-        future_of: makes the future of the request at a place, and returns the same one each time.
+        future_of: makes the future of the request at an index, and returns the same one each time.
         count: how many they are.
-        parts: outcomes of all, if those are known together, each with the places of its requests here.
+        parts: outcomes of all, if those are known together, each with the indices of its requests here.
     """
 
-    __slots__ = ("_future_of", "_parts", "_places")
+    __slots__ = ("_future_of", "_indices", "_parts")
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Futures(Sequence[RequestFuture]):
         count: int,
         parts: Sequence[tuple[Outcomes, Sequence[int]]] | None = None,
     ) -> None:
-        self._future_of, self._places, self._parts = future_of, range(count), parts
+        self._future_of, self._indices, self._parts = future_of, range(count), parts
 
     @classmethod
     def of(cls, futures: Sequence[RequestFuture]) -> Futures:
@@ -66,18 +66,18 @@ class Futures(Sequence[RequestFuture]):
         return futures if isinstance(futures, Futures) else cls(futures.__getitem__, len(futures))
 
     def __len__(self) -> int:
-        return len(self._places)
+        return len(self._indices)
 
     def __iter__(self) -> Iterator[RequestFuture]:
-        return map(self._future_of, self._places)
+        return map(self._future_of, self._indices)
 
     @overload
-    def __getitem__(self, place: int) -> RequestFuture: ...
+    def __getitem__(self, index: int) -> RequestFuture: ...
     @overload
-    def __getitem__(self, place: slice) -> list[RequestFuture]: ...
-    def __getitem__(self, place: int | slice) -> RequestFuture | list[RequestFuture]:
-        places = self._places[place]
-        return self._future_of(places) if isinstance(places, int) else list(map(self._future_of, places))
+    def __getitem__(self, index: slice) -> list[RequestFuture]: ...
+    def __getitem__(self, index: int | slice) -> RequestFuture | list[RequestFuture]:
+        indices = self._indices[index]
+        return self._future_of(indices) if isinstance(indices, int) else list(map(self._future_of, indices))
 
     def __add__(self, others: Iterable[RequestFuture]) -> list[RequestFuture]:
         return [*self, *others]
@@ -135,10 +135,10 @@ class Futures(Sequence[RequestFuture]):
             found = parts[0][0].take()
         else:
             found = [None] * len(self)
-            for outcomes, places in parts:
-                for place, result in zip(places, outcomes.take()):
-                    found[place] = result
-        return [self[place].result() if result is None else result for place, result in enumerate(found)]
+            for outcomes, indices in parts:
+                for index, result in zip(indices, outcomes.take()):
+                    found[index] = result
+        return [self[index].result() if result is None else result for index, result in enumerate(found)]
 
 
 class Ends(Protocol):
@@ -172,11 +172,11 @@ class Outcomes:
         "_count",
         "_first_number",
         "_futures",
+        "_indices",
         "_is_each_told",
         "_num_left",
         "_outcomes",
         "_owner",
-        "_places",
         "_wakes",
         "word_at",
     )
@@ -190,7 +190,7 @@ class Outcomes:
         self._is_each_told = False
         self._outcomes: list[Outcome | None] | None = None
         """The outcomes of requests that ended before their future was asked for; None until one does."""
-        self._places: list[int] = NO_PLACES
+        self._indices: list[int] = NO_INDICES
         """The numbers of requests that have results among these results."""
         self._wakes: Sequence[Callable[[], None]] = ()
         """The functions that wake those that wait for all of them."""
@@ -206,7 +206,7 @@ class Outcomes:
                 # In this order, for a signal's handler may raise anywhere: the outcome is the future's, or is here.
                 outcomes = self._outcomes
                 if outcomes is not None and (outcome := outcomes[number]) is not None:
-                    future._take(outcome, FINISHED, self._places[number])
+                    future._take(outcome, FINISHED, self._indices[number])
                     self._futures[number] = future
                     outcomes[number] = None
                 else:
@@ -274,7 +274,7 @@ class Outcomes:
             untaken = [number for number, each in enumerate(outcomes) if not isinstance(each, _TAKEN)]
             for together, group in groupby(untaken, outcomes.__getitem__):
                 numbers = list(group)
-                its = [self._places[number] for number in numbers]
+                its = [self._indices[number] for number in numbers]
                 for number, result in zip(numbers, together.of_many(its)):  # type: ignore[union-attr]
                     outcomes[number] = result
             return [each if type(each) is dict else None for each in outcomes]
@@ -294,19 +294,19 @@ class Outcomes:
         futures = self._futures
         if isinstance(numbers, range) and not futures:
             outcomes, its = self._room(), slice(numbers.start, numbers.stop)
-            outcomes[its], self._places[its] = [results] * len(numbers), range(first, first + len(numbers))
+            outcomes[its], self._indices[its] = [results] * len(numbers), range(first, first + len(numbers))
         else:
-            for place, number in enumerate(numbers, first):
+            for index, number in enumerate(numbers, first):
                 if number in futures:
-                    made.append((results, place, futures[number]))
+                    made.append((results, index, futures[number]))
                 else:
-                    self._room()[number], self._places[number] = results, place
+                    self._room()[number], self._indices[number] = results, index
         self._note_over(len(numbers))
 
     def _room(self) -> list[Outcome | None]:
         """Return the list that keeps outcomes until they are asked for."""
         if self._outcomes is None:
-            self._outcomes, self._places = [None] * self._count, [0] * self._count
+            self._outcomes, self._indices = [None] * self._count, [0] * self._count
         return self._outcomes
 
     def _note_over(self, count: int) -> None:

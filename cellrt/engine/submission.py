@@ -283,7 +283,7 @@ class Submission:
                 count = len(members)
                 sequence = manager.take_sequences(count)
                 order = self._order_of(plan.num_nodes, due_ns)
-                its = None if sessions is None else [sessions[place] for place in members]
+                its = None if sessions is None else [sessions[index] for index in members]
                 what = manager, model, plan, inputs, sequence, count, priority
                 told = usual if ends is None else ends[len(groups)]
                 groups.append(RequestGroup(*what, now_ns, *due_ns, channel, its, order, told, client))
@@ -304,9 +304,9 @@ class Submission:
 def size_of(parts: Sequence[Planned]) -> Size:
     """Return the numbers of requests and rows."""
     if len(parts) == 1:  # as most are
-        ((plan, (_, places)),) = parts
-        return Size(len(places), len(places) * plan.num_nodes)
-    counts = [(len(part.alike.places), part.plan.num_nodes) for part in parts]
+        ((plan, (_, indices)),) = parts
+        return Size(len(indices), len(indices) * plan.num_nodes)
+    counts = [(len(part.alike.indices), part.plan.num_nodes) for part in parts]
     return Size(sum(count for count, _ in counts), sum(count * rows for count, rows in counts))
 
 
@@ -319,12 +319,12 @@ def _in_order(groups: Sequence[RequestGroup], asked: Sequence[Asked]) -> Sequenc
             return (only,)
         if isinstance(only, Outcomes):
             return Futures(only.future, groups[0].count, [(only, range(groups[0].count))])
-    of_groups = [part.alike.places for _, parts in asked for part in parts]
-    known = [(its, places) for its, places in zip(outcomes, of_groups) if isinstance(its, Outcomes)]
-    where = {place: (outcomes, number) for outcomes, places in known for number, place in enumerate(places)}
+    of_groups = [part.alike.indices for _, parts in asked for part in parts]
+    known = [(its, indices) for its, indices in zip(outcomes, of_groups) if isinstance(its, Outcomes)]
+    where = {index: (outcomes, number) for outcomes, indices in known for number, index in enumerate(indices)}
 
-    def future_of(place: int) -> RequestFuture:
-        outcomes, number = where[place]
+    def future_of(index: int) -> RequestFuture:
+        outcomes, number = where[index]
         return outcomes.future(number)
 
     return Futures(future_of, len(where), known)
@@ -332,14 +332,14 @@ def _in_order(groups: Sequence[RequestGroup], asked: Sequence[Asked]) -> Sequenc
 
 def _planned_in(sessions: Sequence[SessionRecord], requests: Sequence[Any]) -> list[Asked]:
     """Unfold a request of each session, for the model that it was opened with: another may have taken its place."""
-    places_of: dict[Model, list[int]] = {}
-    for place, session in enumerate(sessions):
-        places_of.setdefault(session.model, []).append(place)
+    indices_of: dict[Model, list[int]] = {}
+    for index, session in enumerate(sessions):
+        indices_of.setdefault(session.model, []).append(index)
     asked: list[Asked] = []
-    for model, places in places_of.items():
+    for model, indices in indices_of.items():
         parts = [
-            Planned(plan, alike._replace(places=[places[place] for place in alike.places]))
-            for plan, alike in record_at(model.plans, requests, places)
+            Planned(plan, alike._replace(indices=[indices[index] for index in alike.indices]))
+            for plan, alike in record_at(model.plans, requests, indices)
         ]
         _check_states(parts, sessions)
         asked.append((model, parts))
@@ -353,18 +353,18 @@ def _check_sessions(sessions: Sequence[SessionRecord]) -> None:
             raise SessionError(str(session.error))
     if len(sessions) > 1 and len(set(map(id, sessions))) < len(sessions):
         first: dict[SessionRecord, int] = {}
-        for place, session in enumerate(sessions):
-            if (before := first.setdefault(session, place)) != place:
+        for index, session in enumerate(sessions):
+            if (before := first.setdefault(session, index)) != index:
                 raise RequestError(
-                    f"sessions: {session} is there twice, at places {before} and {place}; its second request must be "
+                    f"sessions: {session} is there twice, at indices {before} and {index}; its second request must be "
                     "submitted after its first"
                 )
 
 
 def _check_states(parts: Sequence[Planned], sessions: Sequence[SessionRecord]) -> None:
     """Raise RequestError unless requests keep what their sessions do."""
-    for plan, (_, places) in parts:
-        session = sessions[places[0]]
+    for plan, (_, indices) in parts:
+        session = sessions[indices[0]]
         if plan.states != session.states:
             kept, wanted = ([layout.name for layout in states] for states in (plan.states, session.states))
             raise RequestError(f"{session}: expected a request that keeps {wanted}, got one that keeps {kept}")

@@ -26,7 +26,7 @@ def child_word(cell: Cell, name: str, child: Cell) -> Word | str:
     if (not spec.ragged and index < 0) or output not in cell.outputs or output not in child.outputs:
         return f"missing, and not the name of a child's output; expected {spec}"
     for maker in (cell, child):
-        if maker.outputs[output] != row or maker.places[output] != cell.places[output]:
+        if maker.outputs[output] != row or maker.output_index[output] != cell.output_index[output]:
             return f"expected {row}, got {maker.outputs[output]} of {maker.name!r}"
-    place = cell.places[output]
-    return (LIST, place, 0) if spec.ragged else (CARRY, index, place)
+    number = cell.output_index[output]
+    return (LIST, number, 0) if spec.ragged else (CARRY, index, number)

@@ -28,7 +28,7 @@ def are_given(
     program: bytes,
     ports: Sequence[tuple[int, int]],
     cell_type: int,
-    places: Collection[int],
+    indices: Collection[int],
     is_first: bool = False,
 ) -> bool:
     """Return whether all that a graph's nodes of a cell type read as certain inputs came with the request.
@@ -36,7 +36,7 @@ def are_given(
     Args:
         program: a recorded program (``core/templates/program.py``).
         ports: the numbers of inputs and outputs of each cell type, by its number.
-        cell_type, places: whose inputs, and which, by their places.
+        cell_type, indices: whose inputs, and which, by their indices.
         is_first: whether the first step of loops is meant, and not the steps after it.
     """
     modes, given = AS_GIVEN | AT_FIRST if is_first else AS_GIVEN, set[int]()
@@ -44,7 +44,7 @@ def are_given(
         if operation.op == OP_EXTERNAL:
             given.update(range(operation.value, operation.value + operation.length))
         if cell_type in (operation.cell_type, *operation.layers):
-            read = [source for place, source in enumerate(operation.inputs) if place in places]
+            read = [source for index, source in enumerate(operation.inputs) if index in indices]
             if not all(source.mode in modes and given.issuperset(source.named()) for source in read):
                 return False
     return True

@@ -35,11 +35,11 @@ class Alike(NamedTuple):
 
     Attributes:
         recorded: what each of them recorded; with the tensors of all, one request behind the other.
-        places: where each stands among those that were given.
+        indices: where each stands among those that were given.
     """
 
     recorded: Recorded
-    places: Sequence[int]
+    indices: Sequence[int]
 
 
 class Counting(Protocol):
@@ -115,21 +115,21 @@ class KnownGraphs:
             return [alike]
         found: list[Alike] = []
         others: list[int] = []
-        for key, places in self._keys(binding, requests).items():
+        for key, indices in self._keys(binding, requests).items():
             known = self._by_key.get(key)
             if known is None:
                 known = self._add(key)
-                if len(places) == 1:  # most keys that come once never come again
-                    others += places
+                if len(indices) == 1:  # most keys that come once never come again
+                    others += indices
                     continue
             if known.recorded is None:
-                self._learn(binding, known, requests, places[0])
-            recorded = known.collect([requests[place] for place in places])
+                self._learn(binding, known, requests, indices[0])
+            recorded = known.collect([requests[index] for index in indices])
             if recorded is None:
-                others += places
+                others += indices
             else:
-                self._check(binding, key, known, requests[places[-1]], len(places))
-                found.append(Alike(recorded, places))
+                self._check(binding, key, known, requests[indices[-1]], len(indices))
+                found.append(Alike(recorded, indices))
         return found + self._unfold(binding, requests, others) if others else found
 
     def _collect_one(self, requests: Sequence[Any]) -> Alike | None:
@@ -146,48 +146,48 @@ class KnownGraphs:
         known.count += 1
         return Alike(recorded, ONE)
 
-    def _unfold(self, binding: Binding, requests: Sequence[Any], places: Sequence[int]) -> list[Alike]:
-        """Unfold the requests at these places."""
-        if len(places) == 1:
-            return [Alike(self._record_one(binding, requests, places[0]), places)]
+    def _unfold(self, binding: Binding, requests: Sequence[Any], indices: Sequence[int]) -> list[Alike]:
+        """Unfold the requests at these indices."""
+        if len(indices) == 1:
+            return [Alike(self._record_one(binding, requests, indices[0]), indices)]
         by_graph: dict[bytes, list[list[tuple[int, Recorded]]]] = {}
-        for place in places:
-            recorded = self._record_one(binding, requests, place)
+        for index in indices:
+            recorded = self._record_one(binding, requests, index)
             groups = by_graph.setdefault(recorded.program, [])
             for group in groups:
                 if group[0][1].results == recorded.results and group[0][1].states == recorded.states:
-                    group.append((place, recorded))
+                    group.append((index, recorded))
                     break
             else:
-                groups.append([(place, recorded)])
+                groups.append([(index, recorded)])
         return [_together(group) for groups in by_graph.values() for group in groups]
 
-    def _record_one(self, binding: Binding, requests: Sequence[Any], place: int) -> Recorded:
+    def _record_one(self, binding: Binding, requests: Sequence[Any], index: int) -> Recorded:
         """Unfold one of several requests; an error says which."""
         try:
-            return self._unfolder.record(binding, requests[place])
+            return self._unfolder.record(binding, requests[index])
         except RequestError as error:
             if len(requests) == 1:
                 raise
-            raise type(error)(f"{one_of(place, requests)}: {error}") from error
+            raise type(error)(f"{one_of(index, requests)}: {error}") from error
 
     def _keys(self, binding: Binding, requests: Sequence[Any]) -> dict[Hashable, Sequence[int]]:
-        """Return the places of requests by their keys."""
+        """Return the indices of requests by their keys."""
         try:
             keys = [self._unfolder.key(request) for request in requests]  # type: ignore[misc]
             if keys.count(keys[0] if keys else None) == len(keys):
                 return {keys[0]: range(len(keys))} if keys else {}
             by_key: dict[Hashable, list[int]] = {}
-            for place, key in enumerate(keys):
-                by_key.setdefault(key, []).append(place)
+            for index, key in enumerate(keys):
+                by_key.setdefault(key, []).append(index)
             return by_key  # type: ignore[return-value]
         except Exception as error:
-            for place, request in enumerate(requests):  # what is wrong with one is better told by its unfolding
-                self._record_one(binding, requests, place)
+            for index, request in enumerate(requests):  # what is wrong with one is better told by its unfolding
+                self._record_one(binding, requests, index)
                 try:
                     hash(self._unfolder.key(request))  # type: ignore[misc]
                 except Exception as its:
-                    which = f"{one_of(place, requests)}: " if len(requests) > 1 else ""
+                    which = f"{one_of(index, requests)}: " if len(requests) > 1 else ""
                     raise RequestError(
                         f"{which}model {self._unfolder.name!r}: its key raised {type(its).__name__}: {its}"
                     ) from its
@@ -204,9 +204,9 @@ class KnownGraphs:
                 self._by_key.popitem(last=False)
         return known
 
-    def _learn(self, binding: Binding, known: Known, requests: Sequence[Any], place: int) -> None:
+    def _learn(self, binding: Binding, known: Known, requests: Sequence[Any], index: int) -> None:
         """Find out the graph of a key, and what of a request it reads."""
-        request, recorded = requests[place], self._record_one(binding, requests, place)
+        request, recorded = requests[index], self._record_one(binding, requests, index)
         known.slots = trace(self._unfolder, binding, request, recorded)
         known.recorded = without_tensors(recorded)
 
@@ -225,22 +225,22 @@ class KnownGraphs:
             raise RequestError(wrong)
 
 
-def record_at(record: Callable[[Sequence[Any]], T], requests: Sequence[Any], places: Sequence[int]) -> T:
-    """Call ``record`` with the requests at some places. An error about one request names its place among all."""
+def record_at(record: Callable[[Sequence[Any]], T], requests: Sequence[Any], indices: Sequence[int]) -> T:
+    """Call ``record`` with the requests at some indices. An error about one request names its index among all."""
     try:
-        return record([requests[place] for place in places])
+        return record([requests[index] for index in indices])
     except RequestError:
-        for place in places if len(places) < len(requests) else ():
+        for index in indices if len(indices) < len(requests) else ():
             try:
-                record([requests[place]])
+                record([requests[index]])
             except RequestError as error:
-                raise type(error)(f"{one_of(place, requests)}: {error}") from error
+                raise type(error)(f"{one_of(index, requests)}: {error}") from error
         raise
 
 
-def one_of(place: int, requests: Sequence[Any]) -> str:
+def one_of(index: int, requests: Sequence[Any]) -> str:
     """Return a text for errors that says which of several requests this is: its number from 1, and its index."""
-    return f"request {place + 1} of {len(requests)} (index {place})"
+    return f"request {index + 1} of {len(requests)} (index {index})"
 
 
 def _together(group: Sequence[tuple[int, Recorded]]) -> Alike:
@@ -252,4 +252,4 @@ def _together(group: Sequence[tuple[int, Recorded]]) -> Alike:
             for k, (kind, _) in enumerate(recorded.externals)
         ]
         recorded = recorded._replace(externals=externals)
-    return Alike(recorded, [place for place, _ in group])
+    return Alike(recorded, [index for index, _ in group])

@@ -74,7 +74,7 @@ class LoopBody:
             elif spec.span:
                 member.words.append((NOTHING, 0))
             else:
-                member.own[number] = self._num_outputs + cell.places[cell.carry[name]]
+                member.own[number] = self._num_outputs + cell.output_index[cell.carry[name]]
                 member.words.append((FIXED, graph._zero(spec)))
         self._members.append(member)
         self._num_outputs += len(cell.outputs)
@@ -227,7 +227,7 @@ def loop_of_layers(graph: Recorder, cells: Sequence[Cell], until: str | None, in
     for name, spec in cell.inputs.items():
         if name in carried:
             start = graph._value(cell, name, spec, inputs[name]) if name in inputs else graph._zero(spec)
-            words.append((LAST, start, cell.places[carried[name]]))
+            words.append((LAST, start, cell.output_index[carried[name]]))
         else:
             words.append((NOTHING, 0) if spec.span else graph._words(cell, name, spec, inputs[name], is_loop=True))
     first = graph._take_values(len(cell.outputs))
@@ -250,7 +250,7 @@ def _stop_of(cell: Cell, until: str | None) -> int:
             f"loop of cell {cell.name!r}: until={until!r} must be an output of one number a row; "
             f"outputs are { ({k: str(v) for k, v in cell.outputs.items()}) }"
         )
-    return -1 if until is None else cell.places[until]
+    return -1 if until is None else cell.output_index[until]
 
 
 def loop_of_one(
@@ -279,7 +279,7 @@ def loop_of_one(
             words += [CARRY, starts[name]]
         elif name in carried:
             words += _before_first(graph, cell, name, spec, inputs, count)
-            words.append(cell.places[carried[name]])
+            words.append(cell.output_index[carried[name]])
         elif spec.span:
             words += [NOTHING, 0]
         else:

@@ -147,9 +147,9 @@ class Recorder:
         request on each would go on from its own end.
         """
         for first, count, other in self._keepers:
-            place = (given - first) % len(other.outputs)
-            if first <= given < first + count * len(other.outputs) and place in map(
-                other.places.__getitem__, other.carry.values()
+            index = (given - first) % len(other.outputs)
+            if first <= given < first + count * len(other.outputs) and index in map(
+                other.output_index.__getitem__, other.carry.values()
             ):
                 raise RequestError(
                     f"{self._where(cell, name)}: keep: it begins with what cell {other.name!r} keeps, and so a session "
@@ -163,7 +163,7 @@ class Recorder:
         """Keep outputs of a chain (or of a loop: one step) that begins at value ``first``."""
         self._keepers.append((first, count, cell))
         for name in kept:
-            self._states.keep(starts[name], first + cell.places[cell.carry[name]], len(cell.outputs), count)
+            self._states.keep(starts[name], first + cell.output_index[cell.carry[name]], len(cell.outputs), count)
 
     def _external(self, spec: RowSpec, rows: NDArray[Any]) -> int:
         kind, count = self._binding.kind(spec), len(rows)

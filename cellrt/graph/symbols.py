@@ -91,10 +91,10 @@ class Node(Handle):
         self._graph, self._cell, self._first = graph, cell, first
 
     def __getattr__(self, name: str) -> Output:
-        place = self._cell.places.get(name)
-        if place is None:
+        index = self._cell.output_index.get(name)
+        if index is None:
             raise _no_output(self._cell, name)
-        return Output(self._graph, self._first + place, self._cell.outputs[name])
+        return Output(self._graph, self._first + index, self._cell.outputs[name])
 
     def __repr__(self) -> str:
         return f"Node({self._cell.name!r})"
@@ -138,16 +138,16 @@ class TreeNodes(Handle):
     def __getattr__(self, name: str) -> ListedOutputs:
         leaf, inner = self._cells if self._parents.size > 1 else self._cells[:1] * 2
         for cell in (leaf, inner):
-            if name not in cell.places:
+            if name not in cell.output_index:
                 raise _no_output(cell, name)
         spec = leaf.outputs[name]
         if inner.outputs[name] != spec:
             raise AttributeError(
                 f"output {name!r} is {spec} of cell {leaf.name!r}, but {inner.outputs[name]} of cell {inner.name!r}"
             )
-        places = np.full(self._parents.size, leaf.places[name])
-        places[self._parents[self._parents >= 0]] = inner.places[name]
-        return ListedOutputs(self._graph, (self._firsts + places).tolist(), spec)
+        outputs = np.full(self._parents.size, leaf.output_index[name])
+        outputs[self._parents[self._parents >= 0]] = inner.output_index[name]
+        return ListedOutputs(self._graph, (self._firsts + outputs).tolist(), spec)
 
 
 class State(Handle):
@@ -258,10 +258,10 @@ class Chain(Handle):
         return f"Chain({self._cell.name!r}, {self._count} nodes)"
 
     def __getattr__(self, name: str) -> Steps:
-        place = self._cell.places.get(name)
-        if place is None:
+        index = self._cell.output_index.get(name)
+        if index is None:
             raise _no_output(self._cell, name)
-        base, stride = self._first + place, len(self._cell.outputs)
+        base, stride = self._first + index, len(self._cell.outputs)
         if self._reverse:
             base, stride = base + (self._count - 1) * stride, -stride
         return Steps(self._graph, base, stride, self._count, self._cell.outputs[name])
@@ -279,10 +279,10 @@ class Dag(Handle):
         return f"Dag({self._cell.name!r}, {self._count} nodes)"
 
     def __getattr__(self, name: str) -> Steps:
-        place = self._cell.places.get(name)
-        if place is None:
+        index = self._cell.output_index.get(name)
+        if index is None:
             raise _no_output(self._cell, name)
-        return Steps(self._graph, self._first + place, len(self._cell.outputs), self._count, self._cell.outputs[name])
+        return Steps(self._graph, self._first + index, len(self._cell.outputs), self._count, self._cell.outputs[name])
 
 
 class LoopSteps(Handle):
@@ -310,10 +310,10 @@ class Loop(Handle):
         return f"Loop({self._cell.name!r}, up to {self._limit} steps)"
 
     def __getattr__(self, name: str) -> LoopSteps:
-        place = self._cell.places.get(name)
-        if place is None:
+        index = self._cell.output_index.get(name)
+        if index is None:
             raise _no_output(self._cell, name)
-        return LoopSteps(self._graph, self._first + place, self._cell.outputs[name], self._limit)
+        return LoopSteps(self._graph, self._first + index, self._cell.outputs[name], self._limit)
 
 
 class LoopOfCells(Handle):

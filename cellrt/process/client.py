@@ -286,9 +286,9 @@ class Client(Serving):
             return []
         asked: list[tuple[Binding, Alike]] = []
         for binding in dict.fromkeys(binding for binding, _ in known):  # one, unless the model was replaced meanwhile
-            places = [place for place, (its, _) in enumerate(known) if its is binding]
-            for alike in record_at(partial(binding.known.record, binding), requests, places):
-                asked.append((binding, alike._replace(places=[places[place] for place in alike.places])))
+            indices = [index for index, (its, _) in enumerate(known) if its is binding]
+            for alike in record_at(partial(binding.known.record, binding), requests, indices):
+                asked.append((binding, alike._replace(indices=[indices[index] for index in alike.indices])))
         accepted, numbers = Awaited() if wait else None, [number for _, number in known]
         futures = self._link.submit(self, asked, due, priority, None, numbers, accepted)
         if accepted is not None:

@@ -335,7 +335,7 @@ class ClientConnection:
         if submission.is_streamed:
             channel = RemoteChannel(self.tell_of_turn, submission.first_id, queued.template)
         groups = [
-            RemoteRequests(self._live, self.tell_of_turn, submission.first_id + alike.places[0])
+            RemoteRequests(self._live, self.tell_of_turn, submission.first_id + alike.indices[0])
             for alike in chain.from_iterable(queued.asked.values())
         ]
         try:

@@ -189,8 +189,8 @@ class Link:
         """
         groups = [alike for _, alike in asked]
         templates = [template_of(binding.number, alike) for binding, alike in asked]
-        count = sum([len(alike.places) for alike in groups])
-        session_numbers = [sessions[place] for alike in groups for place in alike.places] if sessions else ()
+        count = sum([len(alike.indices) for alike in groups])
+        session_numbers = [sessions[index] for alike in groups for index in alike.indices] if sessions else ()
         futures: dict[int, RemoteFuture] = {}
         first = 0
 
@@ -202,8 +202,8 @@ class Link:
             pending: dict[int, Pending] = {}
             for template, (binding, alike) in zip(templates, asked):
                 group = SentRequests(template, binding.formats, channel, tell)
-                for place in alike.places:
-                    future = futures[place] = RemoteFuture(owner, id)
+                for index in alike.indices:
+                    future = futures[index] = RemoteFuture(owner, id)
                     pending[id] = future, group
                     id += 1
             messages, numbers = self._numbering.number(templates)
@@ -222,7 +222,7 @@ class Link:
             self._unanswered.awaited.pop(first, None)
             self._give_up([future.id for future in futures.values()])
             raise
-        return [futures[place] for place in range(count)]
+        return [futures[index] for index in range(count)]
 
     def submit_by_region(
         self, owner: Owner, asked: Sequence[tuple[Binding, Alike]], priority: int
@@ -245,7 +245,7 @@ class Link:
                 if plan is None:
                     return
                 plans.append(plan)
-            count, now_ns = sum([len(alike.places) for _, alike in asked]), time.perf_counter_ns()
+            count, now_ns = sum([len(alike.indices) for _, alike in asked]), time.perf_counter_ns()
             slots = region.take_slots(count)
             if not slots:
                 return
@@ -253,8 +253,8 @@ class Link:
             for plan, (binding, alike) in zip(plans, asked):
                 group = SentRequests(plan.template, binding.formats, None, None)
                 tensors = [_bytes_of(rows) for _, rows in alike.recorded.externals]
-                for number, place in enumerate(alike.places):
-                    future = futures[place] = RemoteFuture(owner, id)
+                for number, index in enumerate(alike.indices):
+                    future = futures[index] = RemoteFuture(owner, id)
                     self._unanswered.pending[id] = future, group
                     region.write(next(left), plan, future, tensors, number, now_ns, priority)
                     id += 1
@@ -271,7 +271,7 @@ class Link:
             raise
         if self._has_news():
             self.send_news()
-        return [futures[place] for place in range(len(futures))]
+        return [futures[index] for index in range(len(futures))]
 
     def begin(self, binding: Binding, user: object) -> bool:
         """Add a user to a binding; return False if the binding was released. Raise the error that ended the connection.

@@ -29,7 +29,7 @@ from cellrt.process.wire_errors import decode_error
 class RemoteFuture(RequestFuture):
     """A future of a request that runs in another process; ``id`` is its number on the connection."""
 
-    place = number = 0
+    index = number = 0
     when_ended: Callable[[RequestFuture], object] | None = None
     """A callback of the code that submitted the request; ``SentRequests.tell`` calls it."""
 

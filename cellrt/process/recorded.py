@@ -54,7 +54,7 @@ class Template(NamedTuple):
 
 def template_of(binding: int, alike: Alike) -> Template:
     """Return the template of recorded requests."""
-    recorded, count = alike.recorded, len(alike.places)
+    recorded, count = alike.recorded, len(alike.indices)
     externals = tuple([(kind, len(rows) // count) for kind, rows in recorded.externals])
     return Template(binding, recorded.program, recorded.results, recorded.states, externals)
 
@@ -136,7 +136,7 @@ def read_requests(groups: Sequence[tuple[Template, int]], formats: Sequence[RowF
 
     Raise ValueError if that holds less or more than they need.
     """
-    at, place, found = 0, 0, []
+    at, index, found = 0, 0, []
     for template, num_requests in groups:
         externals: list[tuple[int, NDArray[Any]]] = []
         for kind, each in template.externals:
@@ -146,8 +146,8 @@ def read_requests(groups: Sequence[tuple[Template, int]], formats: Sequence[RowF
             externals.append((kind, rows.reshape(count, *format.spec.shape) if format.spec.shape else rows))
             at += padded(size)
         recorded = Recorded(template.program, externals, template.results, template.states)
-        found.append(Alike(recorded, range(place, place + num_requests)))
-        place += num_requests
+        found.append(Alike(recorded, range(index, index + num_requests)))
+        index += num_requests
     if at != len(tensors):
         raise ValueError(f"the requests have tensors of {at} bytes, {len(tensors)} came")
     return found

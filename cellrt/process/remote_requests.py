@@ -56,9 +56,9 @@ class RemoteRequests:
     def note(self, numbers: Sequence[int], results: PackedResults, first: int, made: Made) -> None:
         """Send the results of requests (see ``Ends``), without making tensors of them."""
         live, first_id, told = self._live, self._first_id, list[Outcome]()
-        for place, number in enumerate(numbers, first):
+        for index, number in enumerate(numbers, first):
             if live.pop(first_id + number, None) is not None:
-                told.append(Outcome(first_id + number, True, results.bytes_of(place)))
+                told.append(Outcome(first_id + number, True, results.bytes_of(index)))
         self._tell(*told)
 
 

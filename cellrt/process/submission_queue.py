@@ -61,7 +61,7 @@ class QueuedSubmission:
     def num_rows(self) -> int:
         """The rows of all nodes of its requests."""
         return sum(
-            len(alike.places) * model.plan_of(alike.recorded).num_nodes
+            len(alike.indices) * model.plan_of(alike.recorded).num_nodes
             for model, groups in self.asked.items()
             for alike in groups
         )
@@ -70,14 +70,14 @@ class QueuedSubmission:
         """Yield each of its requests as a submission of its own."""
         submission = self.submission
         for model, groups in self.asked.items():
-            for recorded, places in groups:
-                rows_of = [(kind, len(rows) // len(places), rows) for kind, rows in recorded.externals]
-                for number, place in enumerate(places):
+            for recorded, indices in groups:
+                rows_of = [(kind, len(rows) // len(indices), rows) for kind, rows in recorded.externals]
+                for number, index in enumerate(indices):
                     own = [(kind, rows[number * size : (number + 1) * size]) for kind, size, rows in rows_of]
                     alone = submission._replace(
-                        first_id=submission.first_id + place,
+                        first_id=submission.first_id + index,
                         num_requests=1,
-                        sessions=submission.sessions[place : place + 1],
+                        sessions=submission.sessions[index : index + 1],
                     )
                     asked = {model: [Alike(recorded._replace(externals=own), ONE)]}
                     yield QueuedSubmission(self.connection, alone, asked, self.template)
@@ -145,7 +145,7 @@ class SubmissionQueue:
         count = queued.submission.num_requests
         wanted = [(self._places, Size(count, 0))]  # rows are counted when it is handed in
         for model, groups in queued.asked.items():
-            wanted.append((model.places, Size(sum(len(alike.places) for alike in groups), 0)))
+            wanted.append((model.places, Size(sum(len(alike.indices) for alike in groups), 0)))
         try:
             check_places(wanted)
             queued.connection.hand_in(queued)

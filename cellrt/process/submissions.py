@@ -61,7 +61,7 @@ def submission_parts(submission: Submission, templates: Sequence[int], groups: S
     flags = is_streamed | may_wait << 1 | is_each << 2
     times_s = [NO_DEADLINE if time_s is None else time_s for time_s in due]
     head = HEAD.pack(first_id, count, len(sessions), now_ns, *times_s, priority, flags, len(groups))
-    numbers = [number for template, alike in zip(templates, groups) for number in (template, len(alike.places))]
+    numbers = [number for template, alike in zip(templates, groups) for number in (template, len(alike.indices))]
     parts: list[Part] = [head, array("i", numbers).tobytes()]
     if sessions:
         parts.append(array("I", sessions).tobytes())

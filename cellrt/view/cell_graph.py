@@ -60,7 +60,7 @@ class Unit(NamedTuple):
                 last = before if step > 0 and self.cell.inputs[name].appends else appended
                 values = [last] if last >= 0 else []
             elif source.mode == CARRY and step > 0:
-                values = [before + self.cell.places[self.cell.carry[name]]]
+                values = [before + self.cell.output_index[self.cell.carry[name]]]
             elif source.mode in (EMITTED, SAME):
                 values = [source.value]
             yield from ((name, value) for value in values)

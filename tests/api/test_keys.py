@@ -297,7 +297,7 @@ def test_a_request_may_have_names_and_numbers_that_its_key_has():
             same(known.record(binding, [request]), [plain.record(binding, request)])
         assert word != 5 or not calls.count
     many = [Words(steps, [steps, 1, 2]) for steps in (3, 4, 3, 3)]
-    together = {tuple(alike.places): alike for alike in known.record(binding, many)}
+    together = {tuple(alike.indices): alike for alike in known.record(binding, many)}
     assert set(together) == {(0, 2, 3), (1,)}
     for places, alike in together.items():
         each = [plain.record(binding, many[place]).externals for place in places]

@@ -158,7 +158,7 @@ def test_mistakes_are_named_and_nothing_is_submitted() -> None:
         requests = [step(), step()]
         for sessions, told in (
             ([one], "one for each of 2 requests, got 1"),
-            ([one, one], "is there twice, at places 0 and 1"),
+            ([one, one], "is there twice, at indices 0 and 1"),
             ([one, engine.session("plain", "a")], "twice"),
             ([one, strange], r"sessions\[1\]: .* is one of another engine"),
             ([one, wrong], r"sessions\[1\]: .* not one of model 'plain'"),

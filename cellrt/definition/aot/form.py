@@ -93,7 +93,7 @@ def _constants(cell: Computation, made: Compiled, library: Library) -> NDArray[n
     words = [*library.step_words(), len(cell.inputs), len(cell.outputs)]
     words += [made.least_rows, LEAST_VALUES, made.has_equal_values]
     for name, spec in cell.inputs.items():
-        words += _port(spec, library, cell.places[cell.carry[name]] if name in cell.carry else -1)
+        words += _port(spec, library, cell.output_index[cell.carry[name]] if name in cell.carry else -1)
     for spec in cell.outputs.values():
         words += _port(spec, library, -1)
     return np.array([*words, *library.handles], np.int64)
