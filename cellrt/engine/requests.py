@@ -164,8 +164,8 @@ class Requests:
     def _note_told(self, told: Told) -> None:
         over: dict[RequestGroup, None] = {}
         for _, numbers, group, first in told.ended:
-            for record in group.sessions[first : first + len(numbers)] if group.sessions is not None else ():
-                self._sessions.note_answered(record)
+            if group.sessions is not None:
+                self._sessions.note_answered(group.sessions[first : first + len(numbers)])
             if group.is_over and not group.is_begun:
                 over[group] = None
         for group in over:

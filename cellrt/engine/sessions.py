@@ -158,12 +158,12 @@ class Sessions:
                 return item
             item.run()
         if record.running is None and record.state is SessionState.IDLE:
-            self._note_used(record)
+            self._note_used(record, time.monotonic())
             self._grant(record)
         return None
 
-    def _note_used(self, record: SessionRecord) -> None:
-        record.last_used_s = time.monotonic()
+    def _note_used(self, record: SessionRecord, used_s: float) -> None:
+        record.last_used_s = used_s
         self._idle[record] = None
         self._idle.move_to_end(record)
 
@@ -171,12 +171,14 @@ class Sessions:
         if not self._lost:
             self.leases.grant(record)
 
-    def note_answered(self, record: SessionRecord) -> None:
-        """Note that compiled code has answered a request of a session that was leased."""
-        if record.running is None and record.state is SessionState.IDLE:
-            self._note_used(record)
-            if not self.leases.is_in_use(record):
-                self._settle(record)
+    def note_answered(self, records: Sequence[SessionRecord]) -> None:
+        """Note that compiled code has answered a request of each of these sessions, which were leased."""
+        used_s = time.monotonic()
+        for record in records:
+            if record.running is None and record.state is SessionState.IDLE:
+                self._note_used(record, used_s)
+                if not self.leases.is_in_use(record):
+                    self._settle(record)
 
     def note_given_back(self, session: int) -> None:
         """Note that the last task of an answered request has ended, by its session's id in the processor."""
@@ -242,7 +244,7 @@ class Sessions:
         lost = [location for location in self._lost if location in (handle >> LOCATION_SHIFT for handle in handles)]
         if lost:
             self._end_lost(record, self._lost[lost[0]])
-        elif self._processor.has_state(record.id, len(record.states)):
+        elif record in self._resident or self._processor.has_state(record.id, len(record.states)):
             self._resident[record] = None
             self._resident.move_to_end(record)
             if self.limits.max_resident is not None and len(self._resident) > self.limits.max_resident:
@@ -476,7 +478,7 @@ class Sessions:
             oldest = next(iter(self._idle))
             allowed = self.limits.idle_timeout_s
             if self.leases.is_in_use(oldest):
-                self._note_used(oldest)
+                self._note_used(oldest, time.monotonic())
                 continue
             self.end(oldest, SessionError(f"{oldest} has expired: it was idle for {allowed} s"))
 
