@@ -55,8 +55,8 @@ def play(engine: cellrt.Engine, actors: list[cellrt.Session]) -> int:
     while live:
         features = torch.tensor([world.features() for _, world in live])
         sessions = [actor for actor, _ in live]
-        found = engine.submit_many("policy", features[:, None].unbind(), sessions=sessions).results()
-        actions = torch.cat([result["action"] for result in found]).tolist()
+        found = engine.submit_many("policy", features[:, None].unbind(), sessions=sessions).stacked()
+        actions = found["action"].flatten().tolist()
         steps += len(live)
         live = [(actor, world) for (actor, world), action in zip(live, actions) if world.act(action)]
     for actor in actors:

@@ -38,6 +38,12 @@ class Results(Protocol):
     def of_many(self, numbers: Sequence[int]) -> list[Result]:
         """Return the results of some of them, each in memory of its own; to be called once for each."""
 
+    def stacked(self, count: int) -> Result | None:
+        """Return the results of the first ``count`` of them as one tensor a name, ``[count, *shape]``.
+
+        Return None if they do not lie in memory like that. Those of each may be asked for afterwards.
+        """
+
 
 class PackedResults(Results, Protocol):
     """Results of many requests that lie in memory as bytes."""

@@ -16,6 +16,8 @@ from itertools import groupby
 from types import NoneType
 from typing import Any, Protocol, TypeAlias, overload
 
+import torch
+
 from cellrt.engine.future import (
     OVER,
     SETTLING,
@@ -30,7 +32,7 @@ from cellrt.engine.future import (
 )
 from cellrt.engine.interrupts import interruptible
 from cellrt.engine.mailbox import mailbox_of
-from cellrt.errors import CellrtError
+from cellrt.errors import CellrtError, RequestError
 from cellrt.native.answer_wait import have_told
 
 _TAKEN = (dict, BaseException, NoneType)
@@ -116,6 +118,23 @@ class Futures(Sequence[RequestFuture]):
         Each has memory of its own. Raise the error of the first that has one, or TimeoutError; the others' results can
         still be had from their futures.
         """
+        self._wait(timeout)
+        return self._taken()
+
+    @interruptible
+    def stacked(self, timeout: float | None = None) -> Result:
+        """Return the results of all as one tensor a name, ``[requests, *shape]``; wait as ``results`` does.
+
+        This costs less than ``results``, as no tensor is made for each request. Raise RequestError if the requests'
+        results have different names or shapes, and what ``results`` raises.
+        """
+        self._wait(timeout)
+        parts = self._parts or ()
+        made = parts[0][0].stacked() if len(parts) == 1 else None
+        return _stacked(self._taken()) if made is None else made
+
+    def _wait(self, timeout: float | None) -> None:
+        """Wait until all have ended. Raise TimeoutError, and RequestError in a future's callback."""
         end_s = None if timeout is None else time.monotonic() + timeout
         try:
             if self._parts is not None:
@@ -126,7 +145,6 @@ class Futures(Sequence[RequestFuture]):
                     future._wait(None if end_s is None else max(0.0, end_s - time.monotonic()))
         except TimeoutError:
             raise TimeoutError(f"the requests have not all ended within {timeout} s") from None
-        return self._taken()
 
     def _taken(self) -> list[Result]:
         """Return the results of all, when all have ended."""
@@ -139,6 +157,15 @@ class Futures(Sequence[RequestFuture]):
                 for index, result in zip(indices, outcomes.take()):
                     found[index] = result
         return [self[index].result() if result is None else result for index, result in enumerate(found)]
+
+
+def _stacked(results: Sequence[Result]) -> Result:
+    """Return results as one tensor a name. Raise RequestError if their names or shapes differ."""
+    shapes = [{name: tuple(tensor.shape) for name, tensor in result.items()} for result in results]
+    for index, its in enumerate(shapes):
+        if its != shapes[0]:
+            raise RequestError(f"stacked: the results of requests 0 and {index} have shapes {shapes[0]} and {its}")
+    return {name: torch.stack([result[name] for result in results]) for name in (results[0] if results else ())}
 
 
 class Ends(Protocol):
@@ -278,6 +305,15 @@ class Outcomes:
                 for number, result in zip(numbers, together.of_many(its)):  # type: ignore[union-attr]
                     outcomes[number] = result
             return [each if type(each) is dict else None for each in outcomes]
+
+    def stacked(self) -> Result | None:
+        """Return the results of all as one tensor a name, when all have ended; None if they do not lie together."""
+        with SETTLING:
+            outcomes = self._outcomes or [None]
+            first, are_all = outcomes[0], self._indices == list(range(self._count))
+            if isinstance(first, _TAKEN) or not are_all or any(each is not first for each in outcomes):
+                return None
+            return first.stacked(self._count)
 
     def fail(self, number: int, error: BaseException) -> None:
         """End a request with an error, and run its callbacks."""

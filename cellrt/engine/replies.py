@@ -41,6 +41,9 @@ class _Made:
         """Return the item once for each number."""
         return [self._item for _ in numbers]
 
+    def stacked(self, count: int) -> None:
+        """Return None: an item is not results of several requests."""
+
 
 class Replies:
     """Answers clients; called by the holder of the turn.

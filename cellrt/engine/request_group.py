@@ -212,6 +212,10 @@ class RequestGroup:
         """Return the results of some requests, as ``Results.of_many`` does."""
         return self._results().of_many(numbers)
 
+    def stacked(self, count: int) -> Result | None:
+        """Return the results of all requests together, as ``Results.stacked`` does."""
+        return self._results().stacked(count)
+
     def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
         """Return the bytes of a request's results, as ``Together.bytes_of`` does."""
         return self._results().bytes_of(number)

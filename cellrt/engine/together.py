@@ -93,6 +93,16 @@ class Together:
                 result[name] = tensor
         return made
 
+    def stacked(self, count: int) -> Result | None:
+        """Return the results of the first ``count`` requests as one tensor a name, as ``Results.stacked`` does."""
+        made: Result = {}
+        for name, memory, own, begins, dtype, shape, row_bytes in self._parts:
+            if own or not (isinstance(begins, range) or shape[:1] != (-1,)):
+                return None
+            its = bytearray(memory[begins[0] : begins[count]])
+            made[name] = tensor_of(its, dtype, (count, *_shape_of(shape, row_bytes, len(its) // count)))
+        return made
+
     def bytes_of(self, number: int) -> list[tuple[int, int, memoryview]]:
         """Return the index, the number of rows (-1: no row dimension) and the bytes of each result of a request."""
         found: list[tuple[int, int, memoryview]] = []

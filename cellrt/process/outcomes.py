@@ -85,6 +85,9 @@ class Arrived:
         """Return the results of some requests."""
         return [self.of(number) for number in numbers]
 
+    def stacked(self, count: int) -> None:
+        """Return None: the results of each request lie by themselves."""
+
 
 Packed = tuple[bytearray, Sequence[tuple[int, int]], Template, Sequence[RowFormat]]
 """Results in bytes: their memory, the index of each in the template with its rows, the template and the formats."""

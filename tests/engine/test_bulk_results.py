@@ -113,3 +113,53 @@ def test_requests_of_different_graphs_whose_results_lie_alike_are_answered_toget
     for count, result in zip(counts, engine.submit_many("fan", counts).results(WAIT_S)):
         assert_same(result, run_one_by_one(model, count))
     close_and_check(engine)
+
+
+def stacked_by_hand(results):
+    return {name: torch.stack([result[name] for result in results]) for name in results[0]}
+
+
+@pytest.mark.parametrize("rows", [1, LARGE], ids=["small", "large"])
+@pytest.mark.parametrize("count", [1, 2, 40])
+@pytest.mark.parametrize("is_taken", [False, True], ids=["first", "after the others"])
+def test_stacked_results_are_those_of_all_requests_in_their_order(rows, count, is_taken):
+    cell = cellrt.cell(lambda x: {"y": x + 1, "flag": x[:, 0] > 0}, {"x": (rows,)}, name=f"wide {rows}")
+    model = Unfolder("wide", lambda graph, x: {"y": cell(x=x).y, "flag": cell(x=x).flag}, torch.zeros(rows))
+    engine = small_engine(1)
+    engine.register(model, warm_up=False)
+    requests = [torch.randn(rows) for _ in range(count)]
+    futures = engine.submit_many("wide", requests)
+    if is_taken:
+        futures[0].result(WAIT_S)
+    stacked = futures.stacked(WAIT_S)
+    assert_same(stacked, {"y": torch.stack(requests) + 1, "flag": torch.stack(requests)[:, 0] > 0})
+    stacked["y"].zero_()
+    assert_same(stacked_by_hand(futures.results(WAIT_S)), {"y": torch.stack(requests) + 1, "flag": stacked["flag"]})
+    close_and_check(engine)
+
+
+@pytest.mark.parametrize("model", MODELS, ids=lambda model: model.name)
+@settings(max_examples=examples(10), deadline=None)
+@given(lengths=st.lists(st.tuples(st.integers(1, 3), st.integers(1, 3)), min_size=1, max_size=6))
+def test_results_that_differ_in_shape_are_not_stacked(model, lengths):
+    engine = small_engine(2)
+    engine.register(model, warm_up=False)
+    requests = [(torch.randn(length, WIDTH), limit) for length, limit in lengths]
+    expected = [run_one_by_one(model, request) for request in requests]
+    futures = engine.submit_many(model.name, requests)
+    if len({tuple(tensor.shape for tensor in result.values()) for result in expected}) == 1:
+        assert_same(futures.stacked(WAIT_S), stacked_by_hand(expected))
+    else:
+        with pytest.raises(cellrt.RequestError, match="stacked: the results of requests 0 and"):
+            futures.stacked(WAIT_S)
+    close_and_check(engine)
+
+
+def test_stacked_results_raise_what_the_requests_raised_and_none_are_no_tensors():
+    model = Unfolder("refusing", lambda graph, x: {"y": REFUSING(x=x).y}, torch.zeros(1))
+    engine = small_engine(1)
+    engine.register(model, warm_up=False)
+    with pytest.raises(cellrt.CellError, match="below zero"):
+        engine.submit_many("refusing", [torch.ones(1), -torch.ones(1)]).stacked(WAIT_S)
+    assert engine.submit_many("refusing", []).stacked(WAIT_S) == {}
+    close_and_check(engine)

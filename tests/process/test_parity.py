@@ -254,6 +254,15 @@ def test_who_would_wait_for_a_place_in_a_callback_is_refused(make, ask):
         assert [type(error) for error in heard] == [RequestError] and "callback" in str(heard[0])
 
 
+def test_results_of_many_requests_are_stacked(engine):
+    requests = [steps(2) * k for k in range(3)]
+    stacked = engine.submit_many("chain", requests).stacked(WAIT_S)
+    each = [engine.submit("chain", request).result(WAIT_S) for request in requests]
+    assert stacked.keys() == each[0].keys()
+    for name, tensor in stacked.items():
+        assert torch.equal(tensor, torch.stack([result[name] for result in each]))
+
+
 def test_a_request_says_what_it_waits_for(engine):
     gone = engine.submit("chain", steps(2))
     gone.result(WAIT_S)
