@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from zlib import crc32
 
 from setuptools import Distribution, Extension, setup
 from setuptools.command.build_py import build_py
@@ -41,10 +42,15 @@ class BuildCompiled(build_py):
         subprocess.run(command, cwd=HERE, check=True)
 
 
+def in_c(name: str) -> Extension:
+    """Return an extension, which knows the checksum of its source."""
+    source = f"cellrt/native/{name}.c"
+    macros = [("SOURCE", f"{crc32((HERE / source).read_bytes())}U")]
+    return Extension(f"cellrt.native._{name}", [source], define_macros=macros, optional=True)
+
+
 # Where no C compiler is, Python hands in requests, and a crash says nothing of the scheduler.
-IN_C = [
-    Extension(f"cellrt.native._{name}", [f"cellrt/native/{name}.c"], optional=True) for name in ("hand_in", "crash_log")
-]
+IN_C = [in_c("hand_in"), in_c("crash_log")]
 
 if os.environ.get("CELLRT_COMPILED_WHEEL", "0") not in ("", "0"):
     setup(ext_modules=IN_C, distclass=CompiledDistribution, cmdclass={"build_py": BuildCompiled})

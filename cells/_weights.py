@@ -64,7 +64,7 @@ def is_fusable(*tensors: Tensor) -> bool:
     return True
 
 
-def is_fusable_half(x: Tensor, weight: Tensor) -> bool:
+def is_fusable_half(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bool:
     """Return whether the fused CPU product can take these, and torch has no fast one: plain, of one dtype of two bytes.
 
     Without instructions for these torch multiplies several rows number by number.
@@ -73,7 +73,8 @@ def is_fusable_half(x: Tensor, weight: Tensor) -> bool:
         return False
     if type(x) not in _PLAIN_TYPES or type(weight) not in _PLAIN_TYPES or torch.is_autocast_enabled("cpu"):
         return False
-    return _is_inference(x.requires_grad or weight.requires_grad) and not _is_fast_in_torch(x.dtype)
+    wants_gradients = x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad)
+    return _is_inference(wants_gradients) and not _is_fast_in_torch(x.dtype)
 
 
 @functools.cache

@@ -201,7 +201,7 @@ class Linear(nn.Linear):
         """``input`` ``[rows, in_features]`` -> ``[rows, out_features]``."""
         if is_fusable(input) and self._fits(input):
             return packed_linear(input, *self._packed.of(self.weight, self.bias))
-        if is_fusable_half(input, self.weight) and self._fits(input):
+        if is_fusable_half(input, self.weight, self.bias) and self._fits(input):
             return half_linear(input, *self._packed_half.of(self.weight, self.bias))
         return linear(input, self.weight, self.bias)
 

@@ -10,9 +10,12 @@ import os
 from array import array
 from collections.abc import Mapping, Sequence
 from concurrent.futures._base import FINISHED, PENDING
+from functools import cache
 from itertools import accumulate
 from math import prod
+from pathlib import Path
 from typing import Any, NamedTuple, Protocol
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -53,10 +56,17 @@ ALIGNMENT = 16
 
 
 def is_built() -> bool:
-    """Return whether C may hand requests in here: it was built, and from the tables as they are now."""
+    """Return whether C may hand requests in here: it was built from its source and the tables as they are now."""
     if _hand_in is None or os.environ.get("CELLRT_FAST_PATH") == "off":
         return False
-    return bool(_hand_in.layout() == LAYOUT)
+    return bool(_hand_in.layout() == LAYOUT) and getattr(_hand_in, "SOURCE", None) == _source()
+
+
+@cache
+def _source() -> int:
+    """Return the checksum of the source of the extension that is here; of an installation, which has none, its own."""
+    source = Path(__file__).parents[1] / "native" / "hand_in.c"
+    return crc32(source.read_bytes()) if source.exists() else getattr(_hand_in, "SOURCE", 0)
 
 
 def _layout(name: str, dtype: np.dtype[Any]) -> dict[str, int]:

@@ -2,6 +2,9 @@
 
 from typing import Any
 
+SOURCE: int
+"""The checksum of the source that it was built from."""
+
 class Prepared:
     """What requests of one graph have in common."""
 

@@ -880,7 +880,8 @@ PyMODINIT_FUNC PyInit__hand_in(void)
         if ((names[k] = PyUnicode_InternFromString(NAMES[k])) == NULL)
             return NULL;
     PyObject *made = PyModule_Create(&module);
-    if (made == NULL || PyModule_AddType(made, &PreparedType) < 0 || PyModule_AddType(made, &DoorType) < 0)
+    if (made == NULL || PyModule_AddType(made, &PreparedType) < 0 || PyModule_AddType(made, &DoorType) < 0 ||
+        PyModule_AddObject(made, "SOURCE", PyLong_FromUnsignedLong(SOURCE)) < 0) /* its checksum: see setup.py */
         return NULL;
     return made;
 }

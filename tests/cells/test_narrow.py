@@ -54,10 +54,13 @@ def test_a_changed_weight_is_packed_anew() -> None:
         assert torch.equal(layer(x), 2 * before)
 
 
-def test_gradients_are_torchs() -> None:
+@pytest.mark.parametrize("name", ["weight", "bias"])
+def test_gradients_of_one_parameter_are_torchs(name: str) -> None:
     layer, x = made(24, 70, torch.bfloat16)
+    layer.requires_grad_(False).get_parameter(name).requires_grad_()
     layer(x).sum().backward()
-    assert layer.weight.grad is not None and layer.weight.grad.abs().sum() > 0
+    grad = layer.get_parameter(name).grad
+    assert grad is not None and grad.abs().sum() > 0
 
 
 @torch.inference_mode()

@@ -81,6 +81,11 @@ def own_engine() -> Iterator[Engine]:
     close_and_check(made)
 
 
+def test_an_extension_of_another_source_is_not_used(monkeypatch):
+    monkeypatch.setattr(fast_path._hand_in, "SOURCE", fast_path._hand_in.SOURCE + 1)
+    assert not fast_path.is_built()
+
+
 def test_a_request_of_a_known_graph_is_handed_in_by_c_and_answered(engine):
     know(engine, "chain", steps(3))
     future = engine._hand_in_fast("chain", steps(3, 0.5), False)
