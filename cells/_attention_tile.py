@@ -32,11 +32,11 @@ def multiply_scores(rows, x, depth, panel, keys, out):  # type: ignore[no-untype
     """Write ``x @ panel``, for ``keys`` of a block, in whole vectors, and at most ``TILE_ROWS`` rows: ``x`` ``[rows,
     depth]``, ``panel`` ``[depth, BLOCK_KEYS]``, ``out`` ``[rows, BLOCK_KEYS]``."""
     if keys > 2 * LANES:
-        multiply_rows(GROUPS, 1, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
+        multiply_rows(GROUPS, 1, FLOAT32, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
     elif keys > LANES:
-        multiply_rows(2, 1, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
+        multiply_rows(2, 1, FLOAT32, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
     else:
-        multiply_rows(1, 1, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
+        multiply_rows(1, 1, FLOAT32, rows, x, depth, panel, BLOCK_KEYS, depth, out, BLOCK_KEYS, 0, None)
 
 
 @nogil_part
@@ -47,13 +47,19 @@ def add_values(rows, weights, values, stride, count, out, width):  # type: ignor
     while column < width:
         left, at = (width - column) // LANES, 4 * column
         if left >= 4:
-            multiply_rows(4, 0, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None)
+            multiply_rows(
+                4, 0, FLOAT32, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None
+            )
             column += 4 * LANES
         elif left >= 2:
-            multiply_rows(2, 0, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None)
+            multiply_rows(
+                2, 0, FLOAT32, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None
+            )
             column += 2 * LANES
         else:
-            multiply_rows(1, 0, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None)
+            multiply_rows(
+                1, 0, FLOAT32, rows, weights, BLOCK_KEYS, values + at, stride, count, out + at, width, 0, None
+            )
             column += LANES
 
 

@@ -34,6 +34,7 @@ from cellrt.definition.compiled_form import (
 )
 from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
 from cellrt.products.packed import FLOAT_BYTES, copy
+from cellrt.products.vectors import FLOAT32
 
 LAYER_TENSORS = 9
 """``x``; of ``kv`` pages, tables, lengths, positions; offsets, nodes, which are read; and the output."""
@@ -109,7 +110,7 @@ def _choose(constants, task):  # type: ignore[no-untyped-def]
     epsilon = array_at(constants + 8 * 2, 1, np.float64)[0]
     rows, token = read_word(task, POSITIONS), port_address(task, 1)
     x, logprob = port_address(task, 0), port_address(task, 2)
-    choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, token, logprob)
+    choose_tokens(x, rows, hidden, norm, epsilon, FLOAT32, head, bias, vocabulary, token, logprob)
     mark_ends(token, rows, ends, num_ends, port_address(task, 3))
     return DONE
 

@@ -2,7 +2,7 @@
 
 The parts are those that its modules call (``packed.py``, ``_row_kernels.py``, ``_paged_attention.py``), in the same
 order and with the same bits; what is saved is Python, some 0.2 ms a layer, and the interpreter lock, which it does not
-hold.
+hold. With weights of 16 bits only queries, keys and values are rounded to these, where modules round every result.
 """
 
 from __future__ import annotations
@@ -15,14 +15,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
+from cellrt.cells._attention_tile import read_row, write_row
+from cellrt.cells._narrow import project_kind
 from cellrt.cells._paged_attention import append, attend
 from cellrt.cells._row_kernels import add_rows, gate_rows, norm_rows, turn_rows
-from cellrt.cells._weights import Derived, is_fusable, pack_with_bias
+from cellrt.cells._weights import Derived, is_fusable, pack_half_with_bias, pack_with_bias
 from cellrt.cells.paged_attention import LayerPages, Mask, Pages, Spans, settings_of, task_of
 from cellrt.cells.transformer import Heads
 from cellrt.definition.compiled_form import is_settled, nogil, nogil_part, start_of
 from cellrt.kernels.paged_attention.pages import check, check_appended
-from cellrt.products.packed import FLOAT_BYTES, new_room, packed_numbers, project
+from cellrt.products.packed import FLOAT_BYTES, new_room, packed_numbers
+from cellrt.products.vectors import FLOAT32
 
 LINEARS = ("attention.query", "attention.key", "attention.value", "attention.out", "mlp.gate", "mlp.up", "mlp.down")
 NORMS = ("attention_norm", "mlp_norm", "attention.query_norm", "attention.key_norm")
@@ -38,8 +41,10 @@ def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task
 
     ``layers`` has the words of each layer, ``sizes`` int64 ``[count, hidden, inner, heads, kv_heads, head_dim]``;
     ``turns`` is as ``fill_turns`` makes it, ``settings`` and ``task`` are as ``attend`` takes them, and ``places`` has
-    the addresses of the keys and values of each layer's pages ``[count, 2]``.
+    the addresses of the keys and values of each layer's pages ``[count, 2]``. Linear layers have the pages' kind of
+    numbers; norms and rows are float32.
     """
+    kind, one = settings[3], np.float32(1)
     count, hidden, inner, heads, kv_heads, head_dim = sizes
     wide, narrow = heads * head_dim, kv_heads * head_dim
     widths = np.array([hidden, wide, wide, narrow, narrow, inner, inner])
@@ -52,24 +57,30 @@ def run_layers(layers, sizes, epsilon, x, rows, positions, turns, settings, task
     for layer in range(count):
         own = layers[layer]
         norm_rows(x, own[14], rows, hidden, epsilon, normed)
-        project(normed, rows, hidden, own[0], own[1], wide, query)
-        project(normed, rows, hidden, own[2], own[3], narrow, key)
-        project(normed, rows, hidden, own[4], own[5], narrow, value)
+        project_kind(kind, normed, rows, hidden, own[0], own[1], wide, query)
+        project_kind(kind, normed, rows, hidden, own[2], own[3], narrow, key)
+        project_kind(kind, normed, rows, hidden, own[4], own[5], narrow, value)
         if own[16] != 0:
             norm_rows(query, own[16], rows * heads, head_dim, epsilon, query)
             norm_rows(key, own[17], rows * kv_heads, head_dim, epsilon, key)
         turn_rows(query, positions, rows, heads, head_dim // 2, turns, query)
         turn_rows(key, positions, rows, kv_heads, head_dim // 2, turns, key)
+        if kind != FLOAT32:
+            write_row(kind, query, query, rows * wide, one)
+            write_row(kind, key, key, rows * narrow, one)
+            write_row(kind, value, value, rows * narrow, one)
         task[7], task[8] = places[layer, 0], places[layer, 1]
         append(start_of(settings), start_of(task))
         attend(start_of(settings), start_of(task))
-        project(read, rows, wide, own[6], own[7], hidden, normed)
+        if kind != FLOAT32:
+            read_row(kind, read, query, rows * wide, one)
+        project_kind(kind, read if kind == FLOAT32 else query, rows, wide, own[6], own[7], hidden, normed)
         add_rows(x, normed, rows, hidden)
         norm_rows(x, own[15], rows, hidden, epsilon, normed)
-        project(normed, rows, hidden, own[8], own[9], inner, gate)
-        project(normed, rows, hidden, own[10], own[11], inner, up)
+        project_kind(kind, normed, rows, hidden, own[8], own[9], inner, gate)
+        project_kind(kind, normed, rows, hidden, own[10], own[11], inner, up)
         gate_rows(gate, up, rows, inner, gate)
-        project(gate, rows, inner, own[12], own[13], hidden, normed)
+        project_kind(kind, gate, rows, inner, own[12], own[13], hidden, normed)
         add_rows(x, normed, rows, hidden)
     return room.size  # what is used here is not freed before
 
@@ -101,19 +112,22 @@ class LayerWeights:
     def _pack(self, *weights: Tensor | None) -> tuple[NDArray[np.int64], list[Any]]:
         each = len(self._slots) // (2 * len(LINEARS) + len(NORMS))
         words, kept = np.zeros((each, LAYER_WORDS), np.int64), list[Any](weights)
-        sizes = [packed_numbers(weight) for weight in weights if weight is not None and weight.dim() == 2]
+        linears = [weight for weight in weights if weight is not None and weight.dim() == 2]
+        pack = pack_with_bias if linears[0].dtype is torch.float32 else pack_half_with_bias
+        sizes = [packed_numbers(weight) * weight.element_size() // FLOAT_BYTES for weight in linears]
         parts, rooms = iter(weights), iter(new_room(sum(sizes)).split(sizes))  # in the order in which they are read
         for layer in range(each):
             for place in range(len(LINEARS)):
                 weight, bias = next(parts), next(parts)
                 if weight is None:
                     raise TypeError("a linear layer without a weight")
-                packed, added = pack_with_bias(weight, bias, next(rooms))
+                packed, added = pack(weight, bias, next(rooms))
                 kept += [packed, added]
                 words[layer, 2 * place : 2 * place + 2] = packed.address, added.data_ptr()
             for place in range(2 * len(LINEARS), LAYER_WORDS):
-                norm = next(parts)
-                words[layer, place] = 0 if norm is None else norm.data_ptr()
+                if (norm := next(parts)) is not None:
+                    kept.append(norm.detach().float())
+                    words[layer, place] = kept[-1].data_ptr()
         return words, kept
 
 

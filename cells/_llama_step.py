@@ -2,7 +2,7 @@
 
 The parts are those that ``Llama`` and ``likeliest`` call, in the same order and with the same bits. What is saved is
 the Python between them, which is in no cache once a model's weights have gone through all, and the interpreter lock,
-which clients of the same process have meanwhile.
+which clients of the same process have meanwhile. With weights of 16 bits the modules round more (``_llama_stack.py``).
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from cellrt import PagedRows, RowSpec
+from cellrt.cells._attention_tile import read_row
 from cellrt.cells._llama_stack import LAYER_WORDS, run_layers
+from cellrt.cells._narrow import project_kind
 from cellrt.cells._recurrence import all_below
 from cellrt.cells._row_kernels import choose_likeliest, norm_rows
-from cellrt.cells._weights import are_float32_on_cpu, is_fusable, is_token
+from cellrt.cells._weights import is_fusable, is_fusable_half, is_packed, is_token
 from cellrt.cells.attention import Linear
 from cellrt.cells.llama import Llama, LlamaLayers
-from cellrt.cells.paged_attention import Mask, Pages, settings_of
+from cellrt.cells.paged_attention import KINDS, Mask, Pages, settings_of
 from cellrt.cells.row_layers import RMSNorm
 from cellrt.cells.sampling import ends_of
 from cellrt.definition.compiled_form import (
@@ -39,7 +41,8 @@ from cellrt.definition.compiled_form import (
     start_of,
 )
 from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
-from cellrt.products.packed import FLOAT_BYTES, copy, project
+from cellrt.products.packed import FLOAT_BYTES, copy
+from cellrt.products.vectors import FLOAT32
 
 MOST_POSITIONS = 1 << 13
 """Rotary positions that a form has; a task with later ones runs through the modules, which have any."""
@@ -48,13 +51,13 @@ NUM_TENSORS = 11
 
 
 @nogil_part
-def choose_tokens(x, rows, hidden, norm, epsilon, head, bias, vocabulary, tokens, logprobs):  # type: ignore[no-untyped-def]
+def choose_tokens(x, rows, hidden, norm, epsilon, kind, head, bias, vocabulary, tokens, logprobs):  # type: ignore[no-untyped-def]
     """Return the last norm, the head and the choice: the likeliest token, int64, of each row ``x`` ``[rows, hidden]``,
-    and its log-probability.
+    and its log-probability. The head has this kind of numbers.
     """
     normed, logits = np.empty(rows * hidden, np.float32), np.empty(rows * vocabulary, np.float32)
     norm_rows(x, norm, rows, hidden, epsilon, start_of(normed))
-    project(start_of(normed), rows, hidden, head, bias, vocabulary, start_of(logits))
+    project_kind(kind, start_of(normed), rows, hidden, head, bias, vocabulary, start_of(logits))
     choose_likeliest(start_of(logits), rows, vocabulary, tokens, logprobs)
     return normed.size + logits.size  # what is used here is not freed before
 
@@ -81,12 +84,12 @@ def _choose(model, sizes, epsilon, x, rows, is_read, made):  # type: ignore[no-u
     ``made`` has the addresses of tokens, log-probabilities and stop flags; of other rows the first two are 0.
     """
     hidden = sizes[1]
-    _, vocabulary, norm, head, bias, ends, num_ends = read_words(model, 7)
+    _, vocabulary, norm, head, bias, kind, ends, num_ends = read_words(model, 8)
     token, logprob = array_at(made[0], rows, np.int64), array_at(made[1], rows, np.float32)
     read, places = rows_read(x, rows, hidden, is_read)
     best, chance = np.empty(places.size, np.int64), np.empty(places.size, np.float32)
     to = start_of(best), start_of(chance)
-    choose_tokens(start_of(read), places.size, hidden, norm, epsilon, head, bias, vocabulary, to[0], to[1])
+    choose_tokens(start_of(read), places.size, hidden, norm, epsilon, kind, head, bias, vocabulary, to[0], to[1])
     token[:], logprob[:] = 0, 0
     for at in range(places.size):
         token[places[at]], logprob[places[at]] = best[at], chance[at]
@@ -107,16 +110,17 @@ def mark_ends(tokens, rows, ends, num_ends, stop):  # type: ignore[no-untyped-de
 
 
 @nogil_part
-def look_up(table, token, hidden, width, target):  # type: ignore[no-untyped-def]
-    """Write a token's row ``[hidden]`` of a table, or with ``width`` above 0 of a packed one with panels so wide."""
+def look_up(table, token, hidden, kind, width, target):  # type: ignore[no-untyped-def]
+    """Write a token's row ``[hidden]``, as float32, of a table of this kind of numbers, or with ``width`` above 0 of a
+    packed one with panels so wide.
+    """
+    size, one = FLOAT_BYTES if kind == FLOAT32 else FLOAT_BYTES // 2, np.float32(1)
     if width == 0:
-        copy(target, table + token * hidden * FLOAT_BYTES, hidden)
-        return 0
-    first = table + (token // width * hidden * width + token % width) * FLOAT_BYTES
-    column, row = array_at(first, (hidden - 1) * width + 1, np.float32), array_at(target, hidden, np.float32)
+        read_row(kind, table + token * hidden * size, target, hidden, one)
+        return
+    first = table + (token // width * hidden * width + token % width) * size
     for k in range(hidden):
-        row[k] = column[k * width]
-    return 0
+        read_row(kind, first + k * width * size, target + k * FLOAT_BYTES, 1, one)
 
 
 @nogil_part
@@ -129,11 +133,11 @@ def run_stack(step, task, layers, sizes, settings, epsilon, x):  # type: ignore[
     """
     tokens, rows, _, turns, keys, model = step[0], step[1], step[2], step[3], step[4], step[5]
     hidden, table, vocabulary = sizes[1], read_word(model, 0), read_word(model, 1)
-    layer_bytes, value_bytes, width = read_word(model, 7), read_word(model, 8), read_word(model, 9)
+    kind, layer_bytes, value_bytes, width = settings[3], read_word(model, 8), read_word(model, 9), read_word(model, 10)
     if not all_below(tokens, rows, vocabulary):
         return False
     for row in range(rows):
-        look_up(table, read_word(tokens, row), hidden, width, start_of(x) + row * hidden * FLOAT_BYTES)
+        look_up(table, read_word(tokens, row), hidden, kind, width, start_of(x) + row * hidden * FLOAT_BYTES)
     places = np.empty((sizes[0], 2), np.int64)
     for layer in range(sizes[0]):
         places[layer, 0] = keys + layer * layer_bytes
@@ -203,10 +207,10 @@ class _Words(NamedTuple):
     """The arguments of a step that stay the same from step to step.
 
     Attributes:
-        model: ``embedding, vocabulary, norm, head, bias, ends, num_ends, layer_bytes, value_bytes, width``: addresses
-            and numbers, how far a layer's keys, and its values, lie behind the first layer's keys, and the width of
-            the embedding's panels: one that is the head, too, is read from the packed head, so that it need not be in
-            memory; 0 of another.
+        model: ``embedding, vocabulary, norm, head, bias, kind, ends, num_ends, layer_bytes, value_bytes, width``:
+            addresses and numbers, the kind of the numbers of linear layers, how far a layer's keys, and its values, lie
+            behind the first layer's keys, and the width of the embedding's panels: one that is the head, too, is read
+            from the packed head, so that it need not be in memory; 0 of another.
         model_at: where these words are.
         layers, sizes, settings: as ``run_layers`` takes them.
         turns: the tables of the layers' rotary positions.
@@ -249,14 +253,16 @@ class LlamaStep:
         given, rows = self.given_for(model, token, kv), token.shape[0]
         if given is None:
             return None
-        made = torch.empty_like(token), kv.pages.new_empty(rows), kv.pages.new_empty(rows, dtype=torch.bool)
+        made = torch.empty_like(token), torch.empty(rows, dtype=torch.float32), torch.empty(rows, dtype=torch.bool)
         own = kv.pages, kv.tables, kv.lengths, kv.positions
         is_done = takes(_step_of_task, given[0], [token, *own, kv.offsets, kv.nodes, kv.is_read, *made])
         return made if is_done else None
 
     def given_for(self, model: Llama, token: Tensor, kv: PagedRows) -> tuple[list[int], object] | None:
         """Return ``constants_of`` for one step, whatever its positions are; None where it cannot be one call."""
-        if type(model) is not Llama or not is_token(token) or kv.page_dim != 2 or not is_fusable(kv.pages):
+        if type(model) is not Llama or not is_token(token) or kv.page_dim != 2:
+            return None
+        if not is_fusable(kv.pages) and not is_fusable_half(kv.pages, kv.pages):
             return None
         words = self._words_of(model, kv.pages)
         if words is None or not _fits(token, kv):
@@ -274,7 +280,7 @@ class LlamaStep:
     def constants_of(self, model: Llama, kv: RowSpec) -> tuple[list[int], object] | None:
         """Return the constants of a form, and what they point to; None where a step cannot be one call."""
         stored = kv.stored
-        if stored.dtype is not torch.float32:
+        if not is_packed(stored.dtype):
             return None
         words = self._words_of(model, torch.empty(1, *stored.shape, dtype=stored.dtype, device="cpu"))
         if words is None:
@@ -289,14 +295,15 @@ class LlamaStep:
         sizes, heads = model.sizes, model.sizes.attention
         page_size = pages.shape[3] if pages.dim() == 6 else 0
         page = sizes.layers, 2, page_size, heads.num_kv_heads, heads.size
-        if pages.shape[1:] != page or not _is_plain(model):
+        if pages.shape[1:] != page or not _is_plain(model, pages.dtype):
             return None
         layers, kept = model.layers.weights.of(model.layers)
-        packed, added = model.head._packed.of(model.head.weight, model.head.bias)
-        table, norm = model.embedding.weight, model.norm.weight
-        is_head = table.data_ptr() == model.head.weight.data_ptr() and table.shape == model.head.weight.shape
-        where = norm.data_ptr(), packed.address, added.data_ptr(), self.ends.ctypes.data, len(self.ends)
-        strides = FLOAT_BYTES * pages.stride(1), FLOAT_BYTES * pages.stride(2)
+        kind, head, table = KINDS[pages.dtype], model.head, model.embedding.weight
+        packed, added = (head._packed if kind == FLOAT32 else head._packed_half).of(head.weight, head.bias)
+        norm = model.norm.weight.detach().float()
+        is_head = table.data_ptr() == head.weight.data_ptr() and table.shape == head.weight.shape
+        where = norm.data_ptr(), packed.address, added.data_ptr(), kind, self.ends.ctypes.data, len(self.ends)
+        strides = pages.element_size() * pages.stride(1), pages.element_size() * pages.stride(2)
         width = packed.values.shape[2] if is_head else 0
         words = np.array([packed.address if is_head else table.data_ptr(), len(table), *where, *strides, width])
         numbers = sizes.layers, heads.hidden, sizes.inner, heads.heads, heads.num_kv_heads, heads.size
@@ -310,14 +317,14 @@ class LlamaStep:
         return self._last
 
 
-def _is_plain(model: Any) -> bool:
-    """Return whether a model's modules are the family's own, without hooks, and have weights that the call can read."""
+def _is_plain(model: Any, dtype: torch.dtype) -> bool:
+    """Return whether a model's modules are the family's own, without hooks, and their weights have this dtype."""
     parts = model.embedding, model.layers, model.norm, model.head
     if tuple(map(type, parts)) != (nn.Embedding, LlamaLayers, RMSNorm, Linear):
         return False
     if model.embedding.max_norm is not None or not model.embedding.weight.is_contiguous():
         return False
-    if not are_float32_on_cpu(model.embedding.weight, model.norm.weight, model.head.weight, model.head.bias):
+    if any(weight.dtype is not dtype or not weight.is_cpu for weight in model.parameters()):
         return False
     return not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
 

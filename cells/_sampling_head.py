@@ -24,6 +24,7 @@ from cellrt.cells.row_layers import RMSNorm
 from cellrt.cells.sampling import SamplingLimits, sampling_inputs, sampling_outputs
 from cellrt.definition.compiled_form import DONE, CompiledForm, TaskFunction, array_at, read_word, read_words
 from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
+from cellrt.products.vectors import FLOAT32
 
 HISTORY, NUM_TENSORS = 2, 20
 """The tensors of a task: ``x``, ``token``, and from ``history`` on those of ``_sampling_step.py``."""
@@ -60,7 +61,8 @@ def sampling_head_form(
         weight, epsilon = norm.weight, norm.eps
     packed, added = head._packed.of(head.weight, head.bias)
     norm_at = 0 if weight is None else weight.data_ptr()
-    model, end_tokens = np.array([0, packed.units, norm_at, packed.address, added.data_ptr()]), np.array(ends, np.int64)
+    model = np.array([0, packed.units, norm_at, packed.address, added.data_ptr(), FLOAT32])
+    end_tokens = np.array(ends, np.int64)
     words = [model.ctypes.data, packed.depth, bits_of(epsilon), page_size, end_tokens.ctypes.data, len(end_tokens)]
     inputs: Mapping[str, RowSpec] = {
         "x": rows(packed.depth), "token": token, **sampling_inputs(limits, page_size, packed.units),

@@ -12,6 +12,7 @@ from cellrt import PagedRows, RowSpec, Spans
 from cellrt.cells import _sampling as words_at
 from cellrt.cells._llama_stack import LAYER_WORDS
 from cellrt.cells._llama_step import LlamaStep, has_turns, rows_read, run_stack, takes, task_words
+from cellrt.cells._narrow import project_kind
 from cellrt.cells._row_kernels import norm_rows
 from cellrt.cells._sampling import remember_tokens, sample_rows
 from cellrt.cells.llama import Llama
@@ -27,7 +28,6 @@ from cellrt.definition.compiled_form import (
     start_of,
 )
 from cellrt.definition.span_form import AT, FIRST_TENSOR, SIZES, TENSOR, SpanForm
-from cellrt.products.packed import project
 
 # The tensors of a task: of ``token`` 1, of ``kv`` and ``history`` 4 each (pages, tables, lengths, positions), of the
 # spans 1, of what is asked for 5; offsets, nodes and which rows are read; and the outputs.
@@ -42,7 +42,7 @@ def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[
     ``sample_rows`` of them.
     """
     hidden = sizes[1]
-    _, vocabulary, norm, head, bias = read_words(model, 5)
+    _, vocabulary, norm, head, bias, kind = read_words(model, 6)
     read, places = rows_read(x, rows, hidden, is_read)
     count = places.size
     normed, logits = np.empty(count * hidden, np.float32), np.empty(count * vocabulary, np.float32)
@@ -50,7 +50,7 @@ def sample_read(model, sizes, epsilon, x, rows, is_read, task):  # type: ignore[
         norm_rows(start_of(read), norm, count, hidden, epsilon, start_of(normed))
     else:
         normed[:] = read
-    project(start_of(normed), count, hidden, head, bias, vocabulary, start_of(logits))
+    project_kind(kind, start_of(normed), count, hidden, head, bias, vocabulary, start_of(logits))
     sample_rows(start_of(logits), count, vocabulary, start_of(places), task)
     return read.size + normed.size + logits.size + places.size  # what is used here is not freed before
 

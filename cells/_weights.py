@@ -77,6 +77,11 @@ def is_fusable_half(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> bo
     return _is_inference(wants_gradients) and not _is_fast_in_torch(x.dtype)
 
 
+def is_packed(dtype: torch.dtype) -> bool:
+    """Return whether the fused CPU product takes weights of this dtype, and torch has no fast one."""
+    return dtype is torch.float32 or (dtype in PROJECTS and not _is_fast_in_torch(dtype))
+
+
 @functools.cache
 def _is_fast_in_torch(dtype: torch.dtype) -> bool:
     """Return whether this processor has instructions for a dtype of two bytes that torch's library uses."""
@@ -182,15 +187,19 @@ def packed_linear(x: Tensor, weight: PackedWeight, bias: Tensor) -> Tensor:
     return out
 
 
-def pack_half_with_bias(weight: Tensor, bias: Tensor | None) -> tuple[PackedWeight, Tensor]:
-    """Return a linear layer of numbers of two bytes for ``half_linear``; the bias, if any, is widened."""
+def pack_half_with_bias(weight: Tensor, bias: Tensor | None, room: Tensor | None = None) -> tuple[PackedWeight, Tensor]:
+    """Return a linear layer of numbers of two bytes for ``half_linear``; the bias, if any, is widened.
+
+    ``room`` is as for ``pack_linear``.
+    """
     columns, depth = weight.shape
     count = -(-columns // WIDTH)
     padded = weight.detach()
     if columns < count * WIDTH:
         padded = weight.new_zeros(count * WIDTH, depth)
         padded[:columns] = weight.detach()
-    values = new_room(count * depth * WIDTH // 2).view(weight.dtype).view(count, depth, WIDTH)
+    room = new_room(count * depth * WIDTH // 2) if room is None else room
+    values = room.view(weight.dtype).view(count, depth, WIDTH)
     values.copy_(padded.view(count, WIDTH, depth).transpose(1, 2))
     return PackedWeight(values, columns, depth), torch.empty(0) if bias is None else bias.detach().float()
 

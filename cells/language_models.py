@@ -357,8 +357,8 @@ def layered_language_model(
     max_batch_rows: int = 256,
     sampling: bool | SamplingLimits = False,
 ) -> LayeredModel:
-    """Return the same model as ``language_model``, bit for bit, with a cell for each layer; the arguments are the
-    same.
+    """Return the same model as ``language_model``, in float32 bit for bit, with a cell for each layer; the arguments
+    are the same.
     """
     dtype = model.embedding.weight.dtype
     hidden, state = rows(model.sizes.hidden, dtype=dtype), _kv_of_layer(model.sizes, page_size, dtype)

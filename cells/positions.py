@@ -134,9 +134,10 @@ class RotaryPositions(nn.Module):
         return known[-1]
 
     def _make_turns(self, count: int) -> Tensor:
-        count, half = -(-count // TURNS_AT_ONCE) * TURNS_AT_ONCE, len(self.frequencies)
+        frequencies = self.frequencies.float()  # those of a module in 16 bits may be such, too
+        count, half = -(-count // TURNS_AT_ONCE) * TURNS_AT_ONCE, len(frequencies)
         turns = torch.empty(count, 2, half, dtype=torch.float32, device="cpu")
-        fill_turns(self.frequencies.data_ptr(), half, self.amplitude, count, turns.data_ptr())
+        fill_turns(frequencies.data_ptr(), half, self.amplitude, count, turns.data_ptr())
         return turns
 
     def _first_turns(self, frequencies: Tensor) -> deque[Tensor]:

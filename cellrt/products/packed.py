@@ -29,7 +29,7 @@ from torch import Tensor
 from cellrt.native.jit import c_function, nogil
 from cellrt.native.memory import read_float, start_of
 from cellrt.products.tile import HALF_GROUPS, lines_of_row, multiply_rows, rows_of_tile
-from cellrt.products.vectors import LANES, LINE_BYTES, fetch_line
+from cellrt.products.vectors import FLOAT32, LANES, LINE_BYTES, fetch_line
 
 FLOAT_BYTES = 4
 CHUNK_ROWS = 96
@@ -46,7 +46,7 @@ _LONG_BLOCK_BYTES = 1 << 15
 
 Then computing takes longer than fetching, so larger blocks are better: each block costs a read and a write of the sums.
 """
-_AHEAD_BYTES = 1 << 13
+AHEAD_BYTES = 1 << 13
 """The distance at which a single tile prefetches memory ahead of its reads, in bytes."""
 
 _LINEAR_GROUPS = 4
@@ -183,8 +183,8 @@ def _product(groups: int) -> Any:
         tiles = -(-rows // most)
         # One tile reads each line once, and fetches a little ahead.
         if tiles == 1:
-            ahead = panel + _AHEAD_BYTES
-            multiply_rows(groups, 0, rows, x, stride, panel, width, depth, tile, width, row_lines, ahead)
+            ahead = panel + AHEAD_BYTES
+            multiply_rows(groups, 0, FLOAT32, rows, x, stride, panel, width, depth, tile, width, row_lines, ahead)
             return
         # Several tiles read each block from the nearest cache, while they fetch the next block.
         few = tiles <= 3
@@ -198,7 +198,7 @@ def _product(groups: int) -> Any:
                 begin = x + (row * stride + start) * FLOAT_BYTES
                 sums = tile + row * width * FLOAT_BYTES
                 ahead = weights + (size + k * size // tiles) * width * FLOAT_BYTES
-                multiply_rows(groups, 0, count, begin, stride, weights, width, size, sums, width, lines, ahead)
+                multiply_rows(groups, 0, FLOAT32, count, begin, stride, weights, width, size, sums, width, lines, ahead)
                 row += count
 
     return multiply
@@ -224,7 +224,9 @@ def multiply_four(x, stride, rows, panel, depth, tile):  # type: ignore[no-untyp
         for k in range(2):
             place, sums = weights + k * half, tile + k * half
             ahead = weights + (size + k * size // 2) * width * FLOAT_BYTES
-            multiply_rows(HALF_GROUPS, 0, rows, begin, stride, place, width, size, sums, width, _HALF_LINES, ahead)
+            multiply_rows(
+                HALF_GROUPS, 0, FLOAT32, rows, begin, stride, place, width, size, sums, width, _HALF_LINES, ahead
+            )
 
 
 @nogil

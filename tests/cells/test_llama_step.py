@@ -7,7 +7,7 @@ import pytest
 import torch
 
 import cellrt
-from cellrt.cells import _llama_step, _sampling_step
+from cellrt.cells import _llama_step, _sampling_step, _weights
 from cellrt.cells._llama_stack import run_layers
 from cellrt.cells._llama_step import LlamaStep
 from cellrt.cells._paged_attention import append, attend
@@ -66,6 +66,68 @@ def test_one_call_gives_the_bits_of_the_modules(changed, monkeypatch):
         assert torch.equal(value[kv.is_read], expected[kv.is_read])
     assert torch.equal(kv.pages, again.pages)
     assert len({*made[0].tolist()}) > 2
+
+
+HALVES = [torch.bfloat16, torch.float16]
+
+
+@pytest.fixture
+def no_instructions(monkeypatch):
+    """A processor on which torch has no fast products in 16 bits."""
+    monkeypatch.setattr(_weights, "_is_fast_in_torch", lambda dtype: False)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("changed", [{}, {"norms_heads": True, "has_bias": True}, {"is_tied": False, "head_dim": 20}])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_one_call_in_16_bits_is_the_widened_model_but_for_the_rounding_of_what_pages_keep(
+    dtype, changed, no_instructions, monkeypatch
+):
+    model = small(**changed).to(dtype)
+    token, kv = given(model)
+    kv = kv._replace(pages=kv.pages.to(dtype))
+    wide = kv._replace(pages=kv.pages.float())
+    expected = by_modules(GreedyLanguageModel(copy.deepcopy(model).float(), END), token, wide, monkeypatch)
+    made = LlamaStep(END).run(model, token, kv)
+    rounding = torch.finfo(dtype).eps
+    torch.testing.assert_close(made[1][kv.is_read], expected.logprob[kv.is_read], atol=4 * rounding, rtol=0)
+    torch.testing.assert_close(kv.pages.float(), wide.pages, atol=4 * rounding, rtol=rounding)
+
+
+@torch.inference_mode()
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_one_call_in_16_bits_gives_a_row_the_same_bits_alone(dtype, no_instructions):
+    model = small().to(dtype)
+    token, kv = given(model)
+    kv = kv._replace(pages=kv.pages.to(dtype))
+    alone = kv.copied()
+    step = LlamaStep(END)
+    together = step.run(model, token, kv)
+    for node, (first, last) in enumerate(zip(kv.offsets.tolist(), kv.offsets[1:].tolist())):
+        own = slice(first, last)
+        one = alone._replace(
+            tables=alone.tables[node : node + 1],
+            lengths=alone.lengths[node : node + 1],
+            offsets=torch.tensor([0, last - first], dtype=torch.int32),
+            nodes=torch.zeros(last - first, dtype=torch.int32),
+            positions=alone.positions[own],
+            is_read=alone.is_read[own],
+        )
+        assert all(map(torch.equal, step.run(model, token[own], one), [made[own] for made in together]))
+    assert torch.equal(alone.pages, kv.pages)
+
+
+@pytest.mark.parametrize("sampling", [False, True])
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_a_step_in_16_bits_has_a_compiled_form(dtype, sampling, no_instructions):
+    cell = language_model(small().to(dtype), END, page_size=PAGE, sampling=sampling)
+    assert cell.compiled_form is not None and cell.compiled_form.is_batch_invariant
+
+
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+def test_where_torch_has_instructions_for_16_bits_a_step_has_no_form(dtype, monkeypatch):
+    monkeypatch.setattr(_weights, "_is_fast_in_torch", lambda dtype: True)
+    assert language_model(small().to(dtype), END, page_size=PAGE).compiled_form is None
 
 
 @torch.inference_mode()
