@@ -1,17 +1,17 @@
 """Run one benchmark: ``python -m benchmarks NAME [--quick] [--only PART] [--json FILE] [--plot FILE]``.
 
 A benchmark is a module of this folder with a function ``run(recorder, options)`` and the names of its parts,
-``PARTS``; the rest of the folder is what they share.
+``PARTS``; the rest of the folder is what they share. A bare machine with torch, Triton and Numba can run it.
 """
 
 from __future__ import annotations
 
+import argparse
 import ast
 import importlib
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, cast
-
-import typer
+from typing import cast
 
 from benchmarks.options import TREEBANK_VARIABLE, Benchmark, Options, find_treebank
 from benchmarks.record import Recorder
@@ -41,44 +41,53 @@ def _parsed(path: Path) -> ast.Module:
 
 
 FOLDER = Path(__file__).parent
-app = typer.Typer(add_completion=False, rich_markup_mode=None)
 
 
-@app.command(help=overview(FOLDER))
-def main(
-    name: Annotated[str, typer.Argument(help=f"One of {', '.join(benchmark_names(FOLDER))}.")],
-    quick: Annotated[bool, typer.Option("--quick", help="A short run, to see that it works.")] = False,
-    only: Annotated[list[str] | None, typer.Option(help="Run this part alone; may be given several times.")] = None,
-    hidden: Annotated[list[int] | None, typer.Option(help="Hidden size; may be given several times.")] = None,
-    json: Annotated[Path | None, typer.Option(help="Write the rows here, one JSON object a line.")] = None,
-    append: Annotated[bool, typer.Option("--append", help="Keep the rows that the file has.")] = False,
-    plot: Annotated[Path | None, typer.Option(help="Draw the figure here, where there is one.")] = None,
-    treebank: Annotated[
-        Path | None,
-        typer.Option(
-            help=f"Trees in Penn brackets, for the tree benchmark. Default: the file that {TREEBANK_VARIABLE} names, "
-            f"else {TRAIN} in the repository, if it is there; else trees are drawn."
-        ),
-    ] = None,
-) -> None:
-    """Run a benchmark and print what it measured."""
-    known = benchmark_names(FOLDER)
-    if name not in known:
-        raise typer.BadParameter(f"no benchmark {name!r}; there are: {', '.join(known) or 'none'}")
-    benchmark = cast(Benchmark, importlib.import_module(f"benchmarks.{name}"))
-    for part in only or []:
+def parser() -> argparse.ArgumentParser:
+    """Return the parser of the command line."""
+    made = argparse.ArgumentParser(
+        "benchmarks", description=overview(FOLDER), formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    made.add_argument("name", choices=benchmark_names(FOLDER), metavar="NAME", help="a benchmark")
+    made.add_argument("--quick", action="store_true", help="a short run, to see that it works")
+    made.add_argument("--only", action="append", default=[], help="run this part; may be given several times")
+    made.add_argument("--hidden", action="append", default=[], type=int, help="hidden size; may be given several times")
+    made.add_argument("--json", type=Path, help="write the rows here, one JSON object a line")
+    made.add_argument("--append", action="store_true", help="keep the rows that the file has")
+    made.add_argument("--plot", type=Path, help="draw the figure here, where there is one")
+    made.add_argument(
+        "--treebank",
+        type=Path,
+        help=f"trees in Penn brackets; default: the file that {TREEBANK_VARIABLE} names, else {TRAIN} in the "
+        "repository, if it is there; else trees are drawn",
+    )
+    made.add_argument("--device", help="cpu, cuda or cuda:0 for figures and ablate; default: a GPU if there is one")
+    made.add_argument("--out", type=Path, help="folder of what figures and ablate measure; default: this machine's")
+    made.add_argument("--again", action="store_true", help="measure also what that folder has")
+    return made
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run a benchmark and print what it measured. Figures print their own lines as they go."""
+    command = parser()
+    given = command.parse_args(arguments)
+    benchmark = cast(Benchmark, importlib.import_module(f"benchmarks.{given.name}"))
+    for part in given.only:
         if part not in benchmark.PARTS:
-            raise typer.BadParameter(f"{name} has no part {part!r}; there are: {', '.join(benchmark.PARTS)}")
+            command.error(f"{given.name} has no part {part!r}; there are: {', '.join(benchmark.PARTS)}")
     try:
-        trees = find_treebank(treebank)
+        trees = find_treebank(given.treebank)
     except FileNotFoundError as error:
-        raise typer.BadParameter(str(error), param_hint="--treebank") from None
-    recorder = Recorder(name)
-    benchmark.run(recorder, Options(quick, plot, tuple(only or ()), tuple(hidden or ()), trees))
-    recorder.table()
-    if json is not None:
-        recorder.write(json, append=append)
+        command.error(f"--treebank: {error}")
+    recorder = Recorder(given.name)
+    only, hidden = tuple(given.only), tuple(given.hidden)
+    options = Options(given.quick, given.plot, only, hidden, trees, given.device, given.out, given.again)
+    benchmark.run(recorder, options)
+    if shown := [row for row in recorder.rows if "figure" not in row]:
+        recorder.table(rows=shown)
+    if given.json is not None:
+        recorder.write(given.json, append=given.append)
 
 
 if __name__ == "__main__":
-    app()
+    main()

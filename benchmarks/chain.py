@@ -26,6 +26,7 @@ from benchmarks.compare import (
     FULL,
     NUM_CHECKED,
     QUICK,
+    MakeCell,
     Makers,
     Plan,
     Server,
@@ -80,6 +81,7 @@ class Cellrt:
         fold: the embedding and the input half of the step are folded into one table; else the embedding is a cell of
             its own.
         max_batch: most rows of a task.
+        make_cell: makes the cells, as ``cellrt.cell`` does.
         options: for the engine.
     """
 
@@ -90,6 +92,7 @@ class Cellrt:
         *,
         fold: bool = True,
         max_batch: int = 512,
+        make_cell: MakeCell = cellrt.cell,
         **options: Any,
     ) -> None:
         size, state = lstm.input_size, {"h": (lstm.hidden_size,), "c": (lstm.hidden_size,)}
@@ -98,11 +101,11 @@ class Cellrt:
         embed = None
         if embedding is not None and fold:
             module = EmbeddingLSTMCell.from_torch(embedding, lstm, fold=True)
-            step = cellrt.cell(module, {"token": token, **state}, name="folded lstm", max_batch=max_batch)
+            step = make_cell(module, {"token": token, **state}, name="folded lstm", max_batch=max_batch)
         else:
-            step = cellrt.cell(LSTMCell.from_torch(lstm), {"x": (size,), **state}, name="lstm", max_batch=max_batch)
+            step = make_cell(LSTMCell.from_torch(lstm), {"x": (size,), **state}, name="lstm", max_batch=max_batch)
             if embedding is not None:
-                embed = cellrt.cell(embedding, {"input": token}, name="embedding")
+                embed = make_cell(embedding, {"input": token}, name="embedding")
 
         @cellrt.unfold("lstm", example=torch.zeros(2, size) if table is None else [0, 0], key=len)
         def model(graph: cellrt.Graph, words: Any) -> dict[str, object]:

@@ -22,6 +22,7 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 
+import cellrt
 from benchmarks import workloads
 from benchmarks.bare_loop import BareLoop
 from benchmarks.record import Recorder, percentiles
@@ -48,6 +49,8 @@ Server = Submitting | BareLoop
 """A server that is compared."""
 
 Makers = Mapping[str, Callable[[], Server]]
+MakeCell = Callable[..., cellrt.Cell]
+"""Makes a cell of a module, as ``cellrt.cell`` does."""
 Check = Callable[[str, Sequence[Any]], None]
 """Gets a server's name and its answers to the first ``NUM_CHECKED`` requests; raises where they are wrong."""
 

@@ -40,8 +40,8 @@ from benchmarks.encoder_layouts import (
     Row,
     lay_flat,
 )
-from benchmarks.gpu_plots import can_draw
 from benchmarks.options import Options, tell
+from benchmarks.plots import can_draw
 from benchmarks.record import Recorder
 from benchmarks.timing import medians_us
 from benchmarks.workloads import poisson_arrivals

@@ -1,12 +1,10 @@
-"""The checks for a GPU: completion, kernels against their floors, the LSTM of the paper's section 2.7, figures.
+"""The checks for a GPU: completion, kernels against their floors, the LSTM of the paper's section 2.7.
 
 ``python -m benchmarks.gpu [--quick] [--only PART] [--dry]`` runs everything, or some parts, on the first GPU and writes
 JSON lines and plots to ``benchmarks/results/<device>/``. A part is ``completion``, ``kernels`` (the LSTM's step),
 ``steps`` (the others), ``lstm``, ``serving`` (``gpu_serving.py``), ``loops`` (``gpu_loops.py``), ``lm``
-(``gpu_lm.py``), ``figures`` (``gpu_figures.py``: the paper's, about 8 minutes, 2 with ``--quick``) or one figure, such
-as ``2.7``. ``--dry`` runs
-the same code on the device "dry" with tiny sizes: its numbers mean nothing, and are kept nowhere. Without matplotlib
-there are no plots: ``gpu_plots.py`` draws the figures from the JSON lines elsewhere.
+(``gpu_lm.py``). ``--dry`` runs the same code on the device "dry" with tiny sizes: its numbers mean nothing, and are
+kept nowhere. ``python -m benchmarks figures`` makes the paper's figures.
 
 The LSTM: hidden 1024, 24 steps, 512 chains at once, float32 by TF32 and bfloat16. Requests are word numbers, and the
 embedding is a cell on the device. Runs are as long as they are by default; one-step tasks are shown apart. *Ideal* is
@@ -28,15 +26,14 @@ from torch import nn
 from benchmarks import gpu_completion
 from benchmarks.gpu_busy import busy_share
 from benchmarks.gpu_cells import FusedLSTM
-from benchmarks.gpu_figures import FIGURES, measure_figures
 from benchmarks.gpu_kernels import measure_floors, measure_kernels
 from benchmarks.gpu_lm import measure_lm
 from benchmarks.gpu_loops import measure_loops
-from benchmarks.gpu_plots import can_draw, draw_figures
 from benchmarks.gpu_run import folder_of
 from benchmarks.gpu_serving import measure_serving
 from benchmarks.gpu_timing import time_calls, time_captured, wake
 from benchmarks.options import Options, find_treebank
+from benchmarks.plots import can_draw
 from benchmarks.record import Recorder
 from cellrt.core.state.settings import SchedulerSettings
 from cellrt.definition.define import cell
@@ -51,7 +48,7 @@ from cellrt.process.engine_process import EngineProcess
 from cellrt.worker.device.cuda_worker import CudaWorker
 from cellrt.worker.device.executor import DeviceOptions
 
-PARTS = ("completion", "kernels", "steps", "lstm", "loops", "lm", "serving", "figures", *FIGURES)
+PARTS = ("completion", "kernels", "steps", "lstm", "loops", "lm", "serving")
 VOCABULARY = 10_000
 WAIT_S = 120.0
 WARM_UPS = 3
@@ -93,13 +90,8 @@ def measure(recorder: Recorder, options: Options, device: str) -> None:
         measure_lm(recorder, device, options.quick)
     if options.has("serving"):
         measure_serving(recorder, device, options.treebank, options.quick)
-    figures = [name for name in FIGURES if options.has("figures") or options.has(name)]
-    try:
-        measure_figures(recorder, device, options.treebank, quick=options.quick, names=figures)
-    finally:
-        if options.plot is not None:
-            draw(recorder, options.plot)
-            draw_figures(recorder.rows, options.plot.parent)
+    if options.plot is not None:
+        draw(recorder, options.plot)
 
 
 def measure_lstm(recorder: Recorder, device: str, size: Size, dtype: torch.dtype) -> None:
@@ -307,8 +299,7 @@ def draw(recorder: Recorder, path: Path) -> None:
 
 
 def measure_and_write(options: Options, device: str, folder: Path, name: str) -> None:
-    """Measures, prints the table and writes ``name``.json; also what there is if a part fails. Figures print their own
-    lines as they go."""
+    """Measure, print the table and write ``name``.json; also what there is if a part fails."""
     recorder = Recorder("gpu")
     if device != "dry":
         recorder.machine["gpu"] = torch.cuda.get_device_name(device)
@@ -316,8 +307,7 @@ def measure_and_write(options: Options, device: str, folder: Path, name: str) ->
         measure(recorder, options, device)
     finally:
         recorder.write(folder / f"{name}.json")
-        if others := [row for row in recorder.rows if "figure" not in row]:
-            recorder.table(rows=others)
+        recorder.table()
 
 
 def main() -> None:
@@ -326,7 +316,7 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="a short run")
     parser.add_argument("--dry", action="store_true", help="run without a GPU, to see that it works")
     parser.add_argument("--only", action="append", choices=PARTS, help="run this part; may be given several times")
-    parser.add_argument("--treebank", type=Path, help="trees in Penn brackets, for figure 2.14")
+    parser.add_argument("--treebank", type=Path, help="trees in Penn brackets, for serving")
     parser.add_argument("--out", type=Path, help="folder of the results; default: benchmarks/results/<device>")
     arguments = parser.parse_args()
     try:

@@ -30,6 +30,7 @@ from benchmarks.checkout import commit
 from benchmarks.gpu_parts import FIRST_S, SETS, VERSIONS, Command, Part
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "benchmarks" / "results"
 PROBE_S = 120.0
 GRACE_S = 5.0
 """From an interrupt, at which a benchmark writes what it has, to the end."""
@@ -185,7 +186,7 @@ def find_gpu() -> str | None:
 
 def folder_of(device: str) -> Path:
     """Return the folder of a device's results."""
-    return ROOT / "benchmarks" / "results" / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
+    return RESULTS / re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def commit_here() -> str:

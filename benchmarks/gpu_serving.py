@@ -24,10 +24,10 @@ import torch
 from torch import nn
 
 import cellrt
-from benchmarks import gpu_peers, tree, workloads
-from benchmarks.gpu_peers import Peer
-from benchmarks.gpu_sweep import Panel, find_peak, open_load
+from benchmarks import device_peers, tree, workloads
+from benchmarks.device_peers import Peer
 from benchmarks.record import Recorder, percentiles
+from benchmarks.sweep import Panel, find_peak, open_load
 from benchmarks.tree_peers import Weights, random_weights
 from benchmarks.trees import TREEBANK_WORDS, Tree, complete_trees, treebank_trees
 from cellrt.cells.lstm import EmbeddingLSTMCell
@@ -134,11 +134,11 @@ def workloads_on(device: torch.device, is_dry: bool, treebank: Path | None) -> l
             f"{prefix}sentences",
             [random.integers(0, WORDS, int(length)).tolist() for length in lengths],
             {
-                "padded cuDNN": lambda: Peer(gpu_peers.padded_lstm(lstm, table, device), max_batch=CONCURRENCY),
+                "padded cuDNN": lambda: Peer(device_peers.padded_lstm(lstm, table, device), max_batch=CONCURRENCY),
                 "bucketed cuDNN": lambda: Peer(
-                    gpu_peers.padded_lstm(lstm, table, device), max_batch=CONCURRENCY, length=len
+                    device_peers.padded_lstm(lstm, table, device), max_batch=CONCURRENCY, length=len
                 ),
-                "packed cuDNN": lambda: Peer(gpu_peers.packed_lstm(lstm, table, device), max_batch=CONCURRENCY),
+                "packed cuDNN": lambda: Peer(device_peers.packed_lstm(lstm, table, device), max_batch=CONCURRENCY),
             },
         ),
         Workload(
@@ -220,7 +220,7 @@ def _latencies(recorder: Recorder, panel: Panel, name: str, server: Any, peak: f
 
 
 def _level_batched(weights: Weights, device: torch.device, batch: int) -> Peer:
-    return Peer(gpu_peers.level_batched(weights, device), max_batch=batch)
+    return Peer(device_peers.level_batched(weights, device), max_batch=batch)
 
 
 def _multiply_in_tf32() -> None:

@@ -34,10 +34,10 @@ import torch
 
 import cellrt
 from benchmarks.compare import is_ours
-from benchmarks.gpu_plots import can_draw
 from benchmarks.lm_llama_cpp import LlamaCpp, write_gguf
 from benchmarks.lm_peers import Asked, Continuous, make_reference
 from benchmarks.options import Options, are_there, tell
+from benchmarks.plots import can_draw
 from benchmarks.record import Recorder, Row
 from benchmarks.workloads import Seconds, open_loop, poisson_arrivals
 from cellrt.cells.language_models import language_model

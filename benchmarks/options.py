@@ -26,6 +26,9 @@ class Options:
         only: the parts to run; empty means all of them.
         hidden: the hidden sizes; empty means the benchmark's own choice.
         treebank: file of Penn brackets with the trees to serve; None: trees are drawn.
+        device: "cpu", "cuda" or "cuda:0", of benchmarks that run on either; None: a GPU if there is one.
+        out: folder of the results of benchmarks that go on where they stopped; None: that of the machine.
+        again: measure also what that folder has.
     """
 
     quick: bool = False
@@ -33,6 +36,9 @@ class Options:
     only: tuple[str, ...] = ()
     hidden: tuple[int, ...] = ()
     treebank: Path | None = None
+    device: str | None = None
+    out: Path | None = None
+    again: bool = False
 
     def has(self, part: str) -> bool:
         """Return whether this part is to run."""

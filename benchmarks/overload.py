@@ -36,10 +36,10 @@ import torch
 
 import cellrt
 from benchmarks import workloads
-from benchmarks.gpu_plots import can_draw
 from benchmarks.options import Options, tell
 from benchmarks.overload_model import INPUT, MAX_BATCH
 from benchmarks.overload_played import LOOPED, STEP_S, WAYS, Shares, Way, Work, draw_work, loop, play, shares
+from benchmarks.plots import can_draw
 from benchmarks.record import Recorder, Row
 
 PARTS = ("engines", "simulated")

@@ -21,7 +21,7 @@ import torch
 import cellrt
 from benchmarks import workloads
 from benchmarks.bare_loop import fastest
-from benchmarks.compare import FULL, NUM_CHECKED, QUICK, Makers, Server, compare, draw, is_ours
+from benchmarks.compare import FULL, NUM_CHECKED, QUICK, MakeCell, Makers, Server, compare, draw, is_ours
 from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.seq2seq_loops import LOOPS, make_loop
@@ -49,11 +49,18 @@ class Cellrt:
         model: its weights go into the cells.
         fold: the embeddings and the input halves of both LSTMs are folded into tables.
         max_batch: most rows of a task of the encoder, and of the decoder.
+        make_cell: makes the cells, as ``cellrt.cell`` does.
         options: for the engine.
     """
 
     def __init__(
-        self, model: Model, fold: bool = True, *, max_batch: tuple[int, int] = (512, 256), **options: Any
+        self,
+        model: Model,
+        fold: bool = True,
+        *,
+        max_batch: tuple[int, int] = (512, 256),
+        make_cell: MakeCell = cellrt.cell,
+        **options: Any,
     ) -> None:
         state = {"h": (model.encoder.hidden_size,), "c": (model.encoder.hidden_size,)}
         inputs = {"token": cellrt.rows(dtype=torch.int64), **state}
@@ -61,8 +68,8 @@ class Cellrt:
         decoder = EmbeddingLSTMDecoder.from_torch(
             model.target, model.decoder, model.projection, end_token=-1, fold=fold
         )
-        encode = cellrt.cell(encoder, inputs, name="encoder", max_batch=max_batch[0])
-        decode = cellrt.cell(decoder, inputs, name="decoder", max_batch=max_batch[1])
+        encode = make_cell(encoder, inputs, name="encoder", max_batch=max_batch[0])
+        decode = make_cell(decoder, inputs, name="decoder", max_batch=max_batch[1])
 
         @cellrt.unfold("translate", example=Pair([1, 2], 2), key=lambda pair: (len(pair.tokens), pair.steps))
         def translate(graph: cellrt.Graph, pair: Pair) -> dict[str, object]:

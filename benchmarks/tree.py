@@ -27,6 +27,7 @@ from benchmarks.compare import (
     FULL,
     NUM_CHECKED,
     QUICK,
+    MakeCell,
     Makers,
     Plan,
     Server,
@@ -75,15 +76,24 @@ class Cellrt:
         weights: of both cells.
         fold: the leaves are looked up in a table of their states.
         max_batch: most rows of a task, of either cell.
+        make_cell: makes the cells, as ``cellrt.cell`` does.
         options: for the engine.
     """
 
-    def __init__(self, weights: Weights, fold: bool, *, max_batch: int = 512, **options: Any) -> None:
+    def __init__(
+        self,
+        weights: Weights,
+        fold: bool,
+        *,
+        max_batch: int = 512,
+        make_cell: MakeCell = cellrt.cell,
+        **options: Any,
+    ) -> None:
         state = (weights.hidden,)
         children = {"h_left": state, "c_left": state, "h_right": state, "c_right": state}
         token = {"token": cellrt.rows(dtype=torch.int64)}
-        leaf = cellrt.cell(leaf_module(weights, fold), token, name="leaf", max_batch=max_batch)
-        inner = cellrt.cell(inner_module(weights), children, name="inner", max_batch=max_batch)
+        leaf = make_cell(leaf_module(weights, fold), token, name="leaf", max_batch=max_batch)
+        inner = make_cell(inner_module(weights), children, name="inner", max_batch=max_batch)
         example = complete_trees(1, len(weights.embedding), seed=0)[0]
 
         @cellrt.unfold("tree", example=example)

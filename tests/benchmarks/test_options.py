@@ -6,10 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from typer.testing import CliRunner
 
 from benchmarks import chain
-from benchmarks.__main__ import FOLDER, app, benchmark_names
+from benchmarks.__main__ import FOLDER, benchmark_names, main
 from benchmarks.options import TREEBANK_VARIABLE, are_there, find_treebank
 from benchmarks.overhead import GROWTH_BATCHES, LENGTH, LIVE_NODES, growth_requests
 from benchmarks.trees import treebank_trees
@@ -18,10 +17,10 @@ from examples.models.treebank import ADDRESS, TRAIN
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 
-def test_help_lists_every_benchmark_with_what_it_measures() -> None:
-    result = CliRunner().invoke(app, ["--help"])
-    assert result.exit_code == 0
-    text = " ".join(result.output.split())
+def test_help_lists_every_benchmark_with_what_it_measures(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="^0$"):
+        main(["--help"])
+    text = " ".join(capsys.readouterr().out.split())
     for name in benchmark_names(FOLDER):
         assert f" {name}: " in text
     assert "overhead: The cost of the runtime where cells cost nothing" in text
@@ -44,14 +43,15 @@ def test_without_any_file_there_is_none_outside_the_repository(monkeypatch: pyte
 
 @pytest.mark.parametrize("way", ["--treebank", TREEBANK_VARIABLE])
 def test_a_file_that_is_named_but_absent_is_refused_saying_where_to_get_it(
-    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     absent = str(tmp_path / "absent.txt")
     monkeypatch.delenv(TREEBANK_VARIABLE, raising=False)
-    arguments, environment = (["--treebank", absent], {}) if way == "--treebank" else ([], {way: absent})
-    result = CliRunner().invoke(app, ["tree", *arguments], env=environment)
-    assert result.exit_code == 2
-    assert ADDRESS in result.output
+    if way == TREEBANK_VARIABLE:
+        monkeypatch.setenv(way, absent)
+    with pytest.raises(SystemExit, match="^2$"):
+        main(["tree", *([way, absent] if way == "--treebank" else [])])
+    assert ADDRESS in capsys.readouterr().err
 
 
 def test_a_case_says_whether_its_trees_are_drawn(tmp_path: Path) -> None:

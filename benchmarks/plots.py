@@ -1,6 +1,6 @@
-"""Draws BatchMaker's figures from the rows that ``gpu_figures`` recorded, with the paper's axes.
+"""Draws BatchMaker's figures from the rows that ``figures.py`` recorded, with the paper's axes.
 
-``python -m benchmarks.gpu_plots FILE`` draws those of a JSON file beside it, as on a machine that has no matplotlib.
+``python -m benchmarks.plots FILE`` draws those of a JSON file beside it, for a machine that has no matplotlib.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def can_draw() -> bool:
     """Return whether matplotlib is there; if not, say so."""
     if importlib.util.find_spec("matplotlib") is not None:
         return True
-    print("no picture was drawn: matplotlib is not installed. python -m benchmarks.gpu_plots draws from the JSON file.")
+    print("no picture was drawn: matplotlib is not installed. python -m benchmarks.plots draws from the JSON file.")
     return False
 
 
@@ -56,14 +56,14 @@ def draw_figures(rows: Sequence[Row], folder: Path) -> list[Path]:
 
 
 def draw_load(axes: Axes, rows: Curve) -> None:
-    """90th percentile of the latency against throughput (figures 2.7, 2.11, 2.13, 2.14, 2.15)."""
+    """Draw the 90th percentile of the latency against throughput."""
     for name, curve in _curves([row for row in rows if row.get("quantile") == "p90"]).items():
         _plot(axes, name, [row["throughput"] for row in curve], [row["value"] for row in curve])
     axes.set(xlabel="throughput (requests/s)", ylabel="p90 latency (ms)", yscale="log")
 
 
 def draw_steps(axes: Axes, rows: Curve) -> None:
-    """Time of a step against throughput, with the batch beside each marker (figure 2.3)."""
+    """Draw the time of a step against throughput, with the batch beside each marker (figure 2.3)."""
     for name, curve in _curves(rows).items():
         _plot(axes, name, [row["throughput"] for row in curve], [row["value"] for row in curve])
         for row in curve:
@@ -72,13 +72,31 @@ def draw_steps(axes: Axes, rows: Curve) -> None:
 
 
 def draw_shares(axes: Axes, rows: Curve) -> None:
-    """Draw which share of the requests took at most so long (figure 2.9)."""
+    """Draw which share of the requests took at most so long, or has at most so many words (figures 2.9, 2.10)."""
     for name, curve in _curves(rows).items():
         _plot(axes, name, [row["value"] for row in curve], [row["quantile"] / 100 for row in curve])
-    axes.set(xlabel="time (ms)", ylabel="share of the requests", xscale="log")
+    is_time = rows[0]["unit"] == "ms"
+    axes.set(xlabel=f"time ({rows[0]['unit']})" if is_time else "words", ylabel="share of the requests")
+    axes.set_xscale("log" if is_time else "linear")
 
 
-DRAWERS: dict[str, Callable[[Axes, Curve], None]] = {"2.3": draw_steps, "2.9": draw_shares}
+def draw_lifetimes(axes: Axes, rows: Curve) -> None:
+    """Draw each request's way from its arrival to its answer, dark from its first step on (figure 2.5)."""
+    places = [row["request"] for row in rows]
+    waits = [row["begun"] - row["arrival"] for row in rows]
+    axes.barh(places, waits, left=[row["arrival"] for row in rows], color="0.85", label="waits")
+    computes = [row["value"] - row["begun"] for row in rows]
+    axes.barh(places, computes, left=[row["begun"] for row in rows], label="computes")
+    axes.set(xlabel="steps", ylabel="request", xlim=(0, 13))
+    axes.invert_yaxis()
+
+
+DRAWERS: dict[str, Callable[[Axes, Curve], None]] = {
+    "2.3": draw_steps,
+    "2.5": draw_lifetimes,
+    "2.9": draw_shares,
+    "2.10": draw_shares,
+}
 
 
 def _curves(rows: Curve) -> dict[str, Curve]:

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,7 @@ from benchmarks.compare import Check
 from benchmarks.record import Recorder, percentiles
 from cellrt.engine.engine import Engine
 
+T = TypeVar("T")
 WAIT_S = 60.0
 """No request may take longer: the figure fails, and the others go on."""
 NUM_CHECKED = 4
@@ -62,6 +63,10 @@ class CellServer:
         """Submit a request; the future's result is a dict of tensors on the host."""
         return self._engine.submit(self._model, request)
 
+    def statistics(self) -> dict[str, Any]:
+        """Return the engine's."""
+        return self._engine.statistics()
+
     def starts(self) -> list[float]:
         """Return the start of each request's first task."""
         tasks = self._engine.timeline().tasks
@@ -79,19 +84,21 @@ class CellServer:
 
 @dataclass(frozen=True)
 class Pace:
-    """The length of a panel: for each server about ``2 * sample_s + len(loads) * open_s``.
+    """The length of a panel: for each server a warm-up, and in each round ``sample_s + len(loads) * open_s``.
 
     Attributes:
         sample_s: seconds of the closed loop that finds the peak.
         loads: fractions of a server's own peak.
         open_s: seconds at each load.
-        most_s: where a panel takes longer, its other servers are left out and its figure fails.
+        most_s: where a panel takes longer, the rest of it is left out and its figure fails.
+        rounds: in which the servers take turns; medians count. More than one is for a machine that others use.
     """
 
     sample_s: float
     loads: tuple[float, ...]
     open_s: float
     most_s: float
+    rounds: int = 1
 
 
 @dataclass(frozen=True)
@@ -115,6 +122,10 @@ class Panel:
         """The name of the panel in the recorder's rows."""
         return f"Figure {self.figure}: {self.title}"
 
+    def common(self, server: str) -> dict[str, str]:
+        """Return the columns of a server's rows."""
+        return {"figure": self.figure, "panel": self.title, "server": server}
+
 
 @contextmanager
 def opened(makers: Makers, requests: Sequence[Any], check: Check) -> Iterator[dict[str, Server]]:
@@ -131,25 +142,58 @@ def opened(makers: Makers, requests: Sequence[Any], check: Check) -> Iterator[di
         yield made
 
 
+class Turns:
+    """The servers of a panel, which take turns while there is time.
+
+    ``once`` and ``medians`` raise TimeoutError where there is none.
+    """
+
+    def __init__(self, servers: Mapping[str, Server], panel: Panel, pace: Pace) -> None:
+        self._servers, self._panel, self._pace = servers, panel, pace
+        self._end_s = time.monotonic() + pace.most_s
+
+    def once(self, measure: Callable[..., T], *more: Any) -> dict[str, T]:
+        """Return what is measured of each server; ``measure`` gets its name, the server and ``more``."""
+        found = {}
+        for name, server in self._servers.items():
+            if time.monotonic() > self._end_s:
+                case, most_s = self._panel.case, self._pace.most_s
+                raise TimeoutError(f"{case}: not done within {most_s} s; {name} and what follows are left out")
+            found[name] = measure(name, server, *more)
+        return found
+
+    def medians(self, measure: Callable[[str, Server, int], Mapping[str, float]]) -> dict[str, dict[str, float]]:
+        """Return medians over rounds of what ``measure`` gives, by server; it gets the number of the round, too."""
+        rounds = [self.once(measure, k) for k in range(self._pace.rounds)]
+        return {
+            name: {key: float(np.median([found[name][key] for found in rounds])) for key in rounds[0][name]}
+            for name in self._servers
+        }
+
+
 def sweep(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace: Pace) -> None:
     """Record each server's peak, and the median, 90th and 99th percentile of its latency at each load.
 
     Raise TimeoutError where that takes too long.
     """
-    for name, server in _in_time(servers, panel, pace):
-        common = {"figure": panel.figure, "panel": panel.title, "server": name}
-        peak = find_peak(server, panel, pace.sample_s)
-        recorder.add(panel.case, f"{name}: closed loop of {panel.concurrency}", peak, "requests/s", **common)
-        shown = []
-        for load in pace.loads:
-            outcome = open_load(server.submit, panel, load * peak, pace.open_s)
-            figures = percentiles(np.asarray(outcome.latencies_s) * 1e3)
-            extra = {"throughput": round(outcome.throughput, 1), "late_ms": round(outcome.max_send_delay_s * 1e3, 3)}
+    turns = Turns(servers, panel, pace)
+    rates = turns.once(lambda name, server: warm_up(server, panel))
+    peaks = turns.medians(lambda name, server, _: {"peak": sample_peak(server, panel, rates[name], pace.sample_s)})
+    for name, found in peaks.items():
+        metric = f"{name}: closed loop of {panel.concurrency}"
+        recorder.add(panel.case, metric, found["peak"], "requests/s", **panel.common(name))
+        print(f"{panel.case}: {name}: peak {found['peak']:,.0f}/s", flush=True)
+    for load in pace.loads:
+
+        def latencies(name: str, server: Server, seed: int, load: float = load) -> dict[str, float]:
+            return latencies_at(server, panel, load * peaks[name]["peak"], pace.open_s, seed)
+
+        for name, found in turns.medians(latencies).items():
+            extra = {**panel.common(name), **{key: round(found[key], 3) for key in ("rate", "throughput", "late_ms")}}
             for quantile in ("p50", "p90", "p99"):
                 metric = f"{name}: {quantile} at {load:.0%} of its peak"
-                recorder.add(panel.case, metric, figures[quantile], "ms", quantile=quantile, **extra, **common)
-            shown.append(f"{figures['p90']:.2f}")
-        print(f"{panel.case}: {name}: peak {peak:,.0f}/s, p90 {' '.join(shown)} ms", flush=True)
+                recorder.add(panel.case, metric, found[quantile], "ms", quantile=quantile, **extra)
+            print(f"{panel.case}: {name}: p90 {found['p90']:.2f} ms at {found['throughput']:,.0f}/s", flush=True)
 
 
 def split(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace: Pace) -> None:
@@ -158,23 +202,14 @@ def split(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace:
     Queueing lasts from a request's arrival to the start of its first task or batch, computation from there to the
     answer (section 2.7.3). Raise TimeoutError where measuring them takes too long.
     """
-    rate = LOW_LOAD * min(find_peak(server, panel, pace.sample_s) for _, server in _in_time(servers, panel, pace))
-    for name, server in _in_time(servers, panel, pace):
-        server.starts()
-        ends = _Ends(server)
-        outcome = open_load(ends.submit, panel, rate, 3 * pace.open_s)
-        starts = server.starts()
-        if len(starts) != len(ends.times_s):
-            raise RuntimeError(f"{name} tells when {len(starts)} of {len(ends.times_s)} requests began")
-        computation_s = np.array(ends.times_s) - np.array(starts)
-        queueing_s = outcome.latencies_s - computation_s
+    turns = Turns(servers, panel, pace)
+    rate = LOW_LOAD * min(turns.once(lambda name, server: find_peak(server, panel, pace.sample_s)).values())
+    turns.once(lambda name, server: server.starts())
+    rounds = [turns.once(_times_at, panel, rate, 3 * pace.open_s / pace.rounds, k) for k in range(pace.rounds)]
+    for name in servers:
+        queueing_s, computation_s = np.concatenate([found[name] for found in rounds], axis=1)
         for title, values_s in (("(a) queueing time", queueing_s), ("(b) computation time", computation_s)):
-            common = {
-                "figure": panel.figure,
-                "panel": title,
-                "server": name,
-                "throughput": round(outcome.throughput, 1),
-            }
+            common = {"figure": panel.figure, "panel": title, "server": name, "throughput": round(rate, 1)}
             values = np.percentile(values_s * 1e3, QUANTILES)
             for quantile, value in zip(QUANTILES, values, strict=True):
                 metric = f"{name}: {title[4:]}, p{quantile}"
@@ -185,15 +220,44 @@ def split(recorder: Recorder, panel: Panel, servers: Mapping[str, Server], pace:
 
 
 def find_peak(server: Server, panel: Panel, sample_s: float) -> float:
-    """Return requests/s with ``panel.concurrency`` in flight, after a warm-up with fewer (kernels, captures)."""
+    """Return requests/s with ``panel.concurrency`` in flight, after a warm-up."""
+    return sample_peak(server, panel, warm_up(server, panel), sample_s)
+
+
+def warm_up(server: Server, panel: Panel) -> float:
+    """Return about as many requests/s, after as many in flight as there will be, and fewer (kernels, captures)."""
     size = 1
     while size < panel.concurrency:
         _closed(server, panel, 2 * size, size)
         size *= 4
-    rate = _closed(server, panel, 2 * panel.concurrency, panel.concurrency)
+    return _closed(server, panel, 2 * panel.concurrency, panel.concurrency)
+
+
+def sample_peak(server: Server, panel: Panel, rate: float, sample_s: float) -> float:
+    """Return requests/s with ``panel.concurrency`` in flight, for some seconds at about this rate."""
     enough, most = int(rate * sample_s), int(5 * rate * sample_s)
     count = min(max(3 * panel.concurrency, enough), max(panel.concurrency, most))
     return _closed(server, panel, count, panel.concurrency)
+
+
+def latencies_at(server: Server, panel: Panel, rate: float, seconds: float, seed: int) -> dict[str, float]:
+    """Return percentiles of the latency in ms under Poisson arrivals, the throughput, and how late they were sent."""
+    outcome = open_load(server.submit, panel, rate, seconds, seed)
+    figures = percentiles(np.asarray(outcome.latencies_s) * 1e3)
+    return {**figures, "rate": rate, "throughput": outcome.throughput, "late_ms": outcome.max_send_delay_s * 1e3}
+
+
+def _times_at(
+    name: str, server: Server, panel: Panel, rate: float, seconds: float, seed: int
+) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Return the queueing and the computation time of each request, in seconds."""
+    ends = _Ends(server)
+    outcome = open_load(ends.submit, panel, rate, seconds, seed)
+    starts = server.starts()
+    if len(starts) != len(ends.times_s):
+        raise RuntimeError(f"{name} tells when {len(starts)} of {len(ends.times_s)} requests began")
+    computation_s = np.array(ends.times_s) - np.array(starts)
+    return outcome.latencies_s - computation_s, computation_s
 
 
 class _Ends:
@@ -214,23 +278,16 @@ class _Ends:
         self.times_s[index] = time.perf_counter()
 
 
-def _in_time(servers: Mapping[str, Server], panel: Panel, pace: Pace) -> Iterator[tuple[str, Server]]:
-    """Yield the servers, while there is time."""
-    end_s = time.monotonic() + pace.most_s
-    for name, server in servers.items():
-        if time.monotonic() > end_s:
-            raise TimeoutError(f"{panel.case}: not done within {pace.most_s} s; {name} and what follows are left out")
-        yield name, server
-
-
 def _closed(server: Server, panel: Panel, count: int, concurrency: int) -> float:
     requests = panel.requests
     load = workloads.closed_loop(lambda k: server.submit(requests[k % len(requests)]), count, concurrency, WAIT_S)
     return load.throughput
 
 
-def open_load(submit: Callable[[Any], Future[Any]], panel: Panel, rate: float, seconds: float) -> workloads.Load:
+def open_load(
+    submit: Callable[[Any], Future[Any]], panel: Panel, rate: float, seconds: float, seed: int = 3
+) -> workloads.Load:
     """Send requests of a panel for so many seconds, as a Poisson process of this rate."""
-    requests = panel.requests
-    arrivals: NDArray[np.float64] = workloads.poisson_arrivals(rate, max(LEAST_REQUESTS, int(rate * seconds)), seed=3)
+    requests, count = panel.requests, max(LEAST_REQUESTS, int(rate * seconds))
+    arrivals: NDArray[np.float64] = workloads.poisson_arrivals(rate, count, seed)
     return workloads.open_loop(lambda k: submit(requests[k % len(requests)]), arrivals, WAIT_S)

@@ -1,18 +1,20 @@
-"""The peers that the GPU's figures compare with: batches of whole requests, by torch and cuDNN on the same device.
+"""The peers of the paper's figures: batches of whole requests, by torch (and cuDNN) on the same device.
 
 ==================== ================================================================================================
-padded cuDNN         ``nn.LSTM``, a batch in order of arrival, padded to its longest sentence
-bucketed cuDNN       the paper's baseline: only sentences of similar length together, buckets of width 10 in turn
-packed cuDNN         ``nn.LSTM`` on a packed sequence, in order of arrival: cuDNN computes no padding
+padded               ``nn.LSTM``, a batch in order of arrival, padded to its longest sentence
+bucketed             the paper's baseline: only sentences of similar length together, buckets of width 10 in turn
+packed               ``nn.LSTM`` on a packed sequence, in order of arrival: no padding is computed
+packed, folded       on a CPU: the table folded in, packed weights, and batches that shrink (``packed.py``)
 padded decoder       an encoder (packed) and a decoder in torch, in order of arrival; rows leave as they end
 bucketed decoder     the same in buckets by the source's length, all rows to the end of the last: the paper's baseline
 level-batched        TensorFlow Fold's way: the nodes of one level and type of a batch of trees at once, in torch
 ideal                complete trees of 16 leaves hard-wired: 31 cells one after the other (section 2.7.5)
 ==================== ================================================================================================
 
-Each does what a careful engineer would. Weights and embeddings lie on the device; a request is word numbers. One
-thread has one stream: the numbers of a batch travel in one copy from pinned memory, its answers come back in one (the
-padded decoder's as rows end), and the thread waits for that alone. Decoders and trees are eager torch.
+Each does what a careful engineer would. Weights and embeddings lie on the device; a request is word numbers. A thread,
+one for each worker of cellrt's, has one stream: the numbers of a batch travel in one copy from pinned memory, its
+answers come back in one (the padded decoder's as rows end), and the thread waits for that alone. Decoders and trees are
+eager torch.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from benchmarks.packed import PackedLSTM
 from benchmarks.seq2seq_peers import GO, Model, Pair
 from benchmarks.server import Backlog, BatchServer, Buckets, Runner, Waiting
 from benchmarks.tree_peers import Levels, Weights, by_level, inner_cell, leaf_cell, root_states
@@ -50,26 +53,34 @@ class Stamped:
 
 
 class Peer:
-    """Serves batches with one thread.
+    """Serves batches with one thread for each of ``runs``.
 
     Args:
-        run: computes a batch.
+        runs: each computes a batch.
         max_batch: most requests of a batch.
         length: of a request, for buckets; None: in order of arrival.
+        width: of a bucket.
         trace: keep when requests begin, for ``starts``.
     """
 
     def __init__(
-        self, run: Runner, *, max_batch: int, length: Callable[[Any], int] | None = None, trace: bool = False
+        self,
+        *runs: Runner,
+        max_batch: int,
+        length: Callable[[Any], int] | None = None,
+        width: int = BUCKET_WIDTH,
+        trace: bool = False,
     ) -> None:
         if torch.cuda.is_available():
             torch.cuda.synchronize()  # weights were copied on another stream
-        self._run = run
         self._seen: list[Stamped] | None = [] if trace else None
         backlog: Backlog[Waiting] | None = None
         if length is not None:
-            backlog = Buckets(BUCKET_WIDTH, lambda stamped: length(stamped.request))
-        self._server = BatchServer(lambda threads: self._run_stamped, max_batch=max_batch, backlog=backlog, threads=1)
+            backlog = Buckets(width, lambda stamped: length(stamped.request))
+        left = iter(runs)
+        self._server = BatchServer(
+            lambda threads: partial(_run_stamped, next(left)), max_batch=max_batch, backlog=backlog, threads=len(runs)
+        )
 
     def submit(self, request: Any) -> Future[Any]:
         """Submit a request; the future's result is its answer, on the host."""
@@ -86,14 +97,15 @@ class Peer:
         return begun
 
     def close(self) -> None:
-        """End the thread."""
+        """End the threads."""
         self._server.close()
 
-    def _run_stamped(self, batch: Sequence[Stamped]) -> Iterable[tuple[int, Any]]:
-        now_s = time.perf_counter()
-        for stamped in batch:
-            stamped.begun_s = now_s
-        return self._run([stamped.request for stamped in batch])
+
+def _run_stamped(run: Runner, batch: Sequence[Stamped]) -> Iterable[tuple[int, Any]]:
+    now_s = time.perf_counter()
+    for stamped in batch:
+        stamped.begun_s = now_s
+    return run([stamped.request for stamped in batch])
 
 
 class Arriving(NamedTuple):
@@ -175,6 +187,12 @@ def packed_lstm(lstm: nn.LSTM, table: Tensor, device: torch.device) -> Runner:
             return enumerate(lane.download(h).wait().unbind())
 
     return run
+
+
+def folded_lstm(lstm: nn.LSTM, table: Tensor, device: torch.device) -> Runner:
+    """Return the strongest simple form for a CPU: one table of the embedding and the input half, packed weights."""
+    step = PackedLSTM(nn.Embedding.from_pretrained(table.to(device)), lstm)
+    return lambda sentences: enumerate(step.run(sentences)[0].unbind())
 
 
 def _last_states(lane: Lane, lstm: nn.LSTM, table: Tensor, sentences: Sequence[Sequence[int]]) -> tuple[Tensor, Tensor]:
