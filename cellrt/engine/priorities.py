@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-import networkx as nx
-
 from cellrt.definition.cell import Cell
 from cellrt.view.cell_graph import CellGraph
 
@@ -20,13 +18,21 @@ def default_priorities(program: bytes, cells: Mapping[int, Cell]) -> dict[int, i
         program: the recorded program of the example.
         cells: the cells of the model, by type id.
     """
-    nodes = CellGraph(program, cells).to_networkx()
-    graph: nx.DiGraph = nx.DiGraph()
-    graph.add_nodes_from(cells)
-    types = nodes.nodes(data="cell_type")
-    graph.add_edges_from((types[before], types[after]) for before, after in nodes.edges)
-    groups = nx.condensation(graph)
-    depth: dict[int, int] = {}
-    for group in nx.topological_sort(groups):
-        depth[group] = max((depth[before] + 1 for before in groups.predecessors(group)), default=0)
-    return {type_id: depth[group] for type_id, group in groups.graph["mapping"].items()}
+    makers: dict[int, set[int]] = {type_id: set() for type_id in cells}
+    for before, after in CellGraph(program, cells).type_edges():
+        makers[after].add(before)
+    sources = {type_id: _sources_of(type_id, makers) for type_id in cells}
+    depth: dict[frozenset[int], int] = {}
+    for found in sorted(set(sources.values()), key=len):  # types on a cycle have the same sources, those behind it more
+        depth[found] = max((depth[sources[other]] + 1 for other in found if sources[other] != found), default=0)
+    return {type_id: depth[found] for type_id, found in sources.items()}
+
+
+def _sources_of(type_id: int, makers: Mapping[int, set[int]]) -> frozenset[int]:
+    """Return the types from which edges lead to a type, over any number of others, and itself."""
+    found, left = {type_id}, [type_id]
+    while left:
+        new = makers[left.pop()] - found
+        found |= new
+        left += new
+    return frozenset(found)

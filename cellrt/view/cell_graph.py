@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import networkx as nx
 import numpy as np
 
 from cellrt.core.templates.partition import partition
@@ -30,6 +29,9 @@ from cellrt.core.templates.program import (
 from cellrt.core.templates.program_operations import Input, Operation, operations
 from cellrt.definition.cell import Cell
 from cellrt.view.paper import NEEDS_MATPLOTLIB
+
+if TYPE_CHECKING:
+    import networkx as nx
 
 MAX_DRAWN_NODES = 2_000
 
@@ -159,12 +161,24 @@ class CellGraph:
     def _is_made(self, value: int) -> bool:
         return self._read.starts.get(value, value) in self._makers
 
+    def type_edges(self) -> set[tuple[int, int]]:
+        """Return the cell types of which the second reads what the first makes."""
+        return {
+            (self._read.units[self._makers[self._read.starts.get(value, value)][0]].cell_type, unit.cell_type)
+            for unit in self._read.units
+            for step in range(unit.steps)
+            for _, value in unit.reads(step)
+            if self._is_made(value)
+        }
+
     def to_networkx(self) -> nx.DiGraph:
         """Return the graph for networkx.
 
         Nodes have ``cell``, ``cell_type``, ``subgraph``, ``label``, and two lists of names: ``inputs`` that come from
         the request, and ``results`` that go to the client. Edges have lists of names, ``output`` and ``input``.
         """
+        import networkx as nx  # an engine starts without these hundreds of modules
+
         graph, first = nx.DiGraph(), 0
         numbers: dict[tuple[int, int], int] = {}
         for number, unit in enumerate(self._read.units):

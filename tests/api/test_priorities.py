@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -92,3 +95,15 @@ def test_cells_of_one_name_are_counted_apart(engine) -> None:
     first, second = (cell(lambda x, by=by: {"h": x * by}, {"x": (SIZE,)}, name="scale") for by in (2.0, 3.0))
     engine.register(model(lambda graph, x: {"h": second(x=first(x=x).h).h}, torch.ones(SIZE)), warm_up=False)
     assert sorted(engine.statistics()["cells"]) == sorted(f"scale {made.identity[:8]}" for made in (first, second))
+
+
+def test_a_model_is_registered_without_networkx() -> None:
+    script = """if True:
+        import sys, torch, cellrt
+        net = cellrt.cell(torch.nn.Linear(2, 2), inputs={"x": (2,)})
+        with cellrt.Engine() as engine:
+            engine.register(cellrt.unfold("net", example={"x": torch.zeros(2)})(lambda graph, request: net(**request)))
+        print("networkx" in sys.modules)
+    """
+    made = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, timeout=120)
+    assert made.stdout.strip() == "False"
