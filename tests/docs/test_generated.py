@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools import batching, latency, request_life, rooms, site_hooks, states
+from tools import batching, figures, latency, request_life, rooms, site_hooks, states
 
 MADE = {
     rooms.PAGE: rooms.page,
     rooms.PICTURE: rooms.picture,
     request_life.PICTURE: request_life.picture,
     batching.PICTURE: batching.picture,
+    figures.PAGE: figures.page,
     **states.MADE,
 }
 
