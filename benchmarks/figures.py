@@ -356,7 +356,7 @@ def translation(setting: Setting) -> None:
         }
         title = "one worker" if workers == 1 else "two workers"
         with opened(makers, pairs, check) as servers:
-            panel = Panel("2.13", title, pairs, scale.in_flight * small * workers)
+            panel = Panel("2.13", title, pairs, scale.in_flight * small)
             sweep(setting.recorder, panel, servers, setting.pace)
 
 
