@@ -33,7 +33,7 @@ help:
 	@echo "make mutants try one-line changes of the core against its tests: slow (MUTANTS=... how many)"
 	@echo "make bench   the quick form of the benchmarks"
 	@echo "make docs    build the documentation into site/"
-	@echo "make pictures  draw what docs/images/ holds, and the map of the rooms (docs/rooms.md)"
+	@echo "make pictures  draw what docs/images/ holds, the map of the rooms and the tables of BatchMaker's figures"
 	@echo "make gpu     all tests and benchmarks that need a GPU, with the Python that is there (GPU_PYTHON=...)"
 	@echo "make gpu-first, gpu-second, gpu-third  parts of it; the first takes at most 9 minutes (OUT=... results)"
 	@echo "make gpu-dry the same code without a GPU"
@@ -122,7 +122,7 @@ docs: $(VENV)/.dev
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet
 
 # Each module writes its own picture and says at its top what it needs.
-PICTURES := rooms states request_life batching cell_graphs latency policies busy_moment
+PICTURES := rooms states request_life batching cell_graphs latency policies busy_moment figures
 
 pictures: $(VENV)/.demo
 	@for name in $(PICTURES); do PYTHONPATH=. $(BIN)/python -m tools.$$name || exit 1; done

@@ -8,6 +8,7 @@ load to the server's own limit, and takes a known time. Client and servers share
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -28,6 +29,7 @@ WAIT_S = 60.0
 """No request may take longer: the figure fails, and the others go on."""
 NUM_CHECKED = 4
 LEAST_REQUESTS = 20
+LONG_S = 5.0
 LOW_LOAD = 0.3
 """The part of the weakest server's peak: the paper's 5,000 requests/s are about as much of its baselines'."""
 QUANTILES = (1, 5, 10, 20, 30, 40, 50, 60, 70, 80, 90, 95, 99)
@@ -225,12 +227,17 @@ def find_peak(server: Server, panel: Panel, sample_s: float) -> float:
 
 
 def warm_up(server: Server, panel: Panel) -> float:
-    """Return about as many requests/s, after as many in flight as there will be, and fewer (kernels, captures)."""
-    size = 1
-    while size < panel.concurrency:
-        _closed(server, panel, 2 * size, size)
-        size *= 4
-    return _closed(server, panel, 2 * panel.concurrency, panel.concurrency)
+    """Return about how many requests/s it serves, after more and more in flight (kernels, captures).
+
+    That ends with as many as there will be, or before what would take long.
+    """
+    size, rate = 1, math.inf
+    while 2 * size < rate * LONG_S:
+        rate = _closed(server, panel, 2 * size, size)
+        if size == panel.concurrency:
+            break
+        size = min(4 * size, panel.concurrency)
+    return rate
 
 
 def sample_peak(server: Server, panel: Panel, rate: float, sample_s: float) -> float:

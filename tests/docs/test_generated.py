@@ -8,13 +8,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from tools import batching, latency, request_life, rooms, site_hooks, states
+from tools import batching, figures, latency, request_life, rooms, site_hooks, states
 
 MADE = {
     rooms.PAGE: rooms.page,
     rooms.PICTURE: rooms.picture,
     request_life.PICTURE: request_life.picture,
     batching.PICTURE: batching.picture,
+    figures.PAGE: figures.page,
     **states.MADE,
 }
 
@@ -72,6 +73,31 @@ def test_a_load_is_a_part_of_the_best_peers_throughput() -> None:
         {**row("cellrt: p90 at 50% of the best peer's peak", 7.0), "case": "b"},
     ]
     assert latency.curves(panel, rows) == {"cellrt": [(20.0, 2.0), (100.0, 3.0)]}
+
+
+def swept(server: str, peak: float, p90s: dict[int, float]) -> list[dict[str, object]]:
+    """Return the rows of a server with this peak, and p90 by the load in percent of it."""
+    common = {"server": server, "panel": "one"}
+    rows = [{**common, "metric": "closed loop", "unit": "requests/s", "value": peak}]
+    for percent, value in p90s.items():
+        rows.append({**common, "metric": f"{server}: p90 at {percent}% of its peak", "quantile": "p90", "value": value})
+    return rows
+
+
+def test_servers_of_a_figure_are_compared_at_the_same_rate() -> None:
+    panel = figures.Sweep(swept("cellrt", 200.0, {20: 2.0, 80: 8.0}) + swept("padded", 100.0, {20: 10.0, 80: 40.0}))
+    assert panel.p90("cellrt", 100.0) == 5.0
+    assert panel.p90("padded", 50.0) == 25.0
+    assert panel.p90("padded", 81.0) == float("inf")
+    peak, p90 = figures.ahead(panel)
+    assert (peak.found, peak.holds) == ("2 times the best peer's peak", True)
+    assert (p90.found, p90.holds) == ("0.1 of the least p90 at half of it", True)
+
+
+def test_what_is_not_as_in_the_paper_is_marked() -> None:
+    assert figures.told([figures.Claim("faster", True)]) == "agrees: faster."
+    told = figures.told([figures.Claim("faster", True), figures.Claim("later", False)])
+    assert told == "differs: faster; later (**not as in the paper**)."
 
 
 def test_every_decision_is_in_their_list_once() -> None:
