@@ -223,5 +223,5 @@ def ablate(setting: Setting, workload: Workload) -> None:
 
 def _counts(server: Any) -> Any:
     """Return the tasks, rows and nodes of all cells so far."""
-    cells = server.statistics()["cells"].values()
+    cells = server.engine.statistics()["cells"].values()
     return np.array([sum(cell[key] for cell in cells) for key in ("tasks", "rows", "nodes")])

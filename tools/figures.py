@@ -351,10 +351,10 @@ def markdown(table: Iterator[Sequence[str]]) -> Iterator[str]:
 
 
 def wrapped(text: str) -> Iterator[str]:
-    """Yield lines of at most 120 characters."""
+    """Yield lines of at most 118 characters: an item of a list has two more."""
     line = ""
     for word in text.split():
-        if line and len(line) + 1 + len(word) > 120:
+        if line and len(line) + 1 + len(word) > 118:
             yield line
             line = ""
         line = f"{line} {word}".strip()
@@ -405,8 +405,9 @@ def ablation_section() -> Iterator[str]:
             yield ""
             yield from wrapped(
                 "Each row has one switch off (`python -m benchmarks ablate`). Figures are ratios to everything on: of "
-                "requests/s with 256 in flight, and of p90 at half of what everything on can do then. A task is the mean "
-                "rows times steps. Each engine has two workers. Small differences are noise, as other work ran on the machine."
+                "requests/s with 256 in flight, and of p90 at half of what everything on can do then. A task is the "
+                "mean rows times steps. Each engine has two workers. Small differences are noise, as other work ran on "
+                "the machine."
             )
             yield ""
 
