@@ -1,4 +1,4 @@
-"""What each switch of the engine is worth: three workloads with each switched off in turn, beside everything on.
+"""The worth of each switch of the engine: three workloads with one switched off in turn, beside everything on.
 
 Parts: ``chains`` (an LSTM over Europarl's lengths, with an embedding cell), ``trees`` (a binary TreeLSTM over a
 treebank's trees), ``seq2seq`` (encoder and decoder). Each engine has as many workers as there are cores or GPUs, at
@@ -68,7 +68,7 @@ def without_form(module: nn.Module, *arguments: Any, **options: Any) -> cellrt.C
 
 @dataclass(frozen=True)
 class Switch:
-    """What is switched off.
+    """A switch that is off.
 
     Attributes:
         settings: of the scheduler that differ from the usual ones.
@@ -223,5 +223,5 @@ def ablate(setting: Setting, workload: Workload) -> None:
 
 def _counts(server: Any) -> Any:
     """Return the tasks, rows and nodes of all cells so far."""
-    cells = server.statistics()["cells"].values()
+    cells = server.engine.statistics()["cells"].values()
     return np.array([sum(cell[key] for cell in cells) for key in ("tasks", "rows", "nodes")])

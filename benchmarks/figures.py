@@ -158,7 +158,7 @@ class Setting:
 
     @property
     def is_cpu(self) -> bool:
-        """Whether this is a CPU that is measured as such, not as a stand-in for a GPU."""
+        """True on a CPU that is measured as such, not as a stand-in for a GPU."""
         return self.device == "cpu"
 
     @property

@@ -58,20 +58,16 @@ class CellServer:
     """One model of an engine. ``starts`` needs an engine with ``trace=True``."""
 
     def __init__(self, engine: Engine, model: str) -> None:
-        self._engine, self._model = engine, model
+        self.engine, self._model = engine, model
         self._num_tasks = 0
 
     def submit(self, request: Any) -> Future[Any]:
         """Submit a request; the future's result is a dict of tensors on the host."""
-        return self._engine.submit(self._model, request)
-
-    def statistics(self) -> dict[str, Any]:
-        """Return the engine's."""
-        return self._engine.statistics()
+        return self.engine.submit(self._model, request)
 
     def starts(self) -> list[float]:
         """Return the start of each request's first task."""
-        tasks = self._engine.timeline().tasks
+        tasks = self.engine.timeline().tasks
         first: dict[int, float] = {}
         for task in tasks[self._num_tasks :]:
             for request in task.requests:
@@ -81,7 +77,7 @@ class CellServer:
 
     def close(self) -> None:
         """End the engine."""
-        self._engine.close()
+        self.engine.close()
 
 
 @dataclass(frozen=True)

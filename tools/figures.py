@@ -24,14 +24,14 @@ Rows = Sequence[dict[str, Any]]
 
 
 class Claim(NamedTuple):
-    """What was found beside one of the paper's claims, and whether the claim holds here."""
+    """A finding beside one of the paper's claims, and whether the claim holds here."""
 
     found: str
     holds: bool
 
 
 class Figure(NamedTuple):
-    """A figure: what it shows, what the paper's curve looks like, its table, and what is claimed of it."""
+    """A figure: its title, the shape of the paper's curve, its table, and what is claimed of it."""
 
     number: str
     title: str
@@ -124,7 +124,7 @@ def ahead(panel: Sweep) -> list[Claim]:
     peak = panel.best(panel.ours) / best
     p90 = panel.least_p90(panel.ours, best / 2) / panel.least_p90(panel.peers, best / 2)
     at_half = (
-        "half of it is too much" if p90 == float("inf") else f"{number(p90)} of the peers' least p90 at half of it"
+        "half of it is too much" if p90 == float("inf") else f"{number(p90)} of the peers' least p90 at half of that"
     )
     return [Claim(f"{number(peak)} times the best peer's peak", peak > 1), Claim(at_half, p90 < 1)]
 
@@ -200,7 +200,7 @@ def one_panel(rows: Rows) -> list[Claim]:
 def step_table(rows: Rows) -> Iterator[Sequence[str]]:
     """Yield times of a step by batch."""
     batches = unique(rows, "batch")
-    yield ["ms a step of", *(f"{batch} rows" for batch in batches)]
+    yield ["ms by rows of a step", *(str(batch) for batch in batches)]
     for panel in unique(rows, "panel"):
         mine = of(rows, panel=panel)
         for server in unique(mine, "server"):
@@ -338,7 +338,7 @@ def told(claims: Sequence[Claim]) -> str:
     """Return what was found, with what does not agree marked."""
     parts = [claim.found if claim.holds else f"{claim.found} (**not as in the paper**)" for claim in claims]
     agreed = "agrees" if all(claim.holds for claim in claims) else "differs"
-    return f"{agreed}: {'; '.join(parts)}."
+    return f"{agreed}. {'. '.join(part[0].upper() + part[1:] for part in parts)}."
 
 
 def markdown(table: Iterator[Sequence[str]]) -> Iterator[str]:
@@ -351,10 +351,10 @@ def markdown(table: Iterator[Sequence[str]]) -> Iterator[str]:
 
 
 def wrapped(text: str) -> Iterator[str]:
-    """Yield lines of at most 120 characters."""
+    """Yield lines of at most 118 characters: an item of a list has two more."""
     line = ""
     for word in text.split():
-        if line and len(line) + 1 + len(word) > 120:
+        if line and len(line) + 1 + len(word) > 118:
             yield line
             line = ""
         line = f"{line} {word}".strip()
@@ -385,7 +385,7 @@ def ablation_table(device: str) -> Iterator[Sequence[str]]:
     """Yield what each switch is worth: ratios to everything on, and the rows and steps of a task."""
     found = {name: {row["metric"]: row for row in read(device, f"ablate-{name}")} for name in WORKLOADS}
     found = {name: rows for name, rows in found.items() if rows}
-    yield ["off", *(text for name in found for text in (f"{name}: requests/s; p90", "rows x steps a task"))]
+    yield ["off", *(text for name in found for text in (name, "task"))]
     for metric in next(iter(found.values())):
         line = [metric]
         for rows in found.values():
@@ -405,8 +405,9 @@ def ablation_section() -> Iterator[str]:
             yield ""
             yield from wrapped(
                 "Each row has one switch off (`python -m benchmarks ablate`). Figures are ratios to everything on: of "
-                "requests/s with 256 in flight, and of p90 at half of what everything on can do then. Each engine has "
-                "two workers. Small differences are noise, as other work ran on the machine."
+                "requests/s with 256 in flight, and of p90 at half of what everything on can do then. A task is the "
+                "mean rows times steps. Each engine has two workers. Small differences are noise, as other work ran on "
+                "the machine."
             )
             yield ""
 

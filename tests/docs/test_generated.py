@@ -91,13 +91,13 @@ def test_servers_of_a_figure_are_compared_at_the_same_rate() -> None:
     assert panel.p90("padded", 81.0) == float("inf")
     peak, p90 = figures.ahead(panel)
     assert (peak.found, peak.holds) == ("2 times the best peer's peak", True)
-    assert (p90.found, p90.holds) == ("0.1 of the least p90 at half of it", True)
+    assert (p90.found, p90.holds) == ("0.1 of the peers' least p90 at half of that", True)
 
 
 def test_what_is_not_as_in_the_paper_is_marked() -> None:
-    assert figures.told([figures.Claim("faster", True)]) == "agrees: faster."
+    assert figures.told([figures.Claim("faster", True)]) == "agrees. Faster."
     told = figures.told([figures.Claim("faster", True), figures.Claim("later", False)])
-    assert told == "differs: faster; later (**not as in the paper**)."
+    assert told == "differs. Faster. Later (**not as in the paper**)."
 
 
 def test_every_decision_is_in_their_list_once() -> None:
