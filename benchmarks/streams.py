@@ -1,9 +1,11 @@
 """The cost of a piece of a stream behind the server and in process: processor time of all its processes.
 
-Fifty streams of a small GRU, each a session that sends its next piece when the last is answered: over websockets, as
-raw rows and as JSON, and in process, as tasks of one event loop. Of the server the processes that serve are counted,
-not the client's; of the engine in process all is, as its clients are in it. The ways are measured in turn, and the
-middle of the rounds counts: what else the machine does lengthens both, as caches and cores are shared.
+Streams of a small GRU, each a session that sends its next piece when the last is answered: over websockets, as raw
+rows and as JSON, and in process, as tasks of one event loop. Of the server the processes that serve are counted, not
+the client's; of the engine in process all is, as its clients are in it. The ways are measured in turn, and the middle
+of the rounds counts: what else the machine does lengthens both, as caches and cores are shared.
+
+Fifty streams and two hundred: what a packet to the engine and back costs, its pieces share.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +33,8 @@ from cellrt.cells import GRUCell
 
 PARTS = ("streams",)
 MODEL = "benchmarks.streams:stream"
-STREAMS, STEPS, WIDTH, HIDDEN = 50, 10, 40, 64
+STREAMS = (50, 200)
+STEPS, WIDTH, HIDDEN = 10, 40, 64
 PIECE = np.linspace(-1, 1, STEPS * WIDTH, dtype=np.float32).reshape(STEPS, WIDTH)
 
 
@@ -58,29 +62,29 @@ async def pieces(streams: Sequence[Piece], count: int) -> None:
     await asyncio.gather(*map(go_on, streams))
 
 
-def in_process(count: int) -> float:
+def in_process(num_streams: int, count: int) -> float:
     """Return seconds of processor time a piece."""
 
     async def run(engine: cellrt.Engine) -> float:
         piece = torch.from_numpy(PIECE)
-        sessions = [engine.session("stream") for _ in range(STREAMS)]
+        sessions = [engine.session("stream") for _ in range(num_streams)]
         streams = [partial(session.infer, piece) for session in sessions]
         await pieces(streams, 10)
         begin_s = time.process_time()
         await pieces(streams, count)
-        return (time.process_time() - begin_s) / (count * STREAMS)
+        return (time.process_time() - begin_s) / (count * num_streams)
 
     with cellrt.Engine(1) as engine:
         engine.register(stream())
         return asyncio.run(run(engine))
 
 
-def behind_server(address: str, parent: int, message: str | bytes, count: int) -> tuple[float, float]:
+def behind_server(address: str, parent: int, message: str | bytes, num_streams: int, count: int) -> tuple[float, float]:
     """Return seconds of processor time a piece of the server's processes, and rows a task."""
 
     async def run() -> tuple[float, float]:
         url = f"{address.replace('http', 'ws', 1)}/v1/models/stream/session"
-        sockets = [await connect(url, proxy=None, compression=None) for _ in range(STREAMS)]
+        sockets = [await connect(url, proxy=None, compression=None) for _ in range(num_streams)]
 
         async def ask(sock: ClientConnection) -> None:
             await sock.send(message)
@@ -95,7 +99,7 @@ def behind_server(address: str, parent: int, message: str | bytes, count: int) -
         spent, (tasks_after, rows_after) = processor_s(parent) - before, tasks_and_rows(address)
         for sock in sockets:
             await sock.close()
-        return spent / (count * STREAMS), (rows_after - rows) / max(1, tasks_after - tasks)
+        return spent / (count * num_streams), (rows_after - rows) / max(1, tasks_after - tasks)
 
     return asyncio.run(run())
 
@@ -138,17 +142,18 @@ def _parent_of(address: str) -> int:
 
 def run(recorder: Recorder, options: Options) -> None:
     """Measure all ways in turn."""
-    count, rounds = (40, 3) if options.quick else (100, 5)
+    num_pieces, rounds = (2_000, 3) if options.quick else (6_000, 5)
     body = {"request": PIECE.tolist(), "session": "first", "start": True, "end": True}
     server = Server("/v1/models/stream/infer", _prepared, lambda: None, lambda _: body, lambda _: 0)
     messages: dict[str, str | bytes] = {"raw rows": PIECE.tobytes(), "JSON": json.dumps({"request": PIECE.tolist()})}
     with serving(server) as address:
         parent = _parent_of(address)
-        for _ in range(rounds):
-            own_s = in_process(count)
-            recorder.add("streams", "in process", 1e6 * own_s, "us of processor a piece")
+        for _, num_streams in product(range(rounds), STREAMS):
+            count, part = num_pieces // num_streams, f"{num_streams} streams"
+            own_s = in_process(num_streams, count)
+            recorder.add(part, "in process", 1e6 * own_s, "us of processor a piece")
             for name, message in messages.items():
-                spent_s, rows = behind_server(address, parent, message, count)
-                recorder.add("streams", f"websockets, {name}", 1e6 * spent_s, "us of processor a piece")
-                recorder.add("streams", f"websockets, {name}: of in process", spent_s / own_s, "x")
-                recorder.add("streams", f"websockets, {name}: rows a task", rows, "rows")
+                spent_s, rows = behind_server(address, parent, message, num_streams, count)
+                recorder.add(part, f"websockets, {name}", 1e6 * spent_s, "us of processor a piece")
+                recorder.add(part, f"websockets, {name}: of in process", spent_s / own_s, "x")
+                recorder.add(part, f"websockets, {name}: rows a task", rows, "rows")

@@ -330,7 +330,8 @@ def finish_together(ended: Iterable[tuple[Results, int, RequestFuture]]) -> None
             elif future._state == PENDING:
                 future._together, future.place = results, number
                 future._state, future._owner = FINISHED, None
-                future._wake()
+                if future._sleepers or future.word_at:  # most are waited for by nobody yet
+                    future._wake()
             else:  # the thread that settled it may have been interrupted before it woke the others
                 future._wake()
     for results, number, future in others:

@@ -250,6 +250,7 @@ class Link:
             if not slots:
                 return
             id, left = self._take_number(None, count), iter(slots)
+            self._begun = range(id, id + count)
             for plan, (binding, alike) in zip(plans, asked):
                 group = SentRequests(plan.template, binding.formats, None, None)
                 tensors = [_bytes_of(rows) for _, rows in alike.recorded.externals]
@@ -259,6 +260,7 @@ class Link:
                     region.write(next(left), plan, future, tensors, number, now_ns, priority)
                     id += 1
             region.hand_in()
+            self._begun = range(0)
 
         self.refuse_if_lost()
         try:

@@ -165,6 +165,8 @@ class Unanswered:
         for number, id in region.take_all(arrived):
             if (known := self.pending.get(id)) is not None:
                 ended.append((arrived, number, known[0]))
+            else:  # its client was interrupted before it had the future
+                region.release(id)
         finish_together(ended)
         for _, _, future in ended:
             self.pending.pop(future.id, None)

@@ -304,12 +304,16 @@ class Region:
         self._held.pop(id, None)
 
     def _ended(self) -> list[tuple[int, int]]:
-        """Return the numbers of requests whose results are there, and their slots."""
+        """Return the numbers of requests whose results are there, and their slots.
+
+        A slot may be another request's since it was found: then the word is looked at once more, behind the number.
+        """
         if not self._held:
             return []
         slots = np.empty(NUM_SLOTS, np.int64)
         found = slots[: ended(self._words, ANSWER_WORDS, NUM_SLOTS, slots)].tolist()
-        return [(id, slot) for slot in found if (id := self._head[_id_of(slot)]) in self._held]
+        its = [(self._head[_id_of(slot)], slot) for slot in found]
+        return [(id, at) for id, at in its if id in self._held and self._head[ANSWER_WORDS + at] in (THERE, ELSEWHERE)]
 
     def take_all(self, arrived: Arrived) -> list[tuple[int, int]]:
         """Return the number of each of the results that are there among those that arrived, and of its request. The

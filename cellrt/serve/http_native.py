@@ -26,6 +26,7 @@ from cellrt.engine.future import RequestFuture, Result, Telling
 from cellrt.engine.mailbox import mailbox_of
 from cellrt.errors import CellrtError, EngineClosedError, OverloadError, RequestError, http_status
 from cellrt.process.outcomes import Arrived, Packed, outputs_of
+from cellrt.process.pieces import Pieces
 from cellrt.process.recorded import Template
 from cellrt.process.remote_session import RemoteSession
 from cellrt.process.shared_memory import Part
@@ -283,6 +284,8 @@ class _SocketSession:
         self._limits = service.backend.settings.limits
         self._sequence = _sequence_of(socket.query_params)
         self._session: RemoteSession | None = None
+        self._pieces: Pieces | None = None
+        """The collector of its session's connection; a later one would know another session by that number."""
         self._loop = asyncio.get_running_loop()
         self._mailbox = mailbox_of(self._loop)
         self._over: asyncio.Future[None] = self._loop.create_future()
@@ -301,6 +304,7 @@ class _SocketSession:
         ends = {ENDING: self._service.draining}
         if self.described.keeps_state:
             ends["the session is lost with its engine"] = backend.engine_lost
+            self._pieces = backend.pieces
             self._session = await backend.session(name, id, is_start=is_start)
         try:
             await self._serve(ends.values())
@@ -375,7 +379,7 @@ class _SocketSession:
                 pass
             if self._waiting_bytes > self._limits.max_body_bytes:
                 self._connection.read_no_more()
-            else:
+            elif self._connection.read_paused:
                 self._connection.read_on()
             if self._is_ending and not self._asked and not self._waiting:
                 self.lose()
@@ -440,9 +444,8 @@ class _SocketSession:
             when, priority = due(frame.deadline_s, frame.schedule_by_s), int(frame.priority)
             asked.given = frame.request
         self._service.measures.note_inference(described.name)
-        if self._session is not None:
-            how = when, priority, asked.note_begun, asked.note_ended
-            self._service.backend.pieces.submit(self._session, asked.given, *how)
+        if self._session is not None and self._pieces is not None:
+            self._pieces.submit(self._session, asked.given, when, priority, asked.note_begun, asked.note_ended)
         else:
             options = oip.Parameters(when.done_s, priority, None, when.begun_s).options
             future = self._service.backend.client.submit(described.name, asked.given, **options)

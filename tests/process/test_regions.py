@@ -8,20 +8,23 @@ import os
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
 
 from cellrt.core.state.region_layout import ENTRIES, ENTRY_BYTES, HANDED, NUM_SLOTS, RING, SLOT_BYTES, WORD_BYTES
+from cellrt.engine.future import RequestFuture
 from cellrt.errors import CancelledError, CellError, DeviceError, EngineClosedError, OverloadError
 from cellrt.graph.known import Alike
 from cellrt.graph.reference import run_one_by_one
-from cellrt.process import link
+from cellrt.process import link, region
 from cellrt.process.client import Client, connect
 from cellrt.process.host import EngineServer
 from cellrt.process.numbering import Numbering
+from cellrt.process.outcomes import Arrived
 from cellrt.process.recorded import Template, template_of
-from cellrt.process.region import Region
+from cellrt.process.region import Region, ended
 from cellrt.process.source import ModelSource
 from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.worker import CpuWorker
@@ -252,6 +255,47 @@ def test_the_reader_takes_no_results_of_the_request_that_had_a_slot_before(clien
     monkeypatch.setattr(Region, "hand_in", hand_in_late)
     future = client.submit("chain", steps(3, 7.0))
     assert_same(future.result(WAIT_S), run_one_by_one(models.chain, steps(3, 7.0)))
+
+
+def test_a_request_that_was_cancelled_keeps_its_slot_until_the_engine_has_left_it(client, monkeypatch):
+    """Else the slot is handed in twice, and the engine sees the client off."""
+    cancelled: list[RequestFuture] = []
+
+    def find(*what: Any) -> int:
+        monkeypatch.undo()
+        count = ended(*what)
+        cancelled.append(client.submit("chain", steps(3, HOLD_LONG)))  # in a slot that was found
+        with monkeypatch.context() as untold:
+            untold.setattr(client, "ask_to_cancel", lambda _: None)
+            cancelled[0].cancel()
+        return count
+
+    running = client.submit("chain", steps(3, HOLD_LONG))
+    client.submit("half", REQUESTS["half"][1]).result(WAIT_S)
+    monkeypatch.setattr(region, "ended", find)
+    region_of(client).take_all(Arrived())
+    assert cancelled[0].id in region_of(client)._slots
+    client.ask_to_cancel(cancelled[0])
+    assert running.result(WAIT_S)
+
+
+@pytest.mark.parametrize("is_handed_in", [False, True])
+def test_a_request_is_forgotten_whose_submission_was_interrupted_twice(client, monkeypatch, is_handed_in):
+    hand_in = Region.hand_in
+
+    def interrupt(*what: Any) -> None:
+        if is_handed_in and isinstance(what[0], Region):
+            hand_in(*what)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(Region, "hand_in", interrupt)
+        interrupted.setattr(client._link, "_give_up", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            client.submit("chain", steps(3))
+    assert client.drain(WAIT_S)
+    assert client.submit("chain", steps(3)).result(WAIT_S)
+    until(lambda: not region_of(client)._held, "its slot is free")
 
 
 def test_a_thread_waits_for_a_request_that_fails_and_has_a_callback(client):

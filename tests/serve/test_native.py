@@ -6,13 +6,17 @@ import asyncio
 import json
 import math
 import struct
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from starlette.requests import Request
 from starlette.types import Message
 
 from cellrt.errors import CancelledError
+from cellrt.serve.connection import DIRECT
 from cellrt.serve.http import gone
+from cellrt.serve.http_native import _SocketSession
 from cellrt.serve.inference import unless_gone
 from tests.serve.helpers import Server
 from tests.serve.test_watching import samples
@@ -229,6 +233,44 @@ def test_a_websocket_begins_a_session_that_others_go_on_with_and_ends_it_if_told
             socket.send(ask)
             assert json.loads(socket.recv(10))["results"] == {"h": [[h, h]]}
     until(lambda: server.statistics()["sessions"]["open"] == 0, "the session has ended")
+
+
+def test_a_websockets_messages_go_to_the_engine_that_opened_its_session() -> None:
+    """Its successor numbers sessions anew, and would go on with another one."""
+    asked: list[str] = []
+    first, successor = (SimpleNamespace(submit=lambda *_, name=name: asked.append(name)) for name in ("first", "next"))
+
+    class Backend:
+        pieces = first
+        settings = SimpleNamespace(limits=SimpleNamespace(max_streams_per_connection=2, max_body_bytes=9))
+
+        def __init__(self) -> None:
+            self.engine_lost = asyncio.Event()
+
+        async def session(self, *_: object, **__: object) -> object:
+            return object()
+
+        async def end_session(self, *_: object) -> None:
+            pass
+
+    async def serve() -> None:
+        backend: Any = Backend()
+
+        def listen(session: Any) -> None:
+            backend.pieces = successor
+            session.hear(b"rows")
+            session.lose()
+
+        counted: Any = SimpleNamespace(note_inference=lambda _: None)
+        service: Any = SimpleNamespace(backend=backend, draining=asyncio.Event(), measures=counted)
+        described: Any = SimpleNamespace(name="kept", keeps_state=True, raw_rows=SimpleNamespace(read=len))
+        connection = SimpleNamespace(listen=listen)
+        socket: Any = SimpleNamespace(scope={"extensions": {DIRECT: connection}}, query_params={})
+        binary: Any = None
+        await _SocketSession(service, described, socket, binary).run()
+
+    asyncio.run(serve())
+    assert asked == ["first"]
 
 
 @pytest.mark.parametrize(
