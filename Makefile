@@ -80,7 +80,7 @@ core: $(VENV)/.demo
 
 # This imports all tests, and so makes their cells, whose kernels are compiled for it.
 compiled: core $(VENV)/.dev
-	$(PYTEST) --collect-only --quiet > /dev/null
+	$(PYTEST) --collect-only -qqq
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
