@@ -140,7 +140,7 @@ def test_a_submission_that_fits_in_no_tables_is_refused_alone_while_the_engine_i
             raise RequestTooLargeError("it needs more rows than there are")
 
     waiting = SubmissionQueue(Free(), lambda: None)
-    alike = SimpleNamespace(recorded=None, places=(0,))
+    alike = SimpleNamespace(recorded=None, indices=(0,))
     waiting.submit(
         QueuedSubmission(ClientConnection(), SimpleNamespace(num_requests=1, end_s=None), {Model(): (alike,)}, ())
     )
