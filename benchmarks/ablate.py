@@ -37,15 +37,15 @@ from benchmarks.figures import (
     closeness,
     find_device,
     frozen,
+    is_kept,
     lstm_answers,
-    made_before,
     recorder_on,
     results_of,
     same_words,
     sentences,
     tree_answers,
 )
-from benchmarks.options import Options, tell
+from benchmarks.options import Options
 from benchmarks.record import Recorder
 from benchmarks.seq2seq_peers import Model, dropping
 from benchmarks.sweep import NUM_CHECKED, CellServer, Pace, Panel, Turns, latencies_at, opened, sample_peak, warm_up
@@ -171,9 +171,7 @@ def run(recorder: Recorder, options: Options) -> None:
         folder = options.out or (Path(scratch) if device == "dry" else results_of(device))
         for name in filter(options.has, WORKLOADS):
             path = folder / f"ablate-{name}.jsonl"
-            if not options.again and (rows := made_before(path, options.quick)):
-                tell(f"{name} is there: {path}")
-                recorder.rows += rows
+            if is_kept(recorder, path, options):
                 continue
             own = recorder_on("ablate", device, options.quick)
             torch.manual_seed(0)

@@ -423,9 +423,7 @@ def make_figures(recorder: Recorder, device: str, folder: Path, options: Options
     failed = []
     for name in filter(options.has, FIGURES):
         path = folder / f"figure-{name}.jsonl"
-        if not options.again and (rows := made_before(path, options.quick)):
-            tell(f"figure {name} is there: {path}")
-            recorder.rows += rows
+        if is_kept(recorder, path, options):
             continue
         own = recorder_on("figures", device, options.quick)
         is_done = False
@@ -473,6 +471,15 @@ def recorder_on(benchmark: str, device: str, is_quick: bool) -> Recorder:
     if device.startswith("cuda"):
         made.machine["gpu"] = torch.cuda.get_device_name(device)
     return made
+
+
+def is_kept(recorder: Recorder, path: Path, options: Options) -> bool:
+    """Return whether a file is there and not to be measured again; then its rows are the recorder's, too."""
+    rows = [] if options.again else made_before(path, options.quick)
+    if rows:
+        tell(f"{path.stem} is there: {path}")
+        recorder.rows += rows
+    return bool(rows)
 
 
 def made_before(path: Path, is_quick: bool) -> list[Row]:
