@@ -39,7 +39,14 @@ REQUEST_CASES = (
 )
 SUBMIT_CASES = tuple(
     f"{how}, {whose} processor time"
-    for how in ("one submit each", "one submit each, with a key", f"{MANY} in bulk", f"{MANY} in bulk, with a key")
+    for how in (
+        "one submit each",
+        "one submit each, with a key",
+        f"{MANY} in bulk",
+        f"{MANY} in bulk, with a key",
+        "2 workers, one submit each, with a key",
+        f"2 workers, {MANY} in bulk, with a key",
+    )
     for whose in ("the client's", "the other threads'")
 )
 LONE_CASES = (
@@ -48,7 +55,10 @@ LONE_CASES = (
     "lone beside a busy Python thread",
     "lone beside a busy Python thread, mean",
     "4 threads in a closed loop, a request",
-    "lone, a plain torch module",
+    "a plain torch module, compiled, lone",
+    "a plain torch module, compiled, one submit each",
+    "a loop over the module itself, one request",
+    "a loop over the module itself, 64 requests, a request",
 )
 OTHER_CASES = (
     "from another process, lone",

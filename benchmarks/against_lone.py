@@ -2,8 +2,8 @@
 
 Each is submitted and waited for before the next: a chain of 24 steps of a ready-made LSTM whose graph is known by a
 key; a step of a session; the chain beside a thread that calculates in Python; the chain from each of four threads; and
-8 steps of a plain torch module, once it is compiled. It asks for nothing but what every version since 2a12ad4 has; what
-a version lacks is not a number.
+8 steps of a plain torch module, once it is compiled, beside a loop over the module itself. It asks for nothing but what
+every version since 2a12ad4 has.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ from __future__ import annotations
 import gc
 import inspect
 import json
-import math
 import statistics
 import threading
 import time
@@ -26,7 +25,7 @@ import cellrt
 from cellrt.cells import EmbeddingLSTMCell
 
 LENGTH, SHORT, WIDTH, VOCABULARY = 24, 8, 32, 100
-COUNT, NUM_THREADS = 1_000, 4
+COUNT, NUM_THREADS, BATCH = 1_000, 4, 64
 REPEATS = 3
 
 
@@ -125,20 +124,43 @@ def ready_made() -> list[float]:
         return [*found, of_threads(of_chain)]
 
 
-def plain() -> float:
-    """Return the figure of a user's own module, compiled before it is measured; not a number if none can be."""
-    if not takes(cellrt.Engine, "compile"):
-        return math.nan
-    cell = cellrt.cell(Plain(), {"x": (WIDTH,), "h": (WIDTH,)})
+def plain() -> list[float]:
+    """Return the figures of a user's own module, compiled before it is measured: alone, and of many submitted one by
+    one; and of what one would write instead with the module as it is: a loop over one request, and over ``BATCH``.
+    """
+    module = Plain()
+    cell = cellrt.cell(module, {"x": (WIDTH,), "h": (WIDTH,)})
     steps = torch.randn(SHORT, WIDTH)
+    key: dict[str, Any] = {"key": len} if takes(cellrt.Unfolder, "key") else {}
+    compiled: dict[str, Any] = {"compile": "wait"} if takes(cellrt.Engine, "compile") else {}
 
     def unfold(graph: cellrt.Graph, request: Tensor) -> dict[str, object]:
         return {"h": graph.chain(cell, x=request).last.h}
 
-    with cellrt.Engine(1, compile="wait") as engine:
-        engine.register(cellrt.Unfolder("plain", unfold, steps))
-        return p50_and_mean_us(lambda: engine.submit("plain", steps).result())[0]
+    def loop(rows: Tensor) -> None:
+        h = torch.zeros(rows.shape[0], WIDTH)
+        for step in range(SHORT):
+            h = module(rows[:, step], h)["h"]
+
+    with cellrt.Engine(1, max_queue=1 << 20, **compiled) as engine, torch.inference_mode():
+        engine.register(cellrt.Unfolder("plain", unfold, steps, **key))
+        gc.collect()
+        gc.freeze()
+        many = [
+            submitted_us(lambda: [future.result() for future in [engine.submit("plain", steps) for _ in range(COUNT)]])
+            for _ in range(REPEATS)
+        ]
+        lone = p50_and_mean_us(lambda: engine.submit("plain", steps).result())[0]
+        one, batch = steps[None], torch.randn(BATCH, SHORT, WIDTH)
+        return [lone, min(many), p50_and_mean_us(lambda: loop(one))[0], p50_and_mean_us(lambda: loop(batch))[0] / BATCH]
+
+
+def submitted_us(call: Callable[[], object]) -> float:
+    """Return microseconds a request of a call that serves ``COUNT``."""
+    begin_s = time.perf_counter()
+    call()
+    return 1e6 * (time.perf_counter() - begin_s) / COUNT
 
 
 if __name__ == "__main__":
-    print(json.dumps([*ready_made(), plain()]))
+    print(json.dumps([*ready_made(), *plain()]))

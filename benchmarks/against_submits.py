@@ -1,8 +1,8 @@
 """The processor time of submitted requests by thread, of whichever cellrt is imported; ``against.py`` runs this file.
 
 Chains of 24 steps of a cell that does nothing, in process, one worker: each submitted by itself, without and with a
-key, and 250 together. Of each kind the time of the client's thread until all are submitted, and of all other threads
-together; lower quartiles of many rounds.
+key, and 250 together; then those with a key on two workers. Of each kind the time of the client's thread until all are
+submitted, and of all other threads together; lower quartiles of many rounds.
 """
 
 from __future__ import annotations
@@ -45,19 +45,17 @@ def together(engine: cellrt.Engine, model: str) -> list[Any]:
     return [future for bulk in bulks for future in bulk]
 
 
-def measure() -> list[float]:
+KINDS = ((one_by_one, "unkeyed"), (one_by_one, "keyed"), (together, "unkeyed"), (together, "keyed"))
+
+
+def measure(num_workers: int, kinds: tuple[Any, ...]) -> list[float]:
     """Return microseconds a request: of the client's thread and of the others, for each kind."""
     key: dict[str, Any] = {"key": len} if "key" in inspect.signature(cellrt.Unfolder).parameters else {}
     found: list[float] = []
-    with cellrt.Engine(1, max_queue=1 << 20) as engine:
+    with cellrt.Engine(num_workers, max_queue=1 << 20) as engine:
         engine.register(cellrt.Unfolder("unkeyed", chain, REQUESTS[0]))
         engine.register(cellrt.Unfolder("keyed", chain, REQUESTS[0], **key))
-        for submit, model in (
-            (one_by_one, "unkeyed"),
-            (one_by_one, "keyed"),
-            (together, "unkeyed"),
-            (together, "keyed"),
-        ):
+        for submit, model in kinds:
             rounds: list[tuple[float, float]] = []
             for _ in range(ROUNDS):
                 gc.collect()
@@ -74,4 +72,4 @@ def measure() -> list[float]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(measure()))
+    print(json.dumps([*measure(1, KINDS), *measure(2, KINDS[1::2])]))

@@ -15,6 +15,7 @@ from torch.export.graph_signature import InputKind
 from torch.func import functional_call
 
 from cellrt.definition.computation import Computation, call, count_rows, named_outputs
+from cellrt.definition.modes import workers_modes
 from cellrt.definition.spans import PagedRows, Spans
 from cellrt.definition.spec import CellInput, RaggedRows, copy_input, plain
 from cellrt.definition.traced_pages import PagesAreReadError, flatten, tracing, unflatten, with_what_was_appended
@@ -125,6 +126,9 @@ def _export_pure(
     raise DefinitionError(f"cell {cell.name!r} cannot be exported: it writes to its own tensors")
 
 
+@workers_modes()
+@torch.inference_mode(False)  # the caller may be in it: a program cannot write to memory that is made there
+@torch.no_grad()
 def _export_once(
     cell: Computation,
     module: Callable[..., Any],
@@ -138,7 +142,7 @@ def _export_once(
         inputs, sizes = _plain_example(cell, are_equal)
     is_general = symbolic_config.patch(backed_size_oblivious=cell.has_spans)  # type: ignore[attr-defined]
     try:
-        with is_general, tracing(), torch.inference_mode(False), torch.no_grad():
+        with is_general, tracing():
             program = torch.export.export(
                 Exportable(cell, module, weights, written),
                 (list(weights.values()), inputs),

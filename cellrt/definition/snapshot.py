@@ -35,6 +35,7 @@ HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 """The attributes in which a module has functions that run with it."""
 
 
+@torch.inference_mode(False)  # the caller may be in it, and what was made there is not for other threads to write to
 def take_snapshot(name: str, definition: Callable[..., Any]) -> Callable[..., Any]:
     """Return a private copy of a cell's module or function, in evaluation mode, its weights without gradients, and
     without ``torch.compile``.

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.define import cell
 from cellrt.engine.engine import Engine
 from cellrt.graph.reference import run_one_by_one
@@ -52,3 +53,14 @@ def test_a_cell_can_be_defined_and_called(mode):
         make_cells(page_size=2)
         linear = cell(nn.Linear(2, 2, device="cpu"), {"input": (2,)}, name="linear")
     assert linear.outputs["output"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("mode", MODES)
+def test_the_program_that_is_compiled_is_the_same(mode):
+    def program():
+        module = nn.GRUCell(2, 2, device="cpu")
+        return export_step(cell(module, {"input": (2,), "hx": (2,)}, name="gru")).digest()
+
+    expected = program()
+    with MODES[mode]():
+        assert program() == expected

@@ -24,6 +24,7 @@ from cellrt.definition.aot.refusal import NotCompiledError, Reason
 from cellrt.definition.bits import DTYPES
 from cellrt.definition.computation import Computation
 from cellrt.definition.exported import EXAMPLE_ROWS, Exportable, example_of
+from cellrt.definition.modes import workers_modes
 from cellrt.definition.snapshot import OF_EVERY_MODULE, FunctionSnapshot, weights_of
 from cellrt.definition.traced_pages import PagesAreReadError, is_own, tracing
 
@@ -111,6 +112,9 @@ class _WritingStep(nn.Module):
         return outputs[0]
 
 
+@workers_modes()
+@torch.inference_mode(False)  # the caller may be in it: a program cannot write to memory that is made there
+@torch.no_grad()
 def export_step(cell: Computation) -> StepProgram:
     """Return a cell's step for any number of rows. Raise NotCompiledError.
 
@@ -171,7 +175,7 @@ def _export(
     step = _WritingStep(cell, module, Exportable(cell, module, weights, cell.written))
     is_general = symbolic_config.patch(backed_size_oblivious=least_rows == 1 or cell.has_spans)  # type: ignore[attr-defined]
     try:
-        with is_general, tracing(), torch.inference_mode(False), torch.no_grad():
+        with is_general, tracing():
             program = torch.export.export(
                 step,
                 (given, inputs, memory),
