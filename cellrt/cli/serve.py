@@ -23,7 +23,7 @@ from cellrt.errors import DefinitionError
 from cellrt.serve.server_settings import EngineSettings
 
 if TYPE_CHECKING:
-    from cellrt.serve.server_settings import Limits, Settings
+    from cellrt.serve.server_settings import Limits
 
 API_KEY, MODELS = "CELLRT_SERVE_API_KEY", "CELLRT_SERVE_MODELS"
 ORIGINS = ["CELLRT_SERVE_ALLOWED_ORIGIN", "CELLRT_SERVE_ALLOWED_ORIGINS"]
@@ -127,22 +127,13 @@ def _max_batch(profiles: list[Path], num_models: int) -> tuple[dict[str, int], .
 
 
 def workers_of(device: str) -> int | tuple[str, ...] | None:
-    """Return an engine's ``workers`` for ``cpu``, ``cpu:4``, ``cpu:process,cpu:process`` or ``cuda:0,cuda:1``."""
+    """Return an engine's ``workers`` for ``cpu``, ``cpu:4`` or ``cuda:0,cuda:1``."""
     if numbered := re.fullmatch(r"cpu(?::([1-9]\d*))?", device):
         return int(numbered[1]) if numbered[1] else None
     names = tuple(device.split(","))
-    if any(name.startswith("cpu") and name not in ("cpu", "cpu:process") for name in names):
-        raise typer.BadParameter(
-            f"expected cpu, cpu:4, cpu:process,cpu:process or cuda:0,cuda:1, got {device!r}", param_hint="--device"
-        )
+    if any(name.startswith("cpu") and name != "cpu" for name in names):
+        raise typer.BadParameter(f"expected cpu, cpu:4 or cuda:0,cuda:1, got {device!r}", param_hint="--device")
     return names
-
-
-def _check_importable(settings: Settings) -> None:
-    """Raise DefinitionError for a file's model where workers are processes: they import the code of its cells."""
-    files = [source for source in settings.models if source.rpartition(":")[0].endswith(".py")]
-    if files and isinstance(settings.workers, tuple) and "cpu:process" in settings.workers:
-        raise DefinitionError(f"--device cpu:process: expected models as module:attribute, not of files, got {files}")
 
 
 @with_fields(ENGINE_FIELDS, "engine")
@@ -171,12 +162,7 @@ def serve(
     grpc_port: Annotated[int | None, typer.Option(min=0, max=65_535, help="Port for gRPC. Default: no gRPC.")] = None,
     device: Annotated[
         str,
-        typer.Option(
-            help=(
-                "Where cells run: cpu (a worker for each core), cpu:4 (four workers), cpu:process,cpu:process"
-                " (two, each in a process of its own), cuda:0,cuda:1 (GPUs)."
-            )
-        ),
+        typer.Option(help="Where cells run: cpu (a worker for each core), cpu:4 (four workers), cuda:0,cuda:1 (GPUs)."),
     ] = "cpu",
     dtype: DTypeOption = None,
     front_ends: Annotated[
@@ -308,7 +294,6 @@ def serve(
         )
         if dtype is not None:  # which the engine's process looks at, and one that takes its place
             os.environ[DTYPE] = dtype.value
-        _check_importable(settings)
         if spans is not Spans.OFF and not timeline:
             raise DefinitionError("--spans needs a --timeline that it can read")
         if any(not key.isascii() or not key for key in settings.api_keys):

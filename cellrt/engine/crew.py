@@ -6,7 +6,7 @@ It belongs to the holder of the turn.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import perf_counter_ns
 
 from cellrt.core.processor import Processor
@@ -14,7 +14,6 @@ from cellrt.core.state.notices import Notices
 from cellrt.core.state.tables import STUCK
 from cellrt.core.state.views import note_copies, take_copies
 from cellrt.worker.base import Done, Launch, Worker
-from cellrt.worker.cell_type import CellType
 
 MAX_DEATHS = 3
 """The number of deaths of a worker, without a completed task in between, after which it is not replaced again."""
@@ -104,8 +103,7 @@ class Crew:
     def replace(self, location: int) -> tuple[BaseException | None, list[Launch] | None]:
         """Replace a dead worker if that is possible; return the error that killed it, and the tasks that it died in.
 
-        The tasks that it had not begun are run by another worker, or by its successor. None instead of tasks: there is
-        no successor.
+        Its successor runs the tasks that it had not begun. None instead of tasks: there is no successor.
         """
         dead = self._workers[location - 1]
         if dead.has_completed():
@@ -120,35 +118,10 @@ class Crew:
         logging.getLogger("cellrt").error("worker %d died and is replaced: %r", location, dead.error)
         self._workers[location - 1] = made = self._make(location)
         begun, waiting = dead.take_unfinished()
-        if waiting and (has_ended := self._have_done_elsewhere(location, waiting)) is not None:
-            made.begin_after(has_ended)
-        else:
-            for launch in waiting:
-                made.launch(*launch)
+        for launch in waiting:
+            made.launch(*launch)
         made.start()
         return dead.error, begun
-
-    def _have_done_elsewhere(self, location: int, launches: Sequence[Launch]) -> Callable[[], bool] | None:
-        """Give tasks of a location to another location's worker, the one with the least to do (``Worker.stand_in``)."""
-        others = [k for k in range(1, len(self._workers) + 1) if k != location and k not in self._lost]
-        for other in sorted(others, key=lambda k: self._workers[k - 1].num_outstanding):
-            if (has_ended := self._workers[other - 1].stand_in(location, launches)) is not None:
-                return has_ended
-        return None
-
-    def teach(self, location: int, types: Iterable[CellType]) -> Callable[[], bool]:
-        """Have a worker learn types; return a function that says whether that need not be waited for any more.
-
-        Called in a turn.
-        """
-        worker = self._workers[location - 1]
-        if location not in self._lost:
-            worker.learn(types)
-        return lambda: worker.has_learned() or worker is not self._workers[location - 1] or location in self._lost
-
-    def is_there(self) -> bool:
-        """Return whether a worker can run tasks by now."""
-        return any(worker.is_there for k, worker in enumerate(self._workers, 1) if k not in self._lost)
 
     def launch(self, on_launch: Callable[[int], None]) -> None:
         """Give tasks to every worker that can take some, idle ones first; ``on_launch`` is called with each task."""

@@ -42,14 +42,14 @@ from cellrt.view.cell_graph import CellGraph
 from cellrt.view.timeline import Timeline
 from cellrt.worker.device.executor import DeviceOptions
 from cellrt.worker.make import (
+    CPU,
+    CPU_QUEUE_DEPTH,
     DEVICE_QUEUE_DEPTH,
-    QUEUE_DEPTHS,
     device_names,
     loops_ahead,
     make_arenas,
     memory_of,
     open_device,
-    shared_cells,
     worker_maker,
 )
 from cellrt.worker.turn_words import make_words
@@ -64,7 +64,6 @@ class Engine(Serving):
 
     Args:
         workers: number of CPU workers, or a list of devices: ["cuda:0", "cuda:1"]. Default: one CPU worker a core.
-            "cpu:process" is a CPU worker in a process of its own, for cells that run in Python (see docs/serving.md).
         threads_per_worker: torch threads of each worker. One is best unless there is a single worker.
         policy: order of requests: a ``Policy``, the name of one that is there, or "module:attribute"; default
             "batchmaker".
@@ -134,14 +133,13 @@ class Engine(Serving):
         warm_up_told()
         names, options = device_names(workers), device_options or DeviceOptions()
         devices = [open_device(name, options) for name in names]
-        queue_depth = queue_depth or QUEUE_DEPTHS.get(names[0], DEVICE_QUEUE_DEPTH)
+        queue_depth = queue_depth or (CPU_QUEUE_DEPTH if names[0] == CPU else DEVICE_QUEUE_DEPTH)
         settings = settings or SchedulerSettings()
         ahead = loops_ahead(names[0], settings.loops_ahead, queue_depth)
         self._processor = Processor(len(names), limits, replace(settings, loops_ahead=ahead), chosen)
-        shared = shared_cells(names)
         self._registry = registry = Registry(self._processor, max_nodes)
         self._models: dict[str, Model] = {}
-        self._arenas = arenas = make_arenas(devices, shared)
+        self._arenas = arenas = make_arenas(devices)
         self._manager = manager = Manager(
             self._processor,
             arenas,
@@ -158,19 +156,17 @@ class Engine(Serving):
             registry,
             self._processor,
             arenas,
-            shared,
             self._compiler,
             ArenaSizes(ArenaBytes(arena_bytes, page_bytes), len(names), memory_of(devices)),
             devices[0],
             threads_per_worker,
             manager.turns.call,
             lambda model: manager.retire(model, None),
-            manager.teach,
         )
         turns = manager.turns
         # Methods of the manager would make a cycle of references.
         ring = self._processor, turns.words, queue_depth, turns.take, turns.has_news, turns.note_end
-        make = worker_maker(devices, options, arenas, shared, registry.types, *ring, threads_per_worker)
+        make = worker_maker(devices, options, arenas, registry.types, *ring, threads_per_worker)
         self._trace, self._freeze = _trace_of(trace), freeze
         manager.start(make, len(names), self._trace)
         self._register_lock, self._submission = threading.Lock(), Submission(manager, self._models, chosen.admit_by)

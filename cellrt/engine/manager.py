@@ -40,8 +40,6 @@ T = TypeVar("T")
 
 A_TURN_S = 1.0
 """The most seconds that a call which should not block waits for a turn."""
-LEARNING_S, LEARNED_EVERY_S = 120.0, 0.01
-"""The most seconds that a registration waits for a worker to load its cells, and the seconds between two checks."""
 LOOK_EVERY_S = 0.1
 SLACK_NS = 1_000_000
 """The delay with which a session may expire."""
@@ -135,23 +133,6 @@ class Manager:
     def has_workers(self) -> bool:
         """True if a worker is left."""
         return self._crew.has_workers
-
-    @property
-    def has_workers_there(self) -> bool:
-        """True if a worker can run tasks now; a worker's process may still be starting."""
-        return self._crew.is_there()
-
-    def teach(self, types: Sequence[int]) -> None:
-        """Have the workers load what tasks of new cell types need, and wait for it.
-
-        They load one after the other, so that the others go on. Raise EngineClosedError.
-        """
-        made = [self._registry.types[type_id] for type_id in types]
-        for location in range(1, len(self.workers) + 1):
-            has_learned = self.turns.call(partial(self._crew.teach, location, made))
-            end_s = time.monotonic() + LEARNING_S
-            while not has_learned() and self.turns.stopped is None and time.monotonic() < end_s:
-                time.sleep(LEARNED_EVERY_S)
 
     def step(self) -> None:
         """Run one turn: handle what happened, then give the workers tasks."""

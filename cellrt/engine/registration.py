@@ -30,7 +30,6 @@ from cellrt.errors import DefinitionError, EngineClosedError, RequestTooLargeErr
 from cellrt.graph.forgotten import cells_that_forget, states_not_carried
 from cellrt.graph.results import Recorded
 from cellrt.graph.unfolder import Unfolder
-from cellrt.worker.apart.cells import SharedCells
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.device.device import Device
 from cellrt.worker.failed_rows import describe_error
@@ -53,13 +52,11 @@ class Registrar:
 
     Args:
         registry, processor, arenas, compiler: those of the engine; arenas by location, the host first.
-        shared: what workers share that are processes, if any.
         sizes: chooses the number of rows of each kind.
         device: where cells are measured; None: the CPU.
         num_threads: torch threads of a CPU worker.
         run_in_turn: calls a function while no other thread changes the engine's state.
         give_up: frees the parts of a model that no client has found yet.
-        teach: has the workers load what tasks of types need, and waits for it.
 
     Attributes:
         on_renewed: called with the name of a model that was replaced by one with other forms.
@@ -70,19 +67,16 @@ class Registrar:
         registry: Registry,
         processor: Processor,
         arenas: list[Arenas],
-        shared: SharedCells | None,
         compiler: CellCompiler,
         sizes: ArenaSizes,
         device: Device | None,
         num_threads: int,
         run_in_turn: Callable[[Callable[[], Any]], Any],
         give_up: Callable[[Model], None],
-        teach: Callable[[list[int]], None],
     ) -> None:
         self._registry, self._processor, self._arenas, self._sizes = registry, processor, arenas, sizes
-        self._shared, self._compiler = shared, compiler
+        self._compiler = compiler
         self._device, self._num_threads, self._run_in_turn, self._give_up = device, num_threads, run_in_turn, give_up
-        self._teach = teach
         self._told: set[str] = set()
         """The cells that were reported to forget their state."""
         self._tried: set[str] = set()
@@ -115,9 +109,6 @@ class Registrar:
         self._warn_of_forgotten_states(unfolder.name, recorded, discovery.cells)
         if warm_up:
             self._try_new(discovery.cells)
-        for cell in discovery.cells:
-            if self._shared is not None:
-                self._shared.add(cell)
         forms = self._forms(unfolder.name, discovery.cells)
         with compilation_told(f"what {unfolder.name!r} calls"):
             times = self._prepare(discovery.cells, forms, warm_up)
@@ -131,8 +122,6 @@ class Registrar:
             model.plan_of(typed)
             defaults = default_priorities(typed.program, {types[cell.identity]: cell for cell in discovery.cells})
             self._run_in_turn(lambda: self._set_priorities(new, types, priorities, defaults))
-            if warm_up:
-                self._teach([types[cell.identity] for cell in discovery.cells])
         except RequestTooLargeError as error:
             self._give_up(model)
             raise DefinitionError(f"the example request does not fit: {error}") from error

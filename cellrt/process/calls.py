@@ -232,7 +232,7 @@ class Calls:
         return {**self._engine.statistics(), "clients": self._count_clients()}, b""
 
     def _has_workers(self, connection: ClientConnection, _: bytes) -> Answer:
-        return self._engine.has_workers() and self._engine._manager.has_workers_there, b""
+        return self._engine.has_workers(), b""
 
     def _timeline(self, connection: ClientConnection, _: bytes, request: str | None, count: int) -> Answer:
         """Return the last requests and their tasks, or one request with its tasks, in the format of

@@ -186,10 +186,7 @@ class Client(Serving):
         return self._has_timeline
 
     def has_workers(self) -> bool:
-        """Return whether the engine has a worker that can run tasks; of ``cpu:process``, one whose process has started.
-
-        The result is False in a forked process.
-        """
+        """Return whether the engine has a worker that can run tasks; False in a forked process."""
         return not self._link.is_parents and bool(self._link.call("has_workers").value)
 
     def explain(self, future: RequestFuture) -> str:

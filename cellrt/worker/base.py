@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable
 from queue import Empty, SimpleQueue
 from typing import NamedTuple
 
@@ -117,30 +117,6 @@ class Worker(ABC):
     def is_alive(self) -> bool:
         """Return whether the thread runs and no task killed it."""
         return self.error is None and not self._has_ended
-
-    @property
-    def is_there(self) -> bool:
-        """True once the worker can run tasks."""
-        return True
-
-    def learn(self, types: Iterable[CellType]) -> None:  # noqa: B027 - most have nothing to load
-        """Load what tasks of new types need, before the first task comes. Called in a turn."""
-
-    def has_learned(self) -> bool:
-        """Return whether everything that ``learn`` asked for is loaded."""
-        return True
-
-    def stand_in(self, location: int, launches: Sequence[Launch]) -> Callable[[], bool] | None:
-        """Take over tasks of another location, whose worker has died; called in a turn.
-
-        Return a function that says, in a turn, whether they have ended, by completion or with this worker. Return None
-        if this worker takes none.
-        """
-        return None
-
-    def begin_after(self, has_ended: Callable[[], bool]) -> None:
-        """Begin no task until the tasks have ended that another worker took over from this one. Called in a turn."""
-        raise NotImplementedError
 
     def launch(self, task: int, type_id: int, buffer: NDArray[np.int32]) -> None:
         """Put a task in the queue; called by the holder of the turn."""

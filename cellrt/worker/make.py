@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import platform
 import re
-import sys
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 
@@ -14,10 +12,6 @@ from cellrt.core.processor import Processor
 from cellrt.core.state.tables import num_flags
 from cellrt.errors import DefinitionError
 from cellrt.native.row_types import Rows, new_table
-from cellrt.worker.apart.cells import SharedCells
-from cellrt.worker.apart.pool import SharedPool
-from cellrt.worker.apart.process_worker import ProcessWorker
-from cellrt.worker.apart.shared_arenas import SharedArenas
 from cellrt.worker.arenas import Arenas
 from cellrt.worker.base import Worker
 from cellrt.worker.cell_type import CellType
@@ -32,18 +26,16 @@ from cellrt.worker.device.dry import DryDevice
 from cellrt.worker.device.executor import DeviceExecutor, DeviceOptions
 from cellrt.worker.device.placement import Placements
 
-CPU, CPU_PROCESS = "cpu", "cpu:process"
-QUEUE_DEPTHS = {CPU: 1, CPU_PROCESS: 2}
-"""The tasks that a worker is given ahead."""
-DEVICE_QUEUE_DEPTH = 4
-"""The tasks that a device is given ahead: it must not idle while the host is busy elsewhere."""
+CPU = "cpu"
+CPU_QUEUE_DEPTH, DEVICE_QUEUE_DEPTH = 1, 4
+"""The tasks that a worker is given ahead: a device must not idle while the host is busy elsewhere."""
 DEVICE_LOOPS_AHEAD = 1
 """The tasks that a loop is ahead of the first whose stop is not known: while one runs, the next is queued."""
 MAX_CPU_WORKERS = 30
 
 
 def device_names(workers: int | Sequence[str] | None) -> list[str]:
-    """Return the device of each worker: "cpu", "cpu:process", "cuda:0", or "dry", a stand-in for a GPU in tests.
+    """Return the device of each worker: "cpu", "cuda:0", or "dry", a stand-in for a GPU in tests.
 
     Raise DefinitionError for other names, workers of several kinds, and devices that this machine does not have.
     """
@@ -51,12 +43,12 @@ def device_names(workers: int | Sequence[str] | None) -> list[str]:
         return ["cpu"] * (min(MAX_CPU_WORKERS, num_cores()) if workers is None else workers)
     names = ["cuda:0" if name == "cuda" else name for name in workers]
     for name in names:
-        if not re.fullmatch(r"cpu(:process)?|dry|cuda:\d+", name):
-            raise DefinitionError(f"workers: expected 'cpu', 'cpu:process', 'cuda:0' or so, got {name!r}")
+        if name == "cpu:process":
+            raise DefinitionError(f"workers: {name!r} was removed: use cellrt.EngineProcess")
+        if not re.fullmatch(r"cpu|dry|cuda:\d+", name):
+            raise DefinitionError(f"workers: expected 'cpu', 'cuda:0' or so, got {name!r}")
         if name.startswith("cuda") and int(name[5:]) >= torch.cuda.device_count():
             raise DefinitionError(f"workers: no {name!r} here; torch sees {torch.cuda.device_count()} CUDA devices")
-    if CPU_PROCESS in names and (sys.platform, platform.machine()) != ("linux", "x86_64"):
-        raise DefinitionError(f"workers: {CPU_PROCESS!r} is for Linux on x86-64 (see cellrt/worker/apart/task_ring.py)")
     if len({name.rstrip("0123456789") for name in names}) > 1:
         raise DefinitionError(f"workers: expected devices of one kind, got {names}")
     return names
@@ -99,15 +91,8 @@ def memory_of(devices: Sequence[Device | None]) -> Callable[[], int] | None:
     return lambda: min(torch.cuda.mem_get_info(device)[0] // count for device, count in own.items())
 
 
-def shared_cells(names: Sequence[str]) -> SharedCells | None:
-    """Return the cells that workers in processes share; None for other workers."""
-    return SharedCells(SharedPool()) if names[0] == CPU_PROCESS else None
-
-
-def make_arenas(devices: Sequence[Device | None], shared: SharedCells | None) -> list[Arenas]:
+def make_arenas(devices: Sequence[Device | None]) -> list[Arenas]:
     """Return arenas for the rows of the host and of each worker."""
-    if shared is not None:
-        return [SharedArenas(shared.pool) for _ in range(1 + len(devices))]
     return [Arenas(), *(Arenas() if device is None else DeviceArenas(device.torch_device) for device in devices)]
 
 
@@ -115,7 +100,6 @@ def worker_maker(
     devices: Sequence[Device | None],
     options: DeviceOptions,
     arenas: list[Arenas],
-    shared: SharedCells | None,
     types: Mapping[int, CellType],
     processor: Processor,
     words: Rows[int],
@@ -133,10 +117,6 @@ def worker_maker(
 
     def make(location: int) -> Worker:
         name, device = f"cellrt-worker-{location}", devices[location - 1]
-        if shared is not None:
-            placed = [at for at in arenas if isinstance(at, SharedArenas)]
-            calls = take_turns, has_news, ended
-            return ProcessWorker(location, placed, types, shared, *calls, num_threads, name)
         if device is None:
             executor = Executor(location, arenas, types)
             how = take_turns, has_news, ended, num_threads, name

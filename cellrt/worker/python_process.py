@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
@@ -57,7 +57,6 @@ class PythonProcess:
     Args:
         command: the Python code.
         words: the arguments after the socket.
-        fds: further descriptors for the process.
         is_heard: whether its output comes through pipes, which its ``process`` has.
 
     Attributes:
@@ -66,9 +65,7 @@ class PythonProcess:
     Raises DefinitionError within ``importing``.
     """
 
-    def __init__(
-        self, command: str, words: Iterable[object] = (), fds: Sequence[int] = (), *, is_heard: bool = False
-    ) -> None:
+    def __init__(self, command: str, words: Iterable[object] = (), *, is_heard: bool = False) -> None:
         if IS_IMPORTING.get():
             raise DefinitionError(NO_GUARD)
         self.lifeline, theirs = socket.socketpair()
@@ -78,7 +75,7 @@ class PythonProcess:
             fd = theirs.fileno()
             self.process = subprocess.Popen(
                 python(command, map(str, (fd, *words))),
-                pass_fds=[fd, *fds],
+                pass_fds=[fd],
                 stdin=subprocess.DEVNULL,
                 stdout=pipe,
                 stderr=pipe,

@@ -130,18 +130,11 @@ def test_the_defaults_are_of_this_machine_alone(told: list[Any]) -> None:
         ("cpu", None),
         ("cpu:3", 3),
         ("cuda:0,cuda:1", ("cuda:0", "cuda:1")),
-        ("cpu:process", ("cpu:process",)),
-        ("cpu:process,cpu:process", ("cpu:process", "cpu:process")),
     ],
 )
 def test_devices(told: list[Any], device: str, workers: object) -> None:
     serve(MODEL, "--device", device)
     assert told[0].workers == workers
-
-
-def test_processes_of_workers_import_what_they_serve(told: list[Any]) -> None:
-    said = serve("examples/models/listen.py", "--device", "cpu:process", status=1)
-    assert "expected models as module:attribute" in said and "listen.py" in said and not told
 
 
 @pytest.mark.parametrize(
@@ -177,7 +170,7 @@ def test_mistakes_in_a_file_are_said(told: list[Any], tmp_path: Path, text: str,
     ("arguments", "status"),
     [
         (["--device", "cpu:0"], 2),
-        (["--device", "cpu:process,cpu:2"], 2),
+        (["--device", "cpu:process"], 2),
         (["--api-key", ""], 1),
         (["--port", "70000"], 2),
         (["--drain-s", "inf"], 1),

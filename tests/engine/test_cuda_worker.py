@@ -353,7 +353,9 @@ def test_the_device_is_given_tasks_before_it_is_done_with_those_it_has(device):
 
 
 def test_devices_that_are_not_there_are_refused():
-    with pytest.raises(DefinitionError, match="expected 'cpu', 'cpu:process', 'cuda:0' or so, got 'tpu'"):
+    with pytest.raises(DefinitionError, match=r"'cpu:process' was removed: use cellrt\.EngineProcess"):
+        Engine(["cpu:process"])
+    with pytest.raises(DefinitionError, match="expected 'cpu', 'cuda:0' or so, got 'tpu'"):
         Engine(["tpu"])
     with pytest.raises(DefinitionError, match="no 'cuda:99' here"):
         Engine(["cuda:99"])

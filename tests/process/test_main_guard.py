@@ -37,7 +37,6 @@ USES = """
     print("computed", engine.submit("grown", torch.ones(2, 1)).result(60)["h"].tolist())
 """
 IN_A_PROCESS = "with cellrt.EngineProcess(1) as engine:" + USES.format(what='__file__ + ":unfolded"')
-WITH_A_PROCESS = 'with cellrt.Engine(["cpu:process"]) as engine:' + USES.format(what="unfolded")
 
 
 def run_program(folder: Path, content: str, *words: str) -> subprocess.CompletedProcess[str]:
@@ -61,12 +60,6 @@ def test_a_program_without_a_main_guard_is_told_of_it_by_the_first_process_that_
 
 
 @pytest.mark.slow
-def test_a_workers_process_that_imports_a_module_without_a_main_guard_starts_none(tmp_path: Path) -> None:
-    ended = run_program(tmp_path, LEVELS + MODEL + WITH_A_PROCESS, "-c", "import unguarded")
-    assert levels(ended) == 2, ended.stdout + ended.stderr
-    assert 'under `if __name__ == "__main__":`' in ended.stderr and ended.returncode == 1, ended.stderr
-
-
 def test_a_model_whose_file_starts_an_engine_is_refused_wherever_it_is_imported(tmp_path: Path) -> None:
     (tmp_path / "unguarded.py").write_text(MODEL + IN_A_PROCESS)
     for load in (source_of, lambda text: ModelSource(f"{text}:unfolded").load()):

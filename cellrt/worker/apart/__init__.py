@@ -1,1 +1,0 @@
-"""CPU workers whose cells run in a process of their own."""
