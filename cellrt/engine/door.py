@@ -38,7 +38,7 @@ from cellrt.native.atomics import added, stored
 from cellrt.native.row_types import CACHE_LINE
 
 ALONE = range(1)
-_ROW, _TENSOR = Struct("10qd8i2q"), Struct("2q")
+_ROW, _TENSOR = Struct("10qd8i3q"), Struct("2q")
 WORD_BYTES = CACHE_LINE
 """In front of results: see ``native/answer_word.py``."""
 
@@ -55,12 +55,14 @@ class Told(NamedTuple):
         ended: of those that were submitted together the receiver of their ends, their numbers, and the group and number
             of the first in it.
         counted, come: of each that came from this process, and of each that came from another.
+        sessions: of those from other processes, by their ids in the processor.
         arrays: ``[requests, 4]`` of further ones from this process.
     """
 
     ended: list[tuple[RequestFuture | Ends, Sequence[int], RequestGroup, int]]
     counted: list[Counted]
     come: list[Counted]
+    sessions: list[int]
     arrays: NDArray[np.int64] = NONE_COUNTED
 
 
@@ -227,6 +229,7 @@ class Door:
             0,
             0,
             0,
+            0,
         )
 
     def _sessions_at(self, group: RequestGroup) -> int:
@@ -239,7 +242,7 @@ class Door:
     def take_back(self) -> list[RequestGroup]:
         """Take out what was handed in and is not admitted, or (the first) not all of it; in order. What came from other
         processes is returned there."""
-        self.regions.take_back()
+        self.regions.take_back_all()
         taken, end = self._words.item(TAKEN), self._words.item(SUBMITTED)
         found = [self._groups[self._submitted.item(at % MAX_SUBMISSIONS)] for at in range(taken, end)]
         stored(self._words, TAKEN, end)
@@ -287,15 +290,18 @@ class Door:
         taken = Taken({}, {}, [at % size for at in range(told, end)])
         if self.fast_path is not None:
             taken = self.fast_path.tell(self._answered, told, end)
-        found = {model: Told([], [], [], its) for model, its in taken.counted.items()}
+        found = {model: Told([], [], [], [], its) for model, its in taken.counted.items()}
         together = {group: numbers.tolist() for group, numbers in taken.together.items()}
         rows = self._answered[taken.others].tolist() if taken.others else []
         self._told_to = end
-        for row, number, started_ns, ended_ns, arrival_ns, plan in rows:
+        for row, number, started_ns, ended_ns, arrival_ns, plan, session in rows:
             if plan:
                 if (known := self.regions.known_of(row, plan)) is not None:
                     model, num_rows = known
-                    _told_of(found, model).come.append((arrival_ns, started_ns, ended_ns, num_rows))
+                    come = _told_of(found, model)
+                    come.come.append((arrival_ns, started_ns, ended_ns, num_rows))
+                    if session >= 0:
+                        come.sessions.append(session)
                 continue
             group = self._groups[row]
             if group is None:
@@ -340,7 +346,7 @@ class Door:
 
 
 def _told_of(found: dict[Model, Told], model: Model) -> Told:
-    return found.get(model) or found.setdefault(model, Told([], [], []))
+    return found.get(model) or found.setdefault(model, Told([], [], [], []))
 
 
 def _runs(numbers: Sequence[int]) -> Iterator[range]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from cellrt.core.processor import Processor
 from cellrt.core.state.moves import SessionState
+from cellrt.core.state.region_layout import MAX_SEATS
 from cellrt.engine.request_group import SessionRecord
 
 
@@ -16,8 +17,9 @@ class Leases:
     """Belongs to the holder of the turn, but for ``may_join``."""
 
     def __init__(self, processor: Processor) -> None:
-        table = processor.tables.leases
-        self._tickets, self._is_wanted = table["ticket"], table["is_wanted"]
+        t = processor.tables
+        self._tickets, self._is_wanted = t.leases["ticket"], t.leases["is_wanted"]
+        self._seats, self._seated, self._clients = t.seats, t.seats["number"], t.regions["client"]
         self._wanted: dict[SessionRecord, None] = {}
 
     def grant(self, record: SessionRecord) -> None:
@@ -25,6 +27,17 @@ class Leases:
         is_near = record.id >= 0 and record.saved is None and record.num_rows == len(record.states)
         if is_near and record.is_free and record.state is SessionState.IDLE and record.error is None:
             self._tickets[record.id] = record.ticket
+            for seat in record.seats:
+                at = seat.region * MAX_SEATS + seat.number % MAX_SEATS
+                if self._clients.item(seat.region) == seat.client and self._seated.item(at) in (0, seat.number):
+                    self._seats[at] = record.id, record.ticket, seat.number, record.model.number
+
+    def clear_seats(self, record: SessionRecord) -> None:
+        """Let no client in another process name a session any more, as it has ended."""
+        for seat in record.seats:
+            at = seat.region * MAX_SEATS + seat.number % MAX_SEATS
+            if self._seats["ticket"].item(at) == record.ticket:
+                self._seated[at] = 0
 
     def recall(self, record: SessionRecord) -> bool:
         """Have Python have a session; return False if a request goes on with it: then ``take_recalled`` has it as soon

@@ -103,7 +103,8 @@ class Manager:
         self.after_turn: Callable[[], None] | None = None
         """A function that is called at each turn's end and after the last, to pass on what ended; it must not raise."""
         self._replies = Replies(processor, arenas, self.places, self.statistics, clock_ns)
-        self._late, self.regions = Deadlines(processor, registry.name_of), Regions(processor, self.places, self)
+        self._late = Deadlines(processor, registry.name_of)
+        self.regions = Regions(processor, self.places, self.sessions.of_ids, self)
         self._door = Door(processor, self.sessions.leases, self.regions)
         self.room = Room(self.turns.gate, partial(_note_watched, self._door, self.turns))
         self.requests = Requests(processor, arenas, self.sessions, self._replies, self._late, self._door)

@@ -7,14 +7,14 @@ requests that compiled code cannot carry to their end.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from ctypes import string_at
 from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from cellrt.core.processor import Processor
-from cellrt.core.state.region_layout import MAX_PLANS, NUM_SLOTS
+from cellrt.core.state.region_layout import MAX_PLANS, MAX_SEATS, NUM_SLOTS
 from cellrt.core.state.tables import (
     MAX_QUEUES,
     MAX_REGIONS,
@@ -26,7 +26,7 @@ from cellrt.core.state.tables import (
 from cellrt.engine.futures import Ends
 from cellrt.engine.places import Places
 from cellrt.engine.registry import Model, Plan
-from cellrt.engine.request_group import NO_INPUTS, Canceller, RequestGroup
+from cellrt.engine.request_group import NO_INPUTS, Canceller, RequestGroup, SessionRecord
 from cellrt.native.answer_word import say_elsewhere
 from cellrt.native.row_types import new_table
 
@@ -44,6 +44,7 @@ class Returned(NamedTuple):
         id: the client's number of the request.
         tensors: each padded to whole words, one behind the other.
         arrival_ns, priority: as it was handed in.
+        session: the client's number of its session; 0: it has none.
     """
 
     plan: int
@@ -51,6 +52,7 @@ class Returned(NamedTuple):
     tensors: bytes
     arrival_ns: int
     priority: int
+    session: int
 
 
 class RegionClient(Protocol):
@@ -84,10 +86,18 @@ class Regions:
     Args:
         processor: the processor of the engine.
         places: the engine's queue.
+        sessions_of: returns sessions, given their ids in the processor.
         manager: the engine's manager, for requests that Python goes on with.
     """
 
-    def __init__(self, processor: Processor, places: Places, manager: Canceller) -> None:
+    def __init__(
+        self,
+        processor: Processor,
+        places: Places,
+        sessions_of: Callable[[Iterable[int]], list[SessionRecord]],
+        manager: Canceller,
+    ) -> None:
+        self._sessions_of, self._requests, self._seats = sessions_of, processor.tables.requests, processor.tables.seats
         self._processor, self._manager = processor, weakref.ref(manager)
         t = processor.tables
         self._words, self._rows, self._table, self._tensors = t.door, t.regions, t.submissions, t.tensors
@@ -118,6 +128,7 @@ class Regions:
         row["at"], row["plans_at"], row["taken"] = address, plans.ctypes.data, 0
         row["first"], row["client"], row["bell"] = MAX_SUBMISSIONS + at * NUM_SLOTS, number, bell
         row["is_wanted"] = row["is_broken"] = row["lifted"] = 0
+        self._seats["number"][at * MAX_SEATS : (at + 1) * MAX_SEATS] = 0
         self._words[NUM_REGIONS] = max(int(self._words[NUM_REGIONS]), at + 1)
         row["is_open"] = 1
         return at
@@ -143,7 +154,7 @@ class Regions:
         row["answers_at"], row["tensors_at"] = plan.answers.address, given.ctypes.data
         row["num_tensors"], row["num_lengths"] = len(tensors), plan.template.lengths.size
         row["num_answers"] = plan.answers.count
-        row["num_rows"], row["queue"] = plan.num_nodes, queue
+        row["num_rows"], row["queue"], row["model"] = plan.num_nodes, queue, model.number
         row["number"] = number
         return number
 
@@ -162,7 +173,7 @@ class Regions:
     def forget(self, at: int, binding: int | None) -> None:
         """Have a client name no plans any more that were named for a binding, or none at all, after what it has handed
         in so far."""
-        self._take_back(at)
+        self.take_back(at)
         busy = {int(self._table["plan"][row]) for row in self._busy(at)}
         for number, known in list(self._known[at].items()):
             if binding in (None, known.binding):
@@ -173,7 +184,7 @@ class Regions:
     def close(self, at: int) -> list[RequestGroup]:
         """Look for no requests of a client any more; return those of its requests that run, with which Python must go
         on before the memory goes: then call ``let_go``."""
-        self._take_back(at)
+        self.take_back(at)
         self._rows[at : at + 1]["is_open"] = 0
         return [group for row in self._busy(at) if (group := self.group_of(row)) is not None]
 
@@ -222,9 +233,12 @@ class Regions:
         known = self._known[at].get(int(its["plan"]))
         if client is None or known is None or manager is None:
             return None
-        when, ends = int(its["arrival_ns"]), client.ends_of(int(its["id"]))
+        when, ends, sessions = int(its["arrival_ns"]), client.ends_of(int(its["id"])), None
+        if its["session"]:
+            ids = self._requests["session"][self._requests["submission"] == row + 1]
+            sessions = self._sessions_of(ids.tolist()) or None
         what = manager, known.model, known.plan, NO_INPUTS, int(its["sequence"]), 1, int(its["priority"])
-        group = RequestGroup(*what, when, None, None, None, None, 0.0, ends, int(its["client"]))
+        group = RequestGroup(*what, when, None, None, None, sessions, 0.0, ends, int(its["client"]))
         group.row = row
         return group
 
@@ -238,12 +252,20 @@ class Regions:
         self._table["is_there"][row] = 0
         say_elsewhere(int(self._table["word_at"][row]))
 
-    def take_back(self) -> None:
+    def take_back_all(self) -> None:
         """Return to their clients what they have handed in and no turn has admitted."""
         for at in range(int(self._words[NUM_REGIONS])):
-            self._take_back(at)
+            self.take_back(at)
 
-    def _take_back(self, at: int) -> None:
+    def has_more(self, at: int, handed: int) -> bool:
+        """Return whether turns have not taken in all that a client has handed in; from any thread.
+
+        ``handed``: the number of requests that it has handed in.
+        """
+        return bool(self._rows["taken"].item(at) != handed)
+
+    def take_back(self, at: int) -> None:
+        """Return to a client what it has handed in and no turn has admitted."""
         client, region = self._clients[at], self._rows[at]
         if client is None:
             return
@@ -251,7 +273,7 @@ class Regions:
             its, known = self._table[row], self._known[at].get(int(self._table["plan"][row]))
             if known is not None:
                 tensors = self._bytes_of(row, known.tensors)
-                when = int(its["arrival_ns"]), int(its["priority"])
+                when = int(its["arrival_ns"]), int(its["priority"]), int(its["session"])
                 client.return_request(Returned(int(its["plan"]), int(its["id"]), tensors, *when))
             self.give_up(row)
         if region["is_broken"]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from types import MappingProxyType
 from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
@@ -28,6 +29,7 @@ from cellrt.graph.unfolder import Unfolder
 from cellrt.worker.cell_type import CellType
 
 NO_LIMITS: Mapping[str, int] = MappingProxyType({})
+_NUMBERS = count(1)
 
 
 class Plan:
@@ -246,6 +248,7 @@ class Model:
 
     Attributes:
         name: the unfolder's.
+        number: one that no other model of the process has.
         types: the cell types that its requests may use, by identity.
         places: its part of the queue.
         plans_by_program: the plans of its requests' graphs, by their programs.
@@ -271,6 +274,7 @@ class Model:
         max_cached_bytes: int = MAX_CACHED_BYTES,
     ) -> None:
         self.unfolder, self.name, self.types = unfolder, unfolder.name, types
+        self.number = next(_NUMBERS)
         self.places = Places(f"model {unfolder.name!r}", max_queue)
         self.priorities, self.max_queue = dict(priorities or {}), max_queue
         self.max_batch: Mapping[str, int] = NO_LIMITS

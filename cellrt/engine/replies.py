@@ -150,7 +150,7 @@ class Replies:
         """Count requests that compiled code has answered as finished; ``tell`` notifies their clients."""
         for its in told.values():  # first, so that clients are notified even if the rest fails
             self._ended += its.ended
-        for model, (_, counted, come, arrays) in told.items():
+        for model, (_, counted, come, _, arrays) in told.items():
             every = np.concatenate((arrays, np.array(counted + come, np.int64).reshape(-1, 4)))
             num_here, rows = len(arrays) + len(counted), every[:, 3]
             here, elsewhere = (Size(len(its), int(its.sum())) for its in (rows[:num_here], rows[num_here:]))

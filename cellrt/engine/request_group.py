@@ -7,7 +7,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import count
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -356,6 +356,14 @@ _MAY_COME_FROM = [bytes(before for before, after in LIVE_REQUEST.moves if after 
 _OF_STATE = [bytes((state,)) for state in LiveState]
 
 
+class Seat(NamedTuple):
+    """How a client in another process names a session: by a number of its own, in the region that it has."""
+
+    region: int
+    client: int
+    number: int
+
+
 @dataclass(eq=False, slots=True)
 class SessionRecord:
     """A session's record. The holder of the turn uses it; any thread may read ``error``."""
@@ -383,6 +391,8 @@ class SessionRecord:
     """The number of items that clients put into the engine's inbox for it; changed under the gate."""
     num_heard: int = 0
     """The number of these items that turns have read."""
+    seats: tuple[Seat, ...] = ()
+    """How clients in other processes name it."""
 
     @property
     def is_free(self) -> bool:

@@ -163,6 +163,8 @@ class Requests:
 
     def _note_told(self, told: Told) -> None:
         over: dict[RequestGroup, None] = {}
+        if told.sessions:
+            self._sessions.note_answered(self._sessions.of_ids(told.sessions))
         for _, numbers, group, first in told.ended:
             if group.sessions is not None:
                 self._sessions.note_answered(group.sessions[first : first + len(numbers)])
@@ -215,7 +217,7 @@ class Requests:
     def take_over_sessions(self) -> None:
         """Take over all requests of sessions from compiled code, before sessions end with a lost worker."""
         self.join()
-        for group in list(self._door.all()):
+        for group in [*self._door.all(), *self._door.regions.all()]:
             if group.sessions is not None:
                 self._take_over(group)
 
@@ -233,6 +235,11 @@ class Requests:
         self.join()
         group = self._door.regions.find(region, id)
         return group if group is not None and self._take_over(group) else None
+
+    def take_in_region(self, region: int) -> None:
+        """Admit or return to its client all that a client in another process has handed in."""
+        self.join()
+        self._door.regions.take_back(region)
 
     def forget_plans(self, region: int, binding: int | None) -> None:
         """Forget plans of a client in another process, as ``Regions.forget`` does."""

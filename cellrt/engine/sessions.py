@@ -16,7 +16,7 @@ import threading
 import time
 import uuid
 from collections import OrderedDict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
 from typing import Any
 
@@ -185,6 +185,10 @@ class Sessions:
         record = self._by_number.get(session)
         if record is not None and record.running is None and record.state is SessionState.IDLE:
             self._settle(record)
+
+    def of_ids(self, sessions: Iterable[int]) -> list[SessionRecord]:
+        """Return the sessions that have these ids in the processor; those that have ended are left out."""
+        return [record for session in sessions if (record := self._by_number.get(session)) is not None]
 
     def _number(self, record: SessionRecord, session: int) -> None:
         """Give a session an id in the processor; -1: none."""
@@ -454,6 +458,7 @@ class Sessions:
         """End a session that has no running request, for good: later requests on it get ``error``."""
         record.error = error
         self.leases.take_over(record)
+        self.leases.clear_seats(record)
         self._saved.set(record, None)
         record.move(SessionState.ENDED)
         if record.id >= 0:

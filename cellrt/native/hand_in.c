@@ -23,7 +23,7 @@ typedef struct {
         schedule_by_ns;
     double order;
     int32_t num_lengths, num_answers, count, num_admitted, num_answered, priority, client, is_there;
-    int64_t plan, id;
+    int64_t plan, id, session;
 } Submission;
 
 /* A row of ``queues``. */
@@ -37,7 +37,7 @@ typedef int32_t Number;
 /* A row of ``answered``: a request whose results are in its client's memory. */
 typedef struct {
     int32_t submission, number;
-    int64_t started_ns, ended_ns, arrival_ns, plan;
+    int64_t started_ns, ended_ns, arrival_ns, plan, session;
 } Answered;
 
 /* What is counted of a request that its client was told of. */
@@ -852,6 +852,7 @@ static PyObject *layout(PyObject *Py_UNUSED(module), PyObject *Py_UNUSED(none))
         FIELD(Submission, num_answers),  FIELD(Submission, count),          FIELD(Submission, num_admitted),
         FIELD(Submission, num_answered), FIELD(Submission, priority),       FIELD(Submission, client),
         FIELD(Submission, is_there),     FIELD(Submission, plan),           FIELD(Submission, id),
+        FIELD(Submission, session),      FIELD(Answered, session),
         FIELD(Queue, taken),             FIELD(Queue, rows_taken),          FIELD(Queue, come),
         FIELD(Queue, rows_come),         FIELD(Queue, ended),               FIELD(Queue, rows_ended),
         FIELD(Queue, most),              FIELD(Queue, most_rows),           SIZE(Submission),

@@ -344,8 +344,8 @@ class Client(Serving):
         if not requests:
             return []
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
-        if not (sessions or channel or accepted) and due == NO_DUE and (len(requests) == 1 or not is_together):
-            futures = self._link.submit_by_region(self, asked, priority)
+        if not (channel or accepted) and due == NO_DUE and (len(requests) == 1 or not is_together):
+            futures = self._link.submit_by_region(self, asked, priority, sessions)
             if futures:
                 return futures
         return self._link.submit(self, asked, due, priority, channel, sessions, accepted)
@@ -365,6 +365,8 @@ class Client(Serving):
         """
         priority = self._check(priority)
         asked = [(binding, alike) for alike in binding.known.record(binding, requests)]
+        if due == NO_DUE and (futures := self._link.submit_by_region(self, asked, priority, sessions, tell)):
+            return futures
         return self._link.submit(self, asked, due, priority, None, sessions, None, is_each=True, tell=tell)
 
     def _check(self, priority: int) -> int:

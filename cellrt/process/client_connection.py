@@ -19,15 +19,16 @@ from contextlib import suppress
 from ctypes import addressof, c_char
 from functools import partial
 from itertools import chain
+from struct import Struct
 from typing import Any, Protocol
 
-from cellrt.core.state.region_layout import SLOT_BYTES, padded
+from cellrt.core.state.region_layout import HANDED, SLOT_BYTES, WORD_BYTES, padded
 from cellrt.engine.due import Due
 from cellrt.engine.engine import Engine
 from cellrt.engine.futures import Ends
 from cellrt.engine.regions import Returned
 from cellrt.engine.registry import Model
-from cellrt.engine.request_group import RequestGroup, SessionRecord
+from cellrt.engine.request_group import RequestGroup, Seat, SessionRecord
 from cellrt.engine.session import Session
 from cellrt.errors import CellrtError, EngineClosedError, OverloadError, SessionError, UnknownModelError
 from cellrt.graph.known import Alike
@@ -50,6 +51,9 @@ MIN_SESSIONS = 256
 MAX_VERSIONS = 4
 """The most models of one name that a client gets unasked; beyond, it must ask for another."""
 NO_DUE = Due(None, None)
+HANDED_IN = Struct("q")
+MAX_KEPT_SEATS = 8
+"""The most clients that may name a session in what they hand in by their regions: the last that opened it."""
 MAX_NAMED = 16
 """The most templates of a submission for which plans are named."""
 MAX_UNSENT = 1 << 16
@@ -200,6 +204,7 @@ class ClientConnection:
             for (id,) in LENGTH.iter_unpack(body):
                 self._cancel(id)
         elif kind == Kind.CUT_BACK:
+            self._take_in_region()
             (session,), (rows,) = LENGTH.iter_unpack(body)
             with suppress(CellrtError):  # its next request says so
                 self.session(session).cut_back(rows)
@@ -213,6 +218,7 @@ class ClientConnection:
         elif kind == Kind.CALL:
             (size,) = LENGTH.unpack_from(body)
             head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
+            self._take_in_region()
             self._server.call(self, head["call"], head["name"], head["arguments"], bytes(body[LENGTH.size + size :]))
         elif kind == Kind.RELEASE:
             self._release(*LENGTH.unpack(body))
@@ -221,6 +227,8 @@ class ClientConnection:
 
     def _submit(self, submission: Submission, numbers: Sequence[tuple[int, int]], tensors: bytes) -> None:
         """Submit the requests of a message; if that fails, send the error, or let them wait."""
+        if submission.sessions:
+            self._take_in_region()
         try:
             groups = [(self._templates[number], count) for number, count in numbers]
             asked: dict[Model, list[Alike]] = {}
@@ -233,7 +241,7 @@ class ClientConnection:
                 raise ValueError(f"{submission.num_requests} sessions should come")
         except (LookupError, ValueError) as error:
             raise BrokenWireError(f"a submission that does not fit: {error}") from error
-        if self._region is not None and len(numbers) <= MAX_NAMED and not submission.sessions:
+        if self._region is not None and len(numbers) <= MAX_NAMED:
             for number, _ in numbers:
                 self._name_plan(number)
         queued = QueuedSubmission(self, submission, asked, first)
@@ -252,6 +260,17 @@ class ClientConnection:
         if at >= 0:
             self._region = at, memory, bell
         return at >= 0
+
+    def _take_in_region(self) -> None:
+        """Have requests go first that came by the region before a message: it may be about their sessions."""
+        if self._region is None:
+            return
+        at, memory, _ = self._region
+        manager = self._server.engine._manager
+        if manager.regions.has_more(at, *HANDED_IN.unpack_from(memory, WORD_BYTES * HANDED)):
+            with suppress(EngineClosedError):
+                manager.turns.call(partial(manager.requests.take_in_region, at))
+        self._server.take_returned()
 
     def _name_plan(self, number: int) -> None:
         """Name what runs for requests of a template, if they come for the second time and fit in a slot."""
@@ -302,7 +321,7 @@ class ClientConnection:
         """Submit a request that turns could not take by the region, or send the client why it is refused."""
         template = self._plans.get(returned.plan)
         how = returned.arrival_ns, NO_DUE, returned.priority, False, False, False
-        submission = Submission(returned.id, 1, (), *how)
+        submission = Submission(returned.id, 1, (returned.session,) if returned.session else (), *how)
         if self.is_gone:
             return
         if template is None or template.binding not in self.models:
@@ -452,6 +471,8 @@ class ClientConnection:
             if not self.is_gone:
                 self.sessions[number] = session, is_own
                 self._number_of[record] = number
+                if self._region is not None:
+                    record.seats = (*record.seats[1 - MAX_KEPT_SEATS :], Seat(self._region[0], self.number, number))
                 self._forget_ended()
                 return number
         if is_own:

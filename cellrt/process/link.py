@@ -24,10 +24,12 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.typing import NDArray
 
+from cellrt.core.state.region_layout import how_of
 from cellrt.engine.awaited import Awaited, Bell
 from cellrt.engine.due import Due
 from cellrt.engine.future import Owner, RequestFuture
@@ -38,7 +40,7 @@ from cellrt.graph.known import Alike
 from cellrt.process import shared_memory
 from cellrt.process.model_binding import Binding
 from cellrt.process.numbering import Numbering
-from cellrt.process.pending import Pending, RemoteFuture, SentRequests, Tell, Unanswered, copied
+from cellrt.process.pending import UNKNOWN, Line, Pending, RemoteFuture, SentRequests, Tell, Unanswered, copied
 from cellrt.process.recorded import LENGTH, PLAN, template_of
 from cellrt.process.region import Region, SlotPlan
 from cellrt.process.submissions import Submission, submission_parts
@@ -71,6 +73,8 @@ class Link:
         """The next number of a call or request."""
         self._begun = range(0)
         """The requests that the holder of the lock submits; without a holder, those of one that was interrupted."""
+        self._lines: WeakValueDictionary[int, Line] = WeakValueDictionary()
+        """The lines of sessions that somebody has, by their numbers."""
         self._numbering = Numbering()
         self._cancelled: deque[int] = deque()
         self._outdated: set[Binding] = set()
@@ -92,6 +96,10 @@ class Link:
         """The error for which nothing can be sent any more; None as long as the connection works."""
         return self._lost
 
+    def line_of(self, session: int) -> Line:
+        """Return the line of a session, which is kept as long as somebody has it."""
+        return self._lines.setdefault(session, Line())
+
     def refuse_in_callback(self) -> None:
         """Raise RequestError in a future's callback, where waiting would block the thread that reads answers.
 
@@ -110,6 +118,7 @@ class Link:
     def cancel(self, future: RequestFuture) -> None:
         """Cancel a request that its client has dropped; from any thread, without waiting."""
         if isinstance(future, RemoteFuture):
+            future.note_in_line()
             self._give_up([future.id])
 
     def _give_up(self, ids: Iterable[int]) -> None:
@@ -118,6 +127,7 @@ class Link:
 
     def cut_back(self, session: int, rows: int) -> None:
         """Cut a session back to this many rows, after the requests submitted so far, without waiting."""
+        self._have_followed([session])
         self._send(lambda: self._wire.send([Message(Kind.CUT_BACK, (LENGTH.pack(session), LENGTH.pack(rows)))]))
 
     def call(
@@ -130,6 +140,7 @@ class Link:
         self.refuse_in_callback()
         answer = Awaited()
         number = 0
+        self._have_followed([arguments.get("session"), *arguments.get("others", ())])  # whatever becomes of it
 
         def write() -> None:
             nonlocal number
@@ -156,6 +167,7 @@ class Link:
 
     def tell(self, name: str, **arguments: Any) -> None:
         """Call a function without waiting for its answer; from any thread. Do nothing if the connection has ended."""
+        self._have_followed([arguments.get("session")])
         text = json.dumps({"call": 0, "name": name, "arguments": arguments}).encode()
         with suppress(CellrtError):
             self._send(lambda: self._wire.send([Message(Kind.CALL, (LENGTH.pack(len(text)), text))]))
@@ -212,6 +224,9 @@ class Link:
             messages.append(Message(Kind.SUBMIT, submission_parts(head, numbers, groups)))
             self._begun = range(first, id)
             self._unanswered.pending.update(pending)
+            for index, session in enumerate(sessions):
+                if (line := self._lines.get(session)) is not None:
+                    futures[index].line, line.last = line, futures[index].id
             self._wire.send(messages)
             self._numbering.note_sent()
             self._begun = range(0)
@@ -219,18 +234,41 @@ class Link:
         try:
             self._send(write)
         except BaseException:  # it may have been sent: its answer is ignored
+            self._have_followed(sessions)
             self._unanswered.awaited.pop(first, None)
             self._give_up([future.id for future in futures.values()])
             raise
         return [futures[index] for index in range(count)]
 
+    def _may_go_by_region(self, sessions: Sequence[int]) -> bool:
+        """Return whether requests of sessions would not overtake what these were asked by messages, nor each other."""
+        if len(set(sessions)) < len(sessions):
+            return False
+        for session in sessions:
+            line = self._lines.get(session)
+            if line is None or line.last == UNKNOWN or line.last in self._unanswered.pending:
+                return False
+        return True
+
+    def _have_followed(self, sessions: Iterable[int | None]) -> None:
+        """Have the next request of each session go by a message, behind what was just asked."""
+        for session in sessions:
+            if session is not None and (line := self._lines.get(session)) is not None:
+                line.last = UNKNOWN
+
     def submit_by_region(
-        self, owner: Owner, asked: Sequence[tuple[Binding, Alike]], priority: int
+        self,
+        owner: Owner,
+        asked: Sequence[tuple[Binding, Alike]],
+        priority: int,
+        sessions: Sequence[int] = (),
+        tell: Tell | None = None,
     ) -> list[RemoteFuture] | None:
         """Hand requests in by the region, each to be refused by itself; return their futures, or None if they must go
-        by a message: the engine has not named what runs for them, or there is no slot for each.
+        by a message: the engine has not named what runs for them, there is no slot for each, or a session is to have
+        answered what it was asked by a message first.
 
-        Raise the error that ended the connection.
+        ``sessions``, ``tell``: as of ``submit``. Raise the error that ended the connection.
         """
         region = self._region
         if region is None or not region.has_plans:
@@ -245,6 +283,8 @@ class Link:
                 if plan is None:
                     return
                 plans.append(plan)
+            if not self._may_go_by_region(sessions):
+                return
             count, now_ns = sum([len(alike.indices) for _, alike in asked]), time.perf_counter_ns()
             slots = region.take_slots(count)
             if not slots:
@@ -252,12 +292,13 @@ class Link:
             id, left = self._take_number(None, count), iter(slots)
             self._begun = range(id, id + count)
             for plan, (binding, alike) in zip(plans, asked):
-                group = SentRequests(plan.template, binding.formats, None, None)
+                group = SentRequests(plan.template, binding.formats, None, tell)
                 tensors = [_bytes_of(rows) for _, rows in alike.recorded.externals]
                 for number, index in enumerate(alike.indices):
                     future = futures[index] = RemoteFuture(owner, id)
                     self._unanswered.pending[id] = future, group
-                    region.write(next(left), plan, future, tensors, number, now_ns, priority)
+                    how = how_of(priority, sessions[index] if sessions else 0)
+                    region.write(next(left), plan, future, tensors, number, now_ns, how, is_told=tell is not None)
                     id += 1
             region.hand_in()
             self._begun = range(0)

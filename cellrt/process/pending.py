@@ -25,6 +25,22 @@ from cellrt.process.region import Region
 from cellrt.process.wire import Kind
 from cellrt.process.wire_errors import decode_error
 
+UNKNOWN = -1
+
+
+class Line:
+    """The order of what a session is asked: its requests go by the region once all is done that went by messages.
+
+    Attributes:
+        last: the number of its last request that went by a message: when that has results, all before it is done. 0:
+            there was none; UNKNOWN: something was asked behind it, or it has failed.
+    """
+
+    __slots__ = ("__weakref__", "last")
+
+    def __init__(self) -> None:
+        self.last = 0
+
 
 class RemoteFuture(RequestFuture):
     """A future of a request that runs in another process; ``id`` is its number on the connection."""
@@ -35,6 +51,8 @@ class RemoteFuture(RequestFuture):
 
     region: Region | None = None
     slot = -1
+    line: Line | None = None
+    """The line of its session, if it went by a message."""
     """The region and slot of its results, as long as ``word_at`` is set."""
 
     def __init__(self, owner: Owner, id: int) -> None:  # not the base's, which takes longer
@@ -69,6 +87,11 @@ class RemoteFuture(RequestFuture):
     def take_arrived(self, arrived: Arrived, number: int) -> None:
         """End the request with results, and wake the threads that wait; its callbacks are called later."""
         self._settle(arrived, OVER[1], number)
+
+    def note_in_line(self) -> None:
+        """Have its session's next request go by a message: what this one leaves behind is not known."""
+        if self.line is not None:
+            self.line.last = UNKNOWN
 
     def call_back(self) -> None:
         """Call its callbacks, each once."""
@@ -168,9 +191,14 @@ class Unanswered:
             else:  # its client was interrupted before it had the future
                 region.release(id)
         finish_together(ended)
+        told: dict[Tell, list[RemoteFuture]] = {}
         for _, _, future in ended:
-            self.pending.pop(future.id, None)
+            known = self.pending.pop(future.id, None)
+            if known is not None and (tell := known[1].tell) is not None:
+                told.setdefault(tell, []).append(future)
             region.release(future.id)
+        for tell, futures in told.items():
+            tell(futures)
         if ended:
             self._note_gone()
         region.call_back()
@@ -279,6 +307,7 @@ async def when_accepted(hand_in: Callable[[Awaited], Sequence[RequestFuture]]) -
 
 
 def _fail(future: RemoteFuture, group: SentRequests, error: CellrtError) -> None:
+    future.note_in_line()
     future.finish(error)
     if group.tell is not None:
         group.tell([future])

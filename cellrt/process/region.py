@@ -244,16 +244,21 @@ class Region:
         tensors: Sequence[memoryview],
         number: int,
         now_ns: int,
-        priority: int,
+        how: int,
+        *,
+        is_told: bool = False,
     ) -> None:
-        """Write a request to a slot: the one of a number among several of one graph, whose tensors these are."""
+        """Write a request to a slot: the one of a number among several of one graph, whose tensors these are.
+
+        ``how``: its priority and session (``how_of``). ``is_told``: whether the reader is to be told of its results.
+        """
         begin = HEAD_BYTES + slot * SLOT_BYTES
         for (first, size), values in zip(plan.tensors, tensors):
             self._memory[begin + first : begin + first + size] = values[number * size : (number + 1) * size]
         at = (ENTRIES * WORD_BYTES) + slot * ENTRY_BYTES
-        _ENTRY.pack_into(self._memory, at, plan.number, future.id, now_ns, priority)
+        _ENTRY.pack_into(self._memory, at, plan.number, future.id, now_ns, how)
         # Behind the number, at which those look who wait for the request before; and before anybody finds the request.
-        stored(self._words, ANSWER_WORDS + slot, TO_BE_TOLD if self.num_drains else OPEN)
+        stored(self._words, ANSWER_WORDS + slot, TO_BE_TOLD if self.num_drains or is_told else OPEN)
         future.region, future.slot, future.word_at = self, slot, self._at + (ANSWER_WORDS + slot) * WORD_BYTES
         self._slots[future.id] = slot
         self._held[future.id] = future, plan

@@ -33,6 +33,7 @@ class RemoteSession(ServingSession):
     def __init__(self, submit: Submit, hand_in: HandIn, link: Link, number: int, id: str, binding: Binding) -> None:
         self._submit_for, self._hand_in, self._link = submit, hand_in, link
         self._number, self._id, self._binding = number, id, binding
+        self._line = link.line_of(number)
         weakref.finalize(self, link.send_news).atexit = False
         binding.users.add(weakref.ref(self, binding.users.discard))  # later: so it goes first
 

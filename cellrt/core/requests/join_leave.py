@@ -15,7 +15,16 @@ It may take over a submission at any time (``engine/door.py``); its requests are
 from __future__ import annotations
 
 from cellrt.core.requests.admission import admit, finish, set_lengths
-from cellrt.core.requests.region_entries import has_more, has_places, lift, plan_of, ring_bells, take, take_places
+from cellrt.core.requests.region_entries import (
+    has_more,
+    has_places,
+    lift,
+    plan_of,
+    ring_bells,
+    session_of,
+    take,
+    take_places,
+)
 from cellrt.core.state.copying import copy_at
 from cellrt.core.state.notices import NOTICE_DONE, NOTICE_RELEASED, NOTICE_SESSION
 from cellrt.core.state.pointers import OpenTemplate, template_at
@@ -137,11 +146,14 @@ def _admit_all(t: Tables, submission: Submission, at: int) -> bool:
         how = submission.sequence + number, submission.priority, submission.client
         due = submission.deadline_ns, submission.schedule_by_ns
         session, ticket = -1, 0
-        if submission.sessions_at > 0:
+        if submission.session > 0:
+            session, ticket = session_of(t, submission, at)
+        elif submission.sessions_at > 0:
             its = words_at(submission.sessions_at, submission.count, 2)
             session, ticket = its[number, 0], its[number, 1]
-            if session < 0 or t.leases[session].ticket != ticket:
-                return False
+        has_session = submission.session > 0 or submission.sessions_at > 0
+        if has_session and (session < 0 or t.leases[session].ticket != ticket):
+            return False
         request_id = admit(t, template, *how, *due, 0, session, t.brought, 0)
         if request_id < 0:
             return False
@@ -219,7 +231,7 @@ def _answer(t: Tables, request: Request, request_id: int, now_ns: int) -> None:
     answered = t.answered[t.door[ANSWERS] % t.answered.size]
     answered.submission, answered.number = request.submission - 1, request.number
     answered.started_ns, answered.ended_ns = request.started_ns, now_ns
-    answered.arrival_ns, answered.plan = submission.arrival_ns, submission.plan
+    answered.arrival_ns, answered.plan, answered.session = submission.arrival_ns, submission.plan, request.session
     submission.num_answered += 1
     is_last = submission.num_answered == submission.count
     if is_last:

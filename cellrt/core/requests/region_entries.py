@@ -17,10 +17,12 @@ from cellrt.core.state.region_layout import (
     HANDED,
     HEAD_BYTES,
     MAX_PLANS,
+    MAX_SEATS,
     NUM_SLOTS,
     NUM_WORDS,
     RESTS,
     RING,
+    SESSION_SHIFT,
     SLOT_BYTES,
     WORD_BYTES,
 )
@@ -98,8 +100,9 @@ def _read(t: Tables, region: Region, submission: Submission, at: int, slot: int)
     """Write a submission as a client's entry says; return whether that fits. Each word of the entry is read once."""
     words, entry = words_at(region.at, 1, NUM_WORDS)[0], ENTRIES + slot * (ENTRY_BYTES // WORD_BYTES)
     number, id, arrival_ns = load(words, entry), load(words, entry + 1), load(words, entry + 2)
-    priority = load(words, entry + 3)
-    if number <= 0 or not 0 <= priority < NUM_PRIORITIES:
+    how = load(words, entry + 3)
+    priority, session = how & ((1 << SESSION_SHIFT) - 1), how >> SESSION_SHIFT
+    if number <= 0 or session < 0 or priority >= NUM_PRIORITIES:
         return False
     plan = _plan_at(ints_at(region.plans_at, MAX_PLANS, PLAN_INTS)[number % MAX_PLANS], 0)
     if plan.number != number:
@@ -118,8 +121,18 @@ def _read(t: Tables, region: Region, submission: Submission, at: int, slot: int)
     submission.deadline_ns = submission.schedule_by_ns = NEVER
     submission.order, submission.priority, submission.client = 0.0, priority, region.client
     submission.count, submission.num_admitted, submission.num_answered = 1, 0, 0
-    submission.plan, submission.id = number, id
+    submission.plan, submission.id, submission.session = number, id, session
     return True
+
+
+@compiled
+def session_of(t: Tables, submission: Submission, at: int) -> tuple[int, int]:
+    """Return the session with which a submission of a region goes on, and its ticket; -1 if no turn may say which."""
+    region = (at - MAX_SUBMISSIONS) // NUM_SLOTS
+    seat = t.seats[region * MAX_SEATS + submission.session % MAX_SEATS]
+    if seat.number != submission.session or seat.model != plan_of(t, submission, at).model:
+        return -1, 0
+    return seat.id, seat.ticket
 
 
 @compiled

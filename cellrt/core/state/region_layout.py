@@ -28,10 +28,18 @@ ENTRIES = ANSWER_WORDS + NUM_SLOTS
 
 
 ENTRY_BYTES = 32
-"""A row of four words: the number of the request's plan, the client's number of it, when it came, its priority."""
+"""A row of four words: the number of the request's plan, the client's number of it, when it came, and ``how_of``."""
+SESSION_SHIFT = 8
+MAX_SEATS = 1 << 12
+"""The most sessions that a client may name at a time: number ``n`` is in row ``n % MAX_SEATS`` of its seats."""
 NUM_WORDS = ENTRIES + NUM_SLOTS * ENTRY_BYTES // WORD_BYTES
 HEAD_BYTES = -(-NUM_WORDS * WORD_BYTES // PAGE_BYTES) * PAGE_BYTES
 REGION_BYTES = HEAD_BYTES + NUM_SLOTS * SLOT_BYTES
+
+
+def how_of(priority: int, session: int) -> int:
+    """Return the word that tells the priority of a request, and the client's number of its session, or 0."""
+    return priority | session << SESSION_SHIFT
 
 
 def padded(size: int) -> int:

@@ -26,7 +26,7 @@ from typing import Annotated, Any, NamedTuple
 
 import numpy as np
 
-from cellrt.core.state.region_layout import NUM_SLOTS
+from cellrt.core.state.region_layout import MAX_SEATS, NUM_SLOTS
 from cellrt.core.state.settings import Limits
 from cellrt.native.row_types import CACHE_LINE, Row, Rows, dtype_of, f4, f8, i2, i4, i8, new_table, u1, u2
 
@@ -221,6 +221,7 @@ class Submission(Row):
     is_there: i4  # 1 from its admission until all are answered, or Python has it
     plan: i8  # of one that came by a region: as of its ``RegionPlan``
     id: i8  # of the same: its client's number of it
+    session: i8  # of the same: its client's number of its session; 0: it has none
 
 
 class Answer(Row):
@@ -242,6 +243,7 @@ class Answered(Row):
     ended_ns: i8
     arrival_ns: i8
     plan: i8  # as of its submission
+    session: i8  # with which it went on; -1: none
 
 
 class Region(Row):
@@ -259,10 +261,20 @@ class Region(Row):
     is_broken: i4  # 1: what was found there does not fit; Python ends the connection
 
 
+class Seat(Row):
+    """A session that a client of another process names by a number; the holder of the turn writes it."""
+
+    id: i8
+    ticket: i8  # as of its lease
+    number: i8  # 0: there is none
+    model: i8  # the number of its model
+
+
 class RegionPlan(Row):
     """The template and answers of requests, which a client of another process names by a number."""
 
     number: i8  # 0: there is none
+    model: i8  # the number of its model
     template_at: i8
     lengths_at: i8
     answers_at: i8
@@ -554,7 +566,7 @@ LEASE = dtype_of(Lease)
 SUBMISSION = dtype_of(Submission)
 ANSWER = dtype_of(Answer)
 ANSWERED = dtype_of(Answered)
-REGION, REGION_PLAN, QUEUE = dtype_of(Region), dtype_of(RegionPlan), dtype_of(Queue)
+REGION, REGION_PLAN, QUEUE, SEAT = dtype_of(Region), dtype_of(RegionPlan), dtype_of(Queue), dtype_of(Seat)
 ARENA = dtype_of(Arena)
 KIND = dtype_of(Kind)
 LANE = dtype_of(Lane)
@@ -607,6 +619,7 @@ class Tables(NamedTuple):
     tensors: Rows[int]  # [submission, 2 * k]: address and kind of tensor ``k``, of all its requests together
     answered: Rows[Answered]  # a ring
     regions: Rows[Region]
+    seats: Rows[Seat]  # of region k the ``MAX_SEATS`` from ``k * MAX_SEATS`` on
     queues: Rows[Queue]
     brought: Rows[int]  # the host rows that a request is given when it is admitted; scratch
     holders: Rows[int]  # how many page tables name a page: of row r of an arena at its ``first`` + r - NUM_PERMANENT
@@ -680,6 +693,7 @@ TABLES: dict[str, Table] = {
     ),
     "answered": Table(ANSWERED, lambda limits, workers: limits.max_requests + MANY_UNTOLD, sized=True),
     "regions": Table(REGION, lambda limits, workers: MAX_REGIONS),
+    "seats": Table(SEAT, lambda limits, workers: MAX_REGIONS * MAX_SEATS),
     "queues": Table(QUEUE, lambda limits, workers: MAX_QUEUES),
     "brought": Table(_INT, lambda limits, workers: limits.max_values + limits.max_places + MAX_STATES + 1),
     "holders": Table(_INT, lambda limits, workers: 0),
