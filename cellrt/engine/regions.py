@@ -257,13 +257,6 @@ class Regions:
         for at in range(int(self._words[NUM_REGIONS])):
             self.take_back(at)
 
-    def has_more(self, at: int, handed: int) -> bool:
-        """Return whether turns have not taken in all that a client has handed in; from any thread.
-
-        ``handed``: the number of requests that it has handed in.
-        """
-        return bool(self._rows["taken"].item(at) != handed)
-
     def take_back(self, at: int) -> None:
         """Return to a client what it has handed in and no turn has admitted."""
         client, region = self._clients[at], self._rows[at]

@@ -19,10 +19,9 @@ from contextlib import suppress
 from ctypes import addressof, c_char
 from functools import partial
 from itertools import chain
-from struct import Struct
 from typing import Any, Protocol
 
-from cellrt.core.state.region_layout import HANDED, SLOT_BYTES, WORD_BYTES, padded
+from cellrt.core.state.region_layout import SLOT_BYTES, padded
 from cellrt.engine.due import Due
 from cellrt.engine.engine import Engine
 from cellrt.engine.futures import Ends
@@ -51,7 +50,6 @@ MIN_SESSIONS = 256
 MAX_VERSIONS = 4
 """The most models of one name that a client gets unasked; beyond, it must ask for another."""
 NO_DUE = Due(None, None)
-HANDED_IN = Struct("q")
 MAX_KEPT_SEATS = 8
 """The most clients that may name a session in what they hand in by their regions: the last that opened it."""
 MAX_NAMED = 16
@@ -218,7 +216,8 @@ class ClientConnection:
         elif kind == Kind.CALL:
             (size,) = LENGTH.unpack_from(body)
             head = json.loads(bytes(body[LENGTH.size : LENGTH.size + size]))
-            self._take_in_region()
+            if "session" in head["arguments"]:
+                self._take_in_region()
             self._server.call(self, head["call"], head["name"], head["arguments"], bytes(body[LENGTH.size + size :]))
         elif kind == Kind.RELEASE:
             self._release(*LENGTH.unpack(body))
@@ -227,7 +226,7 @@ class ClientConnection:
 
     def _submit(self, submission: Submission, numbers: Sequence[tuple[int, int]], tensors: bytes) -> None:
         """Submit the requests of a message; if that fails, send the error, or let them wait."""
-        if submission.sessions:
+        if submission.follows:
             self._take_in_region()
         try:
             groups = [(self._templates[number], count) for number, count in numbers]
@@ -265,11 +264,9 @@ class ClientConnection:
         """Have requests go first that came by the region before a message: it may be about their sessions."""
         if self._region is None:
             return
-        at, memory, _ = self._region
         manager = self._server.engine._manager
-        if manager.regions.has_more(at, *HANDED_IN.unpack_from(memory, WORD_BYTES * HANDED)):
-            with suppress(EngineClosedError):
-                manager.turns.call(partial(manager.requests.take_in_region, at))
+        with suppress(EngineClosedError):  # a turn may be about to return some
+            manager.turns.call(partial(manager.requests.take_in_region, self._region[0]))
         self._server.take_returned()
 
     def _name_plan(self, number: int) -> None:

@@ -209,7 +209,7 @@ class Link:
         def write() -> None:
             nonlocal first
             first = id = self._take_number(accepted, max(1, count))
-            how = due, priority, channel is not None, accepted is not None, is_each
+            how = due, priority, channel is not None, accepted is not None, is_each, self._follows(sessions)
             head = Submission(first, count, session_numbers, time.perf_counter_ns(), *how)
             pending: dict[int, Pending] = {}
             for template, (binding, alike) in zip(templates, asked):
@@ -225,8 +225,7 @@ class Link:
             self._begun = range(first, id)
             self._unanswered.pending.update(pending)
             for index, session in enumerate(sessions):
-                if (line := self._lines.get(session)) is not None:
-                    futures[index].line, line.last = line, futures[index].id
+                self._line_up(session, futures[index], 0)
             self._wire.send(messages)
             self._numbering.note_sent()
             self._begun = range(0)
@@ -241,7 +240,7 @@ class Link:
         return [futures[index] for index in range(count)]
 
     def _may_go_by_region(self, sessions: Sequence[int]) -> bool:
-        """Return whether requests of sessions would not overtake what these were asked by messages, nor each other."""
+        """Return whether requests of sessions would not overtake what these were asked before, nor each other."""
         if len(set(sessions)) < len(sessions):
             return False
         for session in sessions:
@@ -249,6 +248,17 @@ class Link:
             if line is None or line.last == UNKNOWN or line.last in self._unanswered.pending:
                 return False
         return True
+
+    def _follows(self, sessions: Sequence[int]) -> bool:
+        """Return whether a session has not answered what it was asked by the region."""
+        lines, pending = map(self._lines.get, sessions), self._unanswered.pending
+        return any(line is not None and line.in_region in pending for line in lines)
+
+    def _line_up(self, session: int, future: RemoteFuture, in_region: int) -> None:
+        """Note the last request of a session; ``in_region``: its number again, if it goes by the region."""
+        if (line := self._lines.get(session)) is not None:
+            future.line, line.last = line, future.id
+            line.in_region = in_region or line.in_region
 
     def _have_followed(self, sessions: Iterable[int | None]) -> None:
         """Have the next request of each session go by a message, behind what was just asked."""
@@ -265,8 +275,8 @@ class Link:
         tell: Tell | None = None,
     ) -> list[RemoteFuture] | None:
         """Hand requests in by the region, each to be refused by itself; return their futures, or None if they must go
-        by a message: the engine has not named what runs for them, there is no slot for each, or a session is to have
-        answered what it was asked by a message first.
+        by a message: the engine has not named what runs for them, there is no slot for each, or a session has not
+        answered what it was asked before.
 
         ``sessions``, ``tell``: as of ``submit``. Raise the error that ended the connection.
         """
@@ -297,7 +307,10 @@ class Link:
                 for number, index in enumerate(alike.indices):
                     future = futures[index] = RemoteFuture(owner, id)
                     self._unanswered.pending[id] = future, group
-                    how = how_of(priority, sessions[index] if sessions else 0)
+                    session = sessions[index] if sessions else 0
+                    if session:
+                        self._line_up(session, future, id)
+                    how = how_of(priority, session)
                     region.write(next(left), plan, future, tensors, number, now_ns, how, is_told=tell is not None)
                     id += 1
             region.hand_in()

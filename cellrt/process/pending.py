@@ -29,17 +29,21 @@ UNKNOWN = -1
 
 
 class Line:
-    """The order of what a session is asked: its requests go by the region once all is done that went by messages.
+    """The order of what a session is asked: its next request goes by the region if all is done that was asked before.
+
+    The engine may give back what came by the region, and then has it behind what comes there later. A message it takes
+    behind both.
 
     Attributes:
-        last: the number of its last request that went by a message: when that has results, all before it is done. 0:
-            there was none; UNKNOWN: something was asked behind it, or it has failed.
+        last: the number of its last request: when that has results, all before it is done. 0: there was none; UNKNOWN:
+            something was asked behind it, or it has failed.
+        in_region: the number of its last request that went by the region; 0: there was none.
     """
 
-    __slots__ = ("__weakref__", "last")
+    __slots__ = ("__weakref__", "in_region", "last")
 
     def __init__(self) -> None:
-        self.last = 0
+        self.last = self.in_region = 0
 
 
 class RemoteFuture(RequestFuture):
@@ -52,7 +56,7 @@ class RemoteFuture(RequestFuture):
     region: Region | None = None
     slot = -1
     line: Line | None = None
-    """The line of its session, if it went by a message."""
+    """The line of its session."""
     """The region and slot of its results, as long as ``word_at`` is set."""
 
     def __init__(self, owner: Owner, id: int) -> None:  # not the base's, which takes longer

@@ -28,6 +28,7 @@ class Submission(NamedTuple):
         priority: 0 to 3.
         is_streamed, may_wait: whether steps are to be sent; whether it waits for room in the queue.
         is_each: whether requests are refused one by one.
+        follows: whether a session of theirs has not answered what it was asked by the region.
     """
 
     first_id: int
@@ -39,6 +40,7 @@ class Submission(NamedTuple):
     is_streamed: bool
     may_wait: bool
     is_each: bool
+    follows: bool = False
 
     @property
     def ids(self) -> range:
@@ -57,8 +59,8 @@ def submission_parts(submission: Submission, templates: Sequence[int], groups: S
 
     ``templates``: the number of the template of each group of requests.
     """
-    first_id, count, sessions, now_ns, due, priority, is_streamed, may_wait, is_each = submission
-    flags = is_streamed | may_wait << 1 | is_each << 2
+    first_id, count, sessions, now_ns, due, priority, is_streamed, may_wait, is_each, follows = submission
+    flags = is_streamed | may_wait << 1 | is_each << 2 | follows << 3
     times_s = [NO_DEADLINE if time_s is None else time_s for time_s in due]
     head = HEAD.pack(first_id, count, len(sessions), now_ns, *times_s, priority, flags, len(groups))
     numbers = [number for template, alike in zip(templates, groups) for number in (template, len(alike.indices))]
@@ -77,7 +79,7 @@ def read_submission(body: memoryview) -> tuple[Submission, list[tuple[int, int]]
     end = begin + SESSION_BYTES * num_sessions
     numbers = memoryview(bytes(body[HEAD.size : begin])).cast("i").tolist()
     sessions = memoryview(bytes(body[begin:end])).cast("I").tolist()
-    how = bool(flags & 1), bool(flags & 2), bool(flags & 4)
+    how = bool(flags & 1), bool(flags & 2), bool(flags & 4), bool(flags & 8)
     due = Due(*[None if time_s < 0 else time_s for time_s in times_s])
     submission = Submission(first_id, count, sessions, now_ns, due, priority, *how)
     return submission, list(zip(numbers[::2], numbers[1::2])), bytes(body[end:])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import socket
 import threading
 from collections.abc import Iterator
@@ -135,6 +136,7 @@ def test_a_session_that_ended_at_the_engine_takes_nothing_more(client: Client, s
     session.submit(steps(1)).result(WAIT_S)
     record = next(record for record in server.engine._manager.sessions if record.key == session.id)
     server.engine._manager.end_session(record, SessionError("over"))
+    until(lambda: record.error is not None, "a turn has ended it")
     assert isinstance(error_of(session.submit(steps(1))), SessionError)
 
 
@@ -189,6 +191,37 @@ def test_a_client_that_comes_after_another_names_none_of_its_sessions(server: En
         assert_same(again.submit(steps(1)).result(WAIT_S), after(*[steps(1)] * 5))
         again.close()
         own.close()
+
+
+def talk(client: Client, seed: int, wrong: list[object]) -> None:
+    """Ask many sessions at random, and wait for some answers; a step halves the state and adds its input."""
+    draw = random.Random(seed)
+    sessions, states = [client.session("kept") for _ in range(40)], [0.0] * 40
+    try:
+        for _ in range(8):
+            asked = []
+            for _ in range(draw.randint(1, 80)):
+                number, length, value = draw.randrange(40), draw.choice(LENGTHS), float(draw.randint(1, 9))
+                for _ in range(length):
+                    states[number] = states[number] / 2 + value
+                asked.append((sessions[number].submit(steps(length, value)), states[number]))
+                if draw.random() < 0.3:
+                    asked[-1][0].result(WAIT_S)
+            wrong += [its for its in asked if not torch.allclose(its[0].result(WAIT_S)["last"], torch.tensor(its[1]))]
+        for session in sessions:
+            session.close()
+    except BaseException as error:
+        wrong.append(error)
+
+
+def test_threads_that_ask_many_sessions_before_they_have_answered_get_answers_in_order(client: Client) -> None:
+    wrong: list[object] = []
+    threads = [threading.Thread(target=talk, args=(client, seed, wrong)) for seed in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(WAIT_S)
+    assert not wrong and not any(thread.is_alive() for thread in threads)
 
 
 ACTIONS = st.lists(
