@@ -357,7 +357,7 @@ _OF_STATE = [bytes((state,)) for state in LiveState]
 
 
 class Seat(NamedTuple):
-    """How a client in another process names a session: by a number of its own, in the region that it has."""
+    """A name that a client in another process has for a session: a number of its own, in the region that it has."""
 
     region: int
     client: int
@@ -392,7 +392,7 @@ class SessionRecord:
     num_heard: int = 0
     """The number of these items that turns have read."""
     seats: tuple[Seat, ...] = ()
-    """How clients in other processes name it."""
+    """The names that clients in other processes have for it."""
 
     @property
     def is_free(self) -> bool:
