@@ -31,7 +31,7 @@ class Size(NamedTuple):
 QUEUE_TAKEN, QUEUE_ROWS_TAKEN, QUEUE_COME, QUEUE_ROWS_COME = range(4)
 QUEUE_ENDED, QUEUE_ROWS_ENDED, QUEUE_MOST, QUEUE_MOST_ROWS = range(4, 8)
 NUM_COUNTS = 8
-"""The number of counts of one queue, each an int64: a row of the core's table ``queues`` (``Tables.queues``)."""
+"""The number of counts of a queue, each an int64. They may be a row of the core's table ``queues``."""
 
 
 class QueueLimit(NamedTuple):
@@ -67,7 +67,7 @@ class Places:
     def show(self, row: memoryview) -> None:
         """Keep the counts in another row from now on; under the gate.
 
-        A row of ``queues`` is where compiled code, too, counts requests, those of other processes.
+        In a row of ``queues`` compiled code counts, too: the requests that come from other processes.
         """
         row[:] = self._row if self._row else row
         row[QUEUE_MOST] = NEVER if self.limit.requests is None else self.limit.requests
