@@ -45,6 +45,8 @@ def chat(
         model = cellrt.load(path, dtype=chosen, workers=list(workers) if isinstance(workers, tuple) else workers)
         keeps = model.language.kind == "decoder"  # else nothing is kept, and all is read each time
         with model, model.conversation() if keeps else nullcontext() as session:
+            if model.language.chat_template is None:
+                typer.echo("The checkpoint has no chat template, so the model goes on with your text.", err=True)
             said: list[Mapping[str, Any]] = [] if system is None else [{"role": "system", "content": system}]
             for text in _typed():
                 said.append({"role": "user", "content": text})

@@ -52,7 +52,7 @@ NUM_NUDGES, NUDGES_WORTH = 4, 16
 QUANTIZED = ("torch.ao.nn.quantized", "torch.ao.nn.intrinsic.quantized", "torch.nn.quantized")
 MIXING = "the rows of a batch influence each other: "
 FICKLE = "equal rows give other results at each call, as where a cell counts in an attribute or draws numbers"
-ON_PURPOSE = "One that is so on purpose says it: cellrt.cell(..., row_wise=False)"
+ON_PURPOSE = "If it is so on purpose, say it: cellrt.cell(..., row_wise=False)"
 
 
 class _Difference(NamedTuple):
@@ -116,7 +116,7 @@ def _told_of(cell: Computation, found: Mapping[str, str]) -> str:
     what = FICKLE if FICKLE in found.values() else next(iter(found.values()))
     return (
         f"cell {cell.name!r}, output {', '.join(map(repr, found))}: {what}. A cell must compute each row from that row "
-        f"alone, or results depend on who is batched with whom{_hint(cell.module)}. {ON_PURPOSE}"
+        f"alone, or a result depends on what it is batched with{_hint(cell.module)}. {ON_PURPOSE}"
     )
 
 

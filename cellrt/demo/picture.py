@@ -26,7 +26,7 @@ def save_picture(timeline: Timeline, words: Sequence[str], path: Path) -> str:
         return "No picture was drawn: it needs matplotlib (pip install matplotlib)."
     label(timeline, words).save(path, count=NUM_WORDS, caption=CAPTION)
     number = min(NUM_WORDS, len(timeline.requests))
-    return f"{number} words of a busy moment, and who was batched with whom: {path}"
+    return f"{number} words of a busy moment, and which of them shared a batch: {path}"
 
 
 def label(timeline: Timeline, words: Sequence[str]) -> Timeline:

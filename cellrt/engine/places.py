@@ -1,8 +1,9 @@
 """Places in the queues: how many requests and rows of an engine, or of a model, are unfinished, and may be.
 
-Clients count the requests that they hand in, under the gate; the holder of the turn counts those that it accepts and
-those that have ended. So neither needs a lock for the other's number. A client that was interrupted between counting
-and handing in is corrected by ``heal``.
+Clients count the requests that they hand in. They do it under the gate, the lock under which they hand in (see
+``turns.py``). The thread that has the turn counts the requests that it accepts and those that have ended. So neither
+side needs a lock for the numbers of the other. If a client was interrupted between counting and handing in, ``heal``
+corrects the number.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ class Size(NamedTuple):
 QUEUE_TAKEN, QUEUE_ROWS_TAKEN, QUEUE_COME, QUEUE_ROWS_COME = range(4)
 QUEUE_ENDED, QUEUE_ROWS_ENDED, QUEUE_MOST, QUEUE_MOST_ROWS = range(4, 8)
 NUM_COUNTS = 8
-"""The words of a row of ``queues``."""
+"""The number of counts of a queue, each an int64. They may be a row of the core's table ``queues``."""
 
 
 class QueueLimit(NamedTuple):
@@ -64,8 +65,10 @@ class Places:
         self.show(memoryview(bytearray(8 * NUM_COUNTS)).cast("q"))
 
     def show(self, row: memoryview) -> None:
-        """Keep the counts in another row, as one of ``queues``, where compiled code counts requests of other processes;
-        under the gate."""
+        """Keep the counts in another row from now on; under the gate.
+
+        In a row of ``queues`` compiled code counts, too: the requests that come from other processes.
+        """
         row[:] = self._row if self._row else row
         row[QUEUE_MOST] = NEVER if self.limit.requests is None else self.limit.requests
         row[QUEUE_MOST_ROWS] = NEVER if self.limit.rows is None else self.limit.rows
@@ -122,14 +125,16 @@ class Places:
         self._row[QUEUE_ROWS_ENDED] += size[1]
 
     def note_passed(self, size: Size) -> None:
-        """Count requests that have ended which no turn in Python has seen before."""
+        """Count requests that were accepted and have ended in compiled turns alone."""
         self.note_accepted(size)
         self.give_back(size)
 
     def heal(self, unseen: Size) -> None:
-        """Forget places taken for requests that never came; in a turn, under the gate, with an empty inbox.
+        """Free the places of requests that were counted and never handed in.
 
-        ``unseen``: the requests that came, and that no turn in Python has seen.
+        It is called in a turn, under the gate, when the inbox is empty.
+
+        ``unseen``: the requests that were handed in, and that no turn in Python has seen yet.
         """
         self._row[QUEUE_TAKEN] = self._num_accepted + unseen.requests
         self._row[QUEUE_ROWS_TAKEN] = self._rows_accepted + unseen.rows
@@ -146,7 +151,7 @@ def check_places(wanted: Wanted) -> None:
     """
     for places, size in wanted:
         if not places.has_room(size):
-            for each, its in wanted:  # first, of all: requests that never fit shall not wait, nor be tried again
+            for each, its in wanted:  # all, before any OverloadError: what never fits is not tried again
                 each.check_ever(its)
             places.check(size)
 
@@ -163,8 +168,8 @@ class InLine:
 class Room:
     """The line of clients that wait for places, instead of being refused: first come, first served.
 
-    A coroutine is not in line, as those behind it would wait for its loop, where one of them may be what keeps the loop
-    from going on.
+    Only threads are in line. A coroutine that waits for a place is not. A thread behind it would wait until its event
+    loop goes on, and that thread may be the one that blocks the loop.
 
     Args:
         gate: the lock that is held while places are counted, and by every caller of this class.
@@ -190,7 +195,7 @@ class Room:
             self._say_who_waits()
 
     def _say_who_waits(self) -> None:
-        """Report whether any client waits; without the gate, which stays held for ever in a forked process."""
+        """Report whether any client waits. It takes no lock: in a forked process the gate may be held for ever."""
         is_said = None
         while is_said is not (is_watched := bool(self._wakes or self.line)):  # others may change it meanwhile
             self._note_watched(is_watched)
@@ -199,7 +204,8 @@ class Room:
     def must_wait(self, wanted: Wanted) -> bool:
         """Return whether there is no room for requests, or others come first.
 
-        These are the calls before it in line that wait for the engine's queue, or for that of one of its models.
+        A call that is earlier in line comes first if it waits for the engine's queue, or for the queue of a model for
+        which ``wanted`` has places, too.
         """
         for ref in self.line:
             before = ref()

@@ -412,7 +412,9 @@ class Graph(Recorder):
                 return ResultLayout(name, kind, placement.of_chain(result), False, False)
             return ResultLayout(name, kind, placement.of_steps(result.value), True, False)
         if not isinstance(result, list | tuple) or not result or not all(isinstance(item, Output) for item in result):
-            outputs = f" with outputs {list(result._cell.outputs)}" if isinstance(result, Node) else ""
+            outputs = (
+                f" with outputs {list(result._cell.outputs)}" if isinstance(result, Node | Chain | Dag | Loop) else ""
+            )
             raise RequestError(
                 f"result {name!r}: expected an output of a node, a chain's or loop's steps or a list of outputs, got "
                 f"{type(result).__name__}{outputs}"

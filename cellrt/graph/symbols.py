@@ -58,6 +58,9 @@ class Handle:
     __array_ufunc__ = __array_function__ = __neg__
     __array__ = _refused("is no array")
 
+    def __getattr__(self, name: str) -> Any:
+        raise AttributeError(f"{self!r} has no {name!r}, as a tensor might have: {INSTEAD}")
+
     @classmethod
     def __torch_function__(
         cls, function: Callable[..., object], types: object, args: tuple[object, ...] = (), kwargs: object = None
@@ -74,9 +77,6 @@ class Output(Handle):
 
     def __init__(self, graph: object, value: int, spec: RowSpec) -> None:
         self.graph, self.value, self.spec = graph, value, spec
-
-    def __getattr__(self, name: str) -> NoReturn:
-        raise AttributeError(f"{self!r} has no {name!r}, as a tensor might have: {INSTEAD}")
 
     def __repr__(self) -> str:
         return f"Output({self.spec})"

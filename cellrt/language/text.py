@@ -14,10 +14,11 @@ REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
 MOST_HELD = 24
 """The most tokens that are held back to wait for the rest of a character.
 
-More are never needed, as a character has at most four bytes. So longer ones are invalid, and are shown as REPLACEMENT.
+A character has at most four bytes, so it never takes more tokens. If it is not whole after so many, its bytes are
+invalid and are shown as REPLACEMENT.
 """
 UNSURE = 3
-"""The number of REPLACEMENT characters at the end of invalid bytes that the next token may still change."""
+"""The number of REPLACEMENT characters at the end of a text that are held back, as the next token may change them."""
 LONG = 1 << 16
 """The number of characters above which a text is long."""
 NEEDED = "language models need more packages: in a clone pip install '.[lm]' ({})"

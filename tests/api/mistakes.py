@@ -182,6 +182,10 @@ MISTAKES: dict[str, tuple[Write, str]] = {
         lambda graph: {"x": COUNT(number=1, limit=1, step=1)},
         r"result 'x': expected an output .* got Node with outputs \['number', 'stop', 'half'\]",
     ),
+    "a chain as a result": (
+        lambda graph: {"h": graph.chain(STEP, x=[ROW, ROW])},
+        r"result 'h': expected an output .*, got Chain with outputs \['h'\]",
+    ),
     "a mixed list as a result": (
         lambda graph: {"x": [STEP(x=ROW).h, COUNT(number=1, limit=1, step=1).number]},
         r"result 'x'\[1\]: expected float32\[4\] as of the first, got int64\[\]",

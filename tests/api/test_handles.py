@@ -158,7 +158,7 @@ def test_a_loop_written_in_python_is_refused_where_it_decides(engine: Engine) ->
         engine.submit("m", lambda node: node.stop)
 
 
-@pytest.mark.parametrize("handle", ["Output", "constant"])
+@pytest.mark.parametrize("handle", ["Output", "constant", "Steps"])
 def test_what_a_tensor_would_have_is_refused_with_what_to_do_instead(handle):
     def unfold(graph: Graph, request: object) -> dict[str, object]:
         return {"h": HANDLES[handle](graph).sum()}

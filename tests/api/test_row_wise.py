@@ -362,7 +362,7 @@ def test_every_ready_made_cell_passes(mode: str) -> None:
 def test_the_check_draws_no_number_of_anybody_else() -> None:
     made = cell(lambda h: h + torch.rand(h.shape), ROW)
     before = torch.random.get_rng_state()
-    with pytest.warns(RuntimeWarning, match="draws numbers.*says it: cellrt.cell.*row_wise=False"):
+    with pytest.warns(RuntimeWarning, match="draws numbers.*on purpose, say it: cellrt.cell.*row_wise=False"):
         made.check_row_wise()
     assert torch.equal(torch.random.get_rng_state(), before)
 

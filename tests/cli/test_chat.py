@@ -42,7 +42,8 @@ def test_what_is_typed_is_answered_knowing_what_was_said(monkeypatch: pytest.Mon
 def test_a_model_without_a_template_goes_on_with_the_text(monkeypatch: pytest.MonkeyPatch) -> None:
     output = talk(monkeypatch, "hello\n", chat_template=None)
     with models.LanguageModel(served(tiny.checkpoint()), workers=1) as model:
-        assert output == f"{shown(model.generate('hello', max_tokens=8).text)}\n"
+        told = "The checkpoint has no chat template, so the model goes on with your text.\n"
+        assert output == f"{told}{shown(model.generate('hello', max_tokens=8).text)}\n"
 
 
 def test_a_model_computes_in_the_dtype_that_is_said(monkeypatch: pytest.MonkeyPatch) -> None:

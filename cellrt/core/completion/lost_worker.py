@@ -38,7 +38,7 @@ def lose_worker(t: Tables, worker: int, notices: Matrix) -> int:
 
 @compiled
 def _fail_all(t: Tables, task_id: int) -> None:
-    """Mark every row of a lost task as failed: no state may follow it."""
+    """Mark every row of a lost task as failed, so that no state is continued from it."""
     base = task_id * t.settings[0].buffer_ints
     failed_at = base + t.ints[base + layout.H_FAILED]
     for row in range(t.tasks[task_id].rows):
@@ -59,7 +59,7 @@ def _touches(t: Tables, request: Request, worker: int) -> bool:
                 if output.row > 0 and output.row >> LOCATION_SHIFT == worker:
                     return True
                 if output.late_row > 0 and output.late_row >> LOCATION_SHIFT == worker:
-                    return True  # others of its body may still read it
+                    return True  # another cell of the same loop may still read it
     for k in range(request.first_value, request.first_value + request.num_values):
         if t.values[k].row >= NUM_PERMANENT and t.values[k].row >> LOCATION_SHIFT == worker:
             return True

@@ -11,7 +11,7 @@ class Reason(StrEnum):
     """A reason why a cell is not compiled."""
 
     BATCH_SIZES = "it takes certain numbers of rows only"
-    FINITE = "it promises finite numbers in an output that is not float32, which nobody looks at without Python"
+    FINITE = "its finite=... names an output that is not float32, and compiled code checks float32 alone"
     NO_JIT = "Numba compiles nothing (NUMBA_DISABLE_JIT)"
     DEVICE = "its weights do not lie on the CPU as plain dense tensors"
     DTYPE = "a weight has a dtype that rows cannot have"

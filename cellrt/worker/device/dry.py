@@ -31,7 +31,7 @@ class DryDevice(Device):
     """A simulated device, whose arenas are plain CPU memory.
 
     Args:
-        delay_s: between submission and execution, and between execution and the arrival of results.
+        delay_s: the time between submission and execution, and between execution and the arrival of results.
     """
 
     def __init__(self, delay_s: float = 0.0) -> None:
@@ -72,8 +72,9 @@ class DryDevice(Device):
         self._download.put((lambda: _copy(target, source), self._delay_s))
 
     def num_completed(self) -> int:
-        """Return the number of completed tasks, by two counters like a CUDA device, one for each stream that ends
-        tasks.
+        """Return the number of completed tasks.
+
+        Like a CUDA device, it counts tasks with a download and tasks without one apart, as they end on two streams.
         """
         while self._in_flight and self._counts[self._in_flight[0][0]] >= self._in_flight[0][1]:
             self._in_flight.popleft()
