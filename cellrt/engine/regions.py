@@ -219,10 +219,12 @@ class Regions:
         found: list[int] = (first + np.flatnonzero(rows["is_there"] & rows["num_admitted"])).tolist()
         return found
 
-    def all(self) -> Iterator[RequestGroup]:
-        """Yield the requests that are here, of all clients."""
+    def all(self, *, in_sessions: bool = False) -> Iterator[RequestGroup]:
+        """Yield the requests that are here, of all clients; ``in_sessions``: those of sessions alone."""
         for at in range(int(self._words[NUM_REGIONS])):
             for row in self._busy(at):
+                if in_sessions and not self._table["session"][row]:
+                    continue
                 if (group := self.group_of(row)) is not None:
                     yield group
 

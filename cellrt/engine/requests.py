@@ -217,9 +217,9 @@ class Requests:
     def take_over_sessions(self) -> None:
         """Take over all requests of sessions from compiled code, before sessions end with a lost worker."""
         self.join()
-        for group in [*self._door.all(), *self._door.regions.all()]:
-            if group.sessions is not None:
-                self._take_over(group)
+        own = [group for group in self._door.all() if group.sessions is not None]
+        for group in [*own, *self._door.regions.all(in_sessions=True)]:
+            self._take_over(group)
 
     def _take_over_all(self) -> None:
         """Take over all requests from compiled code, without admitting any."""

@@ -6,21 +6,26 @@ import random
 import socket
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 
 from cellrt.core.state.region_layout import ENTRIES, ENTRY_BYTES, SESSION_SHIFT, WORD_BYTES
 from cellrt.engine.session_limits import SessionLimits
-from cellrt.errors import SessionError
+from cellrt.errors import DeviceError, SessionError
 from cellrt.graph.reference import run_one_by_one
 from cellrt.process import address as addresses
 from cellrt.process.client import Client, connect
 from cellrt.process.host import EngineServer, ServedEngine
 from cellrt.process.remote_session import RemoteSession
+from cellrt.worker.cpu.cpu_executor import Executor
+from cellrt.worker.cpu.worker import CpuWorker
 from tests.effort import examples
 from tests.engine.helpers import WAIT_S, assert_same, error_of, small_engine
 from tests.process import models
@@ -33,10 +38,10 @@ LENGTHS = 1, 2, 3
 NOBODYS_NUMBER = 999
 
 
-@pytest.fixture(scope="module", params=[None, 1], ids=["resident", "evicted"])
-def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
-    """A server in this process; one keeps the state of a single session at a worker."""
-    engine = small_engine(kind=ServedEngine, sessions=SessionLimits(max_resident=request.param))
+@contextmanager
+def serving(*workers: int, **limits: int | None) -> Iterator[EngineServer]:
+    """A server in this process."""
+    engine = small_engine(*workers, kind=ServedEngine, sessions=SessionLimits(**limits))
     address = addresses.new_address()
     ours, theirs = socket.socketpair()
     made = EngineServer(engine, addresses.listen(address), theirs)
@@ -49,6 +54,13 @@ def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
     thread.join(WAIT_S)
     made.end()
     theirs.close()
+
+
+@pytest.fixture(scope="module", params=[None, 1], ids=["resident", "evicted"])
+def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
+    """One keeps the state of a single session at a worker."""
+    with serving(max_resident=request.param) as made:
+        yield made
 
 
 @pytest.fixture
@@ -191,6 +203,40 @@ def test_a_client_that_comes_after_another_names_none_of_its_sessions(server: En
         assert_same(again.submit(steps(1)).result(WAIT_S), after(*[steps(1)] * 5))
         again.close()
         own.close()
+
+
+def test_a_worker_that_is_lost_costs_the_sessions_whose_state_it_had(monkeypatch: pytest.MonkeyPatch) -> None:
+    execute, dies = Executor.execute, threading.Event()
+
+    def die(self: Executor, type_id: int, buffer: NDArray[np.int32]) -> object:
+        if not dies.is_set():
+            return execute(self, type_id, buffer)
+        dies.clear()
+        raise SystemExit("the worker's own fault")
+
+    monkeypatch.setattr(Executor, "execute", die)
+    monkeypatch.setattr(CpuWorker, "is_replaceable", False)
+    with serving(2) as server, connect(server.address) as client:
+        know(client)
+        sessions = [begun(client) for _ in range(12)]
+        before = num_handed_in(client)
+        for session in sessions:
+            session.submit(steps(1)).result(WAIT_S)
+        assert num_handed_in(client) == before + len(sessions)
+        dies.set()
+        futures = [session.submit(steps(2)) for session in sessions]
+        errors = [error_of(future) for future in futures]
+        assert any(errors) and all(isinstance(error, DeviceError | SessionError | None) for error in errors)
+        for session, future, error in zip(sessions, futures, errors):
+            following = session.submit(steps(1))
+            if error is None and (then := error_of(following)) is None:
+                assert_same(future.result(), after(steps(1), steps(1), steps(2)))
+                assert_same(following.result(), after(steps(1), steps(1), steps(2), steps(1)))
+            else:
+                assert isinstance(error or then, DeviceError | SessionError)
+        assert client.drain(WAIT_S)
+        until(lambda: server.engine.statistics()["unfinished"] == 0, "nothing is unfinished")
+        server.engine.check()
 
 
 def talk(client: Client, seed: int, wrong: list[object]) -> None:
