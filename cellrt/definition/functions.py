@@ -7,9 +7,10 @@ import dis
 import enum
 import functools
 import sys
+import sysconfig
 from collections.abc import Iterable
 from pathlib import Path
-from types import CodeType, FunctionType, ModuleType, SimpleNamespace
+from types import BuiltinMethodType, CodeType, FunctionType, MethodWrapperType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -18,6 +19,7 @@ from torch import nn
 
 LIBRARIES = frozenset({"torch", "numpy", "numba", "llvmlite", "networkx", *sys.stdlib_module_names})
 OWN, INSTALLED = "cellrt", frozenset({"site-packages", "dist-packages"})
+OF_PYTHON = sysconfig.get_path("stdlib")
 BY_VALUE = (bool, int, float, complex, str, bytes, type(None), enum.Enum, torch.dtype, torch.device)
 """Kinds of values in which nothing lies."""
 CODE = (type, FunctionType, ModuleType, nn.Module, torch.Tensor)
@@ -101,14 +103,35 @@ def has_contents(cell: Any) -> bool:
     return True
 
 
+def owner_of(function: object) -> object:
+    """Return the object that a built-in method is bound to, as in ``table.get`` or ``weight.mul``; None if there is
+    none.
+    """
+    owner = getattr(function, "__self__", None) if isinstance(function, BuiltinMethodType | MethodWrapperType) else None
+    is_function = isinstance(owner, type | ModuleType) or type(owner).__name__.startswith(("PyCapsule", "pybind11_"))
+    return None if is_function else owner
+
+
 def is_of_a_library(definition: Any) -> bool:
     """Return whether a function or class is a library's; a class that a library derives from one of the user's is
-    not.
+    not, nor is a function of the user's that took over a library's name (``functools.wraps``).
     """
     parts = definition.__mro__ if isinstance(definition, type) else (definition,)
-    return all((getattr(part, "__module__", None) or "").partition(".")[0] in LIBRARIES for part in parts) and (
+    homes = [getattr(part, "__module__", None) for part in parts]
+    if isinstance(definition, FunctionType):
+        homes.append(definition.__globals__.get("__name__"))
+    return all(map(is_library, homes)) and (
         definition.__module__ != "builtins" or hasattr(builtins, definition.__name__)  # else ``exec`` made it
     )
+
+
+def is_library(name: object) -> bool:
+    """Return whether a module of code of this name is a library's; the user's own ``token.py`` is not Python's."""
+    top = str(name or "").partition(".")[0]
+    if top not in sys.stdlib_module_names:
+        return top in LIBRARIES
+    file = getattr(sys.modules.get(top), "__file__", None)
+    return file is None or file.startswith(OF_PYTHON)
 
 
 def is_installed(definition: Any) -> bool:

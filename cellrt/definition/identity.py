@@ -35,11 +35,12 @@ import torch
 from torch import nn
 
 from cellrt.definition.functions import (
-    LIBRARIES,
     has_contents,
     is_installed,
+    is_library,
     is_of_a_library,
     lies_installed,
+    owner_of,
     used_globals,
 )
 from cellrt.definition.snapshot import OF_EVERY_MODULE, FunctionSnapshot, weights_of
@@ -57,6 +58,8 @@ BY_TEXT = (
     torch.memory_format,
     torch.layout,
 )
+ORIGINALS = ("py_func", "_torchdynamo_inline")
+"""The attributes in which compiled functions of numba, and scripted ones of torch, have what they were made of."""
 NOT_DEFINITION = frozenset({"__annotations__", "__dict__", "__doc__", "__module__", "__qualname__", "__weakref__"})
 
 
@@ -177,7 +180,7 @@ class _Digest:
         elif isinstance(value, torch.Tensor):
             self._write("tensor", self._tensors.of(value))
         elif isinstance(value, np.ndarray | np.generic) and value.dtype != object:
-            self._write(f"array {value.dtype.str} {value.shape}", value.tobytes())
+            self._write(f"array {value.dtype!r} {value.shape}", value.tobytes())
         elif isinstance(value, type) or _is_function(value):
             self._refer(value)
         elif isinstance(value, CodeType):
@@ -248,7 +251,7 @@ class _Digest:
 
     def _add_module(self, module: nn.Module) -> None:
         """Add a module: its class, attributes, hooks, weights and submodules."""
-        self._write("nn.Module")
+        self._write("nn.Module in training" if module.training else "nn.Module")  # some stay in it
         self.add(type(module))
         attributes = {key: value for key, value in vars(module).items() if key not in OF_EVERY_MODULE}
         self.add(dict(sorted(attributes.items())))
@@ -270,7 +273,8 @@ class _Digest:
 
     def _refer(self, definition: Any) -> None:
         """Add a function or class by its name if it is a library's, else by a number, and queue it."""
-        definition = getattr(definition, "py_func", definition)  # numba's compiled functions
+        for original in ORIGINALS:
+            definition = getattr(definition, original, definition)
         while not isinstance(definition, type | FunctionType) and hasattr(definition, "__wrapped__"):
             definition = definition.__wrapped__  # a cache before a function
         if is_of_a_library(definition) or not isinstance(definition, type | FunctionType):
@@ -279,6 +283,8 @@ class _Digest:
             self._write("library", f"{home}.{name}".encode())
             if isinstance(definition, FunctionType):
                 self._add_enclosed(definition)
+            elif (owner := owner_of(definition)) is not None:
+                self.add(owner)
             return
         if id(definition) not in self._numbers:
             self._numbers[id(definition)] = len(self._queue)
@@ -314,7 +320,7 @@ class _Digest:
     def _add_parts(self, module: ModuleType, names: frozenset[str]) -> None:
         """Add a module of code and, of the user's own, what it has of these names."""
         self.add(module)
-        if (module.__name__, names) in self._modules or module.__name__.partition(".")[0] in LIBRARIES:
+        if (module.__name__, names) in self._modules or is_library(module.__name__):
             return
         self._modules.add((module.__name__, names))
         is_ready_made = lies_installed(module)
@@ -331,7 +337,7 @@ class _Digest:
     def _add_class(self, kind: type) -> None:
         """Add a class of the user: its bases, methods and attributes."""
         self._write("class", kind.__qualname__.encode())
-        self._add_all("bases", kind.__bases__)
+        self._add_all("bases", kind.__bases__ if type(kind) is type else (*kind.__bases__, type(kind)))
         is_ready_made = is_installed(kind)
         for name, value in sorted(vars(kind).items()):
             if name in NOT_DEFINITION:

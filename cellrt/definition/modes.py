@@ -10,18 +10,25 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.overrides import _pop_mode_temporarily
+from torch.utils._python_dispatch import _disable_current_modes
 
 
 @contextmanager
 def workers_modes() -> Iterator[None]:
-    """Leave the default device and autocast that the caller has entered: on workers a cell runs in neither.
+    """Leave the modes that the caller has entered, such as a default device and autocast: on workers a cell runs in
+    none.
 
     What cells draw inside, no generator of the process has drawn at the end.
     """
     with ExitStack() as modes:
         modes.enter_context(undrawn())
         if torch._C._len_torch_function_stack():
-            modes.enter_context(torch.device("cpu"))
+            while torch._C._len_torch_function_stack():
+                modes.enter_context(_pop_mode_temporarily())
+            modes.enter_context(torch.device("cpu"))  # code that asks for the default device is told so
+        if torch._C._len_torch_dispatch_stack():
+            modes.enter_context(_disable_current_modes())
         for device_type in ("cpu", "cuda"):
             if torch.is_autocast_enabled(device_type):
                 modes.enter_context(torch.autocast(device_type, enabled=False))

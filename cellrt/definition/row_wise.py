@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any, NamedTuple
 
 import torch
@@ -190,7 +191,7 @@ def _fickle_outputs(cell: Computation, has_halves: bool) -> set[str]:
 def _raised_by(cell: Computation, inputs: Sequence[CellInput]) -> BaseException | None:
     """Return the error that the cell raises on these rows, or None."""
     try:
-        with torch.random.fork_rng(devices=[]):
+        with workers_modes(), torch.random.fork_rng(devices=[]):
             _run(cell, inputs)
     except KeyboardInterrupt:
         raise
@@ -335,8 +336,7 @@ def _computes_in_halves(cell: Computation, inputs: Sequence[CellInput]) -> bool:
     if torch.get_float32_matmul_precision() != "highest":
         return True
     seen = _DtypesSeen()
-    with seen:
-        _outputs(cell, inputs)
+    _outputs(cell, inputs, seen)
     return bool(seen.has_halves)
 
 
@@ -351,17 +351,19 @@ def _alone(cell: Computation, inputs: Sequence[CellInput], rows: Sequence[int]) 
     return [torch.cat(values) for values in zip(*made)]
 
 
-def _outputs(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor] | None:
-    """Return the outputs for these rows; None if the cell raises."""
+def _outputs(
+    cell: Computation, inputs: Sequence[CellInput], watch: _DtypesSeen | None = None
+) -> list[torch.Tensor] | None:
+    """Return the outputs for these rows; None if the cell raises. ``watch``: a mode that they are computed in."""
     try:
-        return _run(cell, inputs)
+        with workers_modes(), watch or nullcontext():
+            return _run(cell, inputs)
     except KeyboardInterrupt:
         raise
     except BaseException:
         return None
 
 
-@workers_modes()
 @torch.inference_mode(False)
 @torch.enable_grad()
 def _run(cell: Computation, inputs: Sequence[CellInput]) -> list[torch.Tensor]:

@@ -21,6 +21,7 @@ from cellrt.definition.functions import (
     has_contents,
     is_data,
     is_of_a_library,
+    owner_of,
     used_globals,
 )
 from cellrt.definition.uncompiled import HINT, is_compiled, original_of, put_back_originals
@@ -242,6 +243,10 @@ def _copy_with_code(value: Value, memo: dict[int, Any]) -> Value:
         if isinstance(part, torch.Tensor) and part.grad_fn is not None and id(part) not in memo:
             memo[id(part)] = part.detach().clone()  # deepcopy refuses what was computed
     for part in parts:
+        owner = owner_of(part)
+        if owner is not None and (is_data(owner) or _holds_own(owner)):
+            memo[id(part)] = getattr(copy.deepcopy(owner, memo), part.__name__)  # type: ignore[attr-defined]
+    for part in parts:
         if isinstance(part, FunctionType) and id(part) not in memo and _is_to_be_copied(part):
             FunctionSnapshot(part, memo)
     for part in parts:
@@ -309,6 +314,8 @@ def _parts_of(value: object) -> Iterator[object]:
             name = getattr(part.__func__, "__name__", "")
             if getattr(type(part.__self__), name, None) is not part.__func__:  # else it is the class's
                 left.append(part.__func__)
+        elif (owner := owner_of(part)) is not None:
+            left.append(owner)
         elif isinstance(part, FunctionType):
             if not is_of_a_library(part):
                 left += [cell.cell_contents for cell in part.__closure__ or () if has_contents(cell)]

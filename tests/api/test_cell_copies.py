@@ -125,12 +125,18 @@ def of_another_forward() -> nn.Module:
     return module
 
 
+def of_a_bound_method() -> Callable[..., Any]:
+    bound = WEIGHT[0].mul
+    return lambda x: bound(x)
+
+
 @pytest.mark.parametrize(
     "make",
     [
         *(FindsItself, Hooked, of_another_forward),
         *(lambda: of_a_table, lambda: of_a_list, lambda: of_an_object, lambda: of_a_helper, of_a_closure, Keeps),
         *(of_functions_in_a_list, of_functions_by_default, of_a_function_that_is_given, Calls),
+        *(lambda: WEIGHT[0].mul, of_a_bound_method),
     ],
 )
 def test_training_does_not_reach_a_cell(make: Callable[[], Callable[..., Any]]) -> None:

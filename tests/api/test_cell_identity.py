@@ -10,9 +10,10 @@ import sys
 import weakref
 from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType
+from types import FunctionType, ModuleType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -126,6 +127,80 @@ def test_code_that_is_used_from_elsewhere_counts() -> None:
         made.append((identity(space["Derived"]()), identity(space["function"])))
     assert made[0] == made[1]
     assert made[0][0] != made[2][0] and made[0][1] != made[2][1]
+
+
+@torch.jit.script
+def double(x: torch.Tensor) -> torch.Tensor:
+    return x * 2
+
+
+@torch.jit.script
+def triple(x: torch.Tensor) -> torch.Tensor:
+    return x * 3
+
+
+@pytest.mark.parametrize("hold", [lambda bound: bound, lambda bound: lambda x: bound(x)])
+def test_the_object_of_a_built_in_method_counts(hold: Any) -> None:
+    def made(factor: float) -> str:
+        bound = torch.full((SIZE,), factor).mul
+        return identity(hold(bound)) + flagged(function=bound)
+
+    assert made(2.0) == made(2.0) != made(3.0)
+
+
+def test_a_function_that_wraps_one_of_a_library_counts_by_its_code() -> None:
+    wrapped = [functools.wraps(torch.nn.functional.relu)(lambda x, k=k: x * 2) for k in (1, 1)]
+    other = functools.wraps(torch.nn.functional.relu)(lambda x, k=1: x * 3)
+    assert identity(wrapped[0]) == identity(wrapped[1]) != identity(other)
+
+
+def test_code_of_scripted_functions_counts() -> None:
+    def calls(script: Any) -> Any:
+        space: dict[str, Any] = {"__name__": "somewhere", "scale": script}
+        exec("function = lambda x: scale(x)", space)
+        return space["function"]
+
+    assert identity(calls(double)) == identity(calls(double)) != identity(calls(triple))
+
+
+def test_code_of_a_module_that_is_named_like_one_of_python_counts(monkeypatch: pytest.MonkeyPatch) -> None:
+    own = ModuleType("token")
+    own.__file__ = "/models/token.py"
+    monkeypatch.setitem(sys.modules, "token", own)
+    exec("double = lambda x: x * 2\ntriple = lambda x: x * 3", vars(own))
+    assert identity(own.double) != identity(own.triple)
+
+
+def test_a_module_that_stays_in_training_is_another_type() -> None:
+    class Stays(nn.Module):
+        def train(self, mode: bool = True) -> Stays:
+            return self
+
+        def forward(self, x: torch.Tensor) -> torch.Tensor:
+            return x * 2 if self.training else x
+
+    other = Stays()
+    other.training = False
+    assert identity(Stays()) != identity(other)
+
+
+def test_what_a_class_of_classes_computes_counts() -> None:
+    def made(factor: float) -> Any:
+        class Meta(type):
+            def scaled(cls, x: torch.Tensor) -> torch.Tensor:
+                return x * factor
+
+        class Of(metaclass=Meta):
+            pass
+
+        return lambda x: Of.scaled(x)
+
+    assert identity(made(2.0)) == identity(made(2.0)) != identity(made(3.0))
+
+
+def test_names_of_the_fields_of_an_array_count() -> None:
+    one, other = ([(name, float) for name in names] for names in ("ab", "ba"))
+    assert flagged(options=np.array((1.0, 2.0), one)) != flagged(options=np.array((1.0, 2.0), other))
 
 
 def test_classes_of_the_standard_library_count_by_name() -> None:

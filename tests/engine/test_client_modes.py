@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from typing import Any
 
 import pytest
 import torch
 from torch import nn
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from cellrt.definition.aot.step_program import export_step
 from cellrt.definition.define import cell
@@ -17,10 +20,30 @@ from tests.engine.helpers import WAIT_S, assert_same, close_and_check
 from tests.engine.paged_models import make_cells, make_request, sums
 from tests.steps import HALF, WIDTH, chain
 
+
+class Halves(TorchFunctionMode):
+    """Halves what some functions of torch return."""
+
+    def __torch_function__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        return made / 2 if function in HALVED else made
+
+
+class HalvesOperators(TorchDispatchMode):
+    """Halves what some operators of torch return."""
+
+    def __torch_dispatch__(self, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = function(*args, **(kwargs or {}))
+        return made / 2 if function in HALVED else made
+
+
+HALVED = (torch.gru_cell, torch.add, torch.Tensor.__add__, torch.ops.aten.add.Tensor)
 MODES = {
     "default device": lambda: torch.device("meta"),
     "autocast": lambda: torch.autocast("cpu"),
     "inference": torch.inference_mode,
+    "functions": Halves,
+    "operators": HalvesOperators,
 }
 
 
@@ -46,7 +69,7 @@ def test_models_are_made_registered_and_served_as_ever(mode):
     close_and_check(engine)
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("mode", ["default device", "autocast", "inference"])
 def test_a_cell_can_be_defined_and_called(mode):
     with MODES[mode]():
         assert HALF.run(torch.zeros(1, 3, dtype=torch.bfloat16, device="cpu"))[0].tolist() == [[1.0] * 3]

@@ -46,6 +46,11 @@ def test_what_torchs_compiler_keeps_goes_where_its_own_variable_says(tmp_path, m
 
 
 @pytest.mark.slow
+def test_warnings_of_torch_are_no_errors_of_its_compiler(tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    assert environment_for(tmp_path)["PYTHONWARNINGS"] == "ignore"
+
+
 def test_what_is_compiled_is_told_and_what_is_found_is_not(tmp_path) -> None:
     told: list[int] = []
     for time in (1, 2):

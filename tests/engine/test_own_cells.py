@@ -165,6 +165,16 @@ def test_calls_from_several_threads_leave_no_memory_behind(form: CompiledForm) -
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("function", [torch.expm1, torch.atanh])
+def test_small_numbers_keep_their_digits(tmp_path, function) -> None:
+    x = torch.linspace(-1e-4, 1e-4, 192).reshape(3, 64)
+    form = compile_cell(cellrt.cell(lambda x: function(x), {"x": (64,)}), LibraryStore(tmp_path))
+    made = form.run(3, {"x": x})
+    assert made is not None
+    torch.testing.assert_close(made["output"], function(x.double()).float(), rtol=1e-5, atol=0.0)
+
+
+@pytest.mark.slow
 def test_other_weights_are_found_again_and_give_other_results(store: LibraryStore) -> None:
     some, other = decoder(0), decoder(1)
     inputs = inputs_of(some, [2, 3, 1])

@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 import torch._inductor
+from torch._inductor.codegen.cpp import CppVecOverrides
 
 CONFIGURATION: dict[str, Any] = {
     "cpp.threads": 1,  # one thread a worker; and with more, an index out of range would end the process
@@ -39,6 +40,7 @@ def build(operators_at: Sequence[str], program_at: Path, library_at: Path, num_w
     for at in operators_at:
         functions |= runpy.run_path(at)["c_functions"]()
     configuration = {**CONFIGURATION, "aot_inductor.custom_ops_to_c_shims": functions}
+    CppVecOverrides.expm1, CppVecOverrides.atanh = _of_vectors("expm1"), _of_vectors("atanh")  # type: ignore[method-assign]
     program = torch.export.load(program_at)
     given = {node.name: node.meta["val"] for node in program.graph.nodes if node.op == "placeholder"}
     examples = [_example(given[name]) for name in program.graph_signature.user_inputs]
@@ -59,6 +61,13 @@ def build(operators_at: Sequence[str], program_at: Path, library_at: Path, num_w
         library = next(Path(folder).rglob("*.so"))
         _write(library_at.with_suffix(".sha256"), hashlib.sha256(library.read_bytes()).hexdigest())
         os.replace(library, library_at)
+
+
+def _of_vectors(name: str) -> Any:
+    """Return what writes the call of torch's own function. The compiler's are shorter, as exp(x) - 1 for expm1, and
+    lose the digits of small numbers.
+    """
+    return staticmethod(lambda x: f"{x}.{name}()")
 
 
 def _example(value: torch.Tensor) -> torch.Tensor:

@@ -22,6 +22,7 @@ from cellrt.definition.computation import Computation, count_rows
 from cellrt.definition.examples import random_inputs
 from cellrt.definition.exported import LEAST_VALUES
 from cellrt.definition.mixing_trials import row_of
+from cellrt.definition.modes import workers_modes
 from cellrt.definition.row_wise import is_close
 from cellrt.definition.snapshot import weights_of
 from cellrt.definition.spec import CellInput, RowSpec, copy_input
@@ -72,6 +73,7 @@ def _refusal(cell: Computation) -> NotCompiledError | None:
     return NotCompiledError(Reason.FINITE, str(unseen)) if unseen else None
 
 
+@workers_modes()
 def _load(cell: Computation, made: Compiled, must_pay: bool) -> CompiledForm:
     """Return the form of a compiled cell, if it gives the module's results, and is not slower than it if it must pay.
 

@@ -143,7 +143,11 @@ def environment_for(libraries: Path) -> dict[str, str]:
 
     Facts about the C++ compiler go to one folder for all, which the environment may name.
     """
-    own = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    own = {
+        "OMP_NUM_THREADS": "1",
+        "PYTHONWARNINGS": "ignore",
+        "PYTHONPATH": os.pathsep.join(path for path in sys.path if path),
+    }
     return {INDUCTOR_VARIABLE: str(libraries / "inductor"), **os.environ, **own}
 
 
