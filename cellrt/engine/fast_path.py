@@ -6,6 +6,7 @@ time. Where it was not built, or the environment has ``CELLRT_FAST_PATH=off``, t
 
 from __future__ import annotations
 
+import logging
 import os
 from array import array
 from collections.abc import Mapping, Sequence
@@ -59,7 +60,18 @@ def is_built() -> bool:
     """Return whether C may hand requests in here: it was built from its source and the tables as they are now."""
     if _hand_in is None or os.environ.get("CELLRT_FAST_PATH") == "off":
         return False
-    return bool(_hand_in.layout() == LAYOUT) and getattr(_hand_in, "SOURCE", None) == _source()
+    if _hand_in.layout() == LAYOUT and getattr(_hand_in, "SOURCE", None) == _source():
+        return True
+    _warn_of_another_source()
+    return False
+
+
+@cache
+def _warn_of_another_source() -> None:
+    logging.getLogger("cellrt").warning(
+        "the extension in C was built from another version of its source and is not used: submitting a request takes "
+        "several times as long; build it again, with `pip install .` or `python setup.py build_ext --inplace`"
+    )
 
 
 @cache

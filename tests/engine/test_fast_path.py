@@ -81,9 +81,12 @@ def own_engine() -> Iterator[Engine]:
     close_and_check(made)
 
 
-def test_an_extension_of_another_source_is_not_used(monkeypatch):
+def test_an_extension_of_another_source_is_not_used_and_that_is_told_once(monkeypatch, caplog):
+    fast_path._warn_of_another_source.cache_clear()
     monkeypatch.setattr(fast_path._hand_in, "SOURCE", fast_path._hand_in.SOURCE + 1)
-    assert not fast_path.is_built()
+    assert not fast_path.is_built() and not fast_path.is_built()
+    assert [record.message for record in caplog.records if "another version of its source" in record.message][1:] == []
+    assert "build it again" in caplog.text
 
 
 def test_a_request_of_a_known_graph_is_handed_in_by_c_and_answered(engine):
