@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from cellrt.core.processor import Processor
 from cellrt.core.state.ports import Port
+from cellrt.core.state.tables import MAX_KINDS, VALUE
 from cellrt.core.state.task_layout import TaskView
 from cellrt.core.templates.program import (
     CARRY,
@@ -27,7 +28,7 @@ from cellrt.core.templates.program import (
     STEP,
 )
 from cellrt.core.templates.sized_template import SizedTemplate
-from cellrt.errors import RequestTooLargeError
+from cellrt.errors import DefinitionError, RequestTooLargeError
 from tests.core.graphs import add_step, add_tree, admit, chain, make_processor
 from tests.effort import LONG_IN_PYTHON
 from tests.limits import SMALL
@@ -89,6 +90,15 @@ def test_the_rows_of_state_are_of_the_kind_of_their_output():
     program = [OP_EXTERNAL, 0, 3, OP_EXTERNAL, 1, 1, OP_CHAIN, cell, 3, CARRY, 3, STEP, 0, 1, OP_RESULT, 6, 1, 1]
     needs = processor.compile(np.array(program, np.int32)).arrays.needs
     assert needs.tolist() == [[0, 3], [2, 2]], "at a worker two rows of state; at the host what comes, and the result"
+
+
+def test_there_are_as_many_kinds_as_a_value_can_name():
+    processor = make_processor()
+    for _ in range(processor.num_kinds, MAX_KINDS):
+        processor.add_kind(1, 1)
+    with pytest.raises(DefinitionError, match="more than 256 different row shapes"):
+        processor.add_kind(1, 1)
+    assert np.iinfo(VALUE["kind"]).max == MAX_KINDS - 1
 
 
 def many(count: int) -> NDArray[np.int32]:

@@ -51,6 +51,23 @@ def test_a_replaced_model_serves_the_new_weights_and_ends_what_it_began():
     close_and_check(engine)
 
 
+def test_an_engine_serves_models_of_a_hundred_shapes():
+    engine = small_engine(arena_bytes=1 << 12)
+    expected = []
+    for width in range(1, 101):
+        made = cell(lambda x, h: {"h": x + h}, {"x": (width,), "h": (width,)})
+
+        def unfold(graph, x, made=made):
+            return {"h": graph.chain(made, x=x).last.h}
+
+        engine.register(Unfolder(f"wide {width}", unfold, torch.zeros(2, width)), warm_up=False)
+        expected.append({"h": torch.full((width,), 2.0 * width)})
+    futures = [engine.submit(f"wide {width}", torch.full((2, width), float(width))) for width in range(1, 101)]
+    for future, its in zip(futures, expected):
+        assert_same(future.result(WAIT_S), its)
+    close_and_check(engine)
+
+
 def test_no_request_is_lost_while_weights_are_swapped_under_load():
     engine = small_engine(2)
     models = [scaled("scaled", float(k)) for k in range(1, 6)]

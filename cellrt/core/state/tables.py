@@ -52,7 +52,7 @@ BRING = -1
 """The row of a session's slot whose state comes with the next request."""
 STARTS = -2
 """The row, or any below, of a state in a new session that begins with another value: number ``STARTS - row``."""
-MAX_KINDS = 64
+MAX_KINDS = 1 << 8  # a value names its kind by a byte
 MAX_SUBMISSIONS = 1 << 12
 """The most submissions that wait to be admitted, or have unanswered requests that Python does not handle."""
 MAX_REGIONS = 32
