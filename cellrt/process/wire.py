@@ -31,7 +31,7 @@ from cellrt.errors import DeviceError, OverloadError
 from cellrt.process import shared_memory, short_calls
 from cellrt.process.shared_memory import Part
 
-PROTOCOL = 9
+PROTOCOL = 10
 """The version of the protocol. Both ends are of one version of cellrt."""
 REGION_BYTES = 4 << 20
 """The memory for the bodies of one direction; only pages that are written to take any."""
