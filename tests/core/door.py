@@ -70,7 +70,7 @@ class Client:
             rows[k] = places[k:].ctypes.data, 1, kind, LAST_STEP, 8
         lengths = template.lengths
         addresses = template.template.address, lengths.ctypes.data, 0, rows.ctypes.data, answers.ctypes.data
-        counts = lengths.size, len(result_kinds), count, 0, 0, priority, 0, 0, 0, 0
+        counts = lengths.size, len(result_kinds), count, 0, 0, priority, 0, 0, 0, 0, 0
         self.t.submissions[at] = (*addresses, 0, sequence, 1, NEVER, NEVER, 0.0, *counts)
         for k, (kind, values) in enumerate(tensors):
             self.t.tensors[at, 2 * k : 2 * k + 2] = values.ctypes.data, kind
