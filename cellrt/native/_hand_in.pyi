@@ -6,7 +6,7 @@ SOURCE: int
 """The checksum of the source that it was built from."""
 
 class Prepared:
-    """What requests of one graph have in common."""
+    """The facts that requests of one graph have in common."""
 
     count: int
     """The number of requests since the graph is known."""

@@ -187,7 +187,7 @@ static PyMemberDef prepared_members[] = {
 
 static PyTypeObject PreparedType = {
     PyVarObject_HEAD_INIT(NULL, 0).tp_name = "cellrt.native._hand_in.Prepared",
-    .tp_doc = "What requests of one graph have in common.",
+    .tp_doc = "The facts that requests of one graph have in common.",
     .tp_basicsize = sizeof(Prepared),
     .tp_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_GC,
     .tp_new = prepared_new,

@@ -250,9 +250,10 @@ class Link:
         return True
 
     def _follows(self, sessions: Sequence[int]) -> bool:
-        """Return whether a session has not answered what it was asked by the region."""
-        lines, pending = map(self._lines.get, sessions), self._unanswered.pending
-        return any(line is not None and line.in_region in pending for line in lines)
+        """Return whether the engine may not be done with what a session was asked by the region."""
+        pending = self._unanswered.pending
+        lines = [line for line in map(self._lines.get, sessions) if line is not None and line.in_region]
+        return any(line.in_region in pending or line.last == UNKNOWN for line in lines)
 
     def _line_up(self, session: int, future: RemoteFuture, in_region: int) -> None:
         """Note the last request of a session; ``in_region``: its number again, if it goes by the region."""
@@ -323,6 +324,7 @@ class Link:
                 self._make_good()
                 write()
         except BaseException:  # it may have been handed in: its answer is ignored
+            self._have_followed(sessions)
             self._give_up([future.id for future in futures.values()])
             raise
         if self._has_news():

@@ -28,7 +28,7 @@ class Submission(NamedTuple):
         priority: 0 to 3.
         is_streamed, may_wait: whether steps are to be sent; whether it waits for room in the queue.
         is_each: whether requests are refused one by one.
-        follows: whether a session of theirs has not answered what it was asked by the region.
+        follows: whether the engine may not be done with what a session of theirs was asked by the region.
     """
 
     first_id: int

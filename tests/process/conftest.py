@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-import socket
-import threading
 from collections.abc import Iterator
 
 import pytest
 
-from cellrt.process import address as addresses
 from cellrt.process.client import Client, connect
 from cellrt.process.engine_process import EngineProcess
-from cellrt.process.host import EngineServer, ServedEngine
-from tests.engine.helpers import WAIT_S, small_engine
-from tests.process.helpers import MODELS, start
+from tests.process.helpers import MODELS, serving, start
 
 
 @pytest.fixture(scope="session")
@@ -35,15 +30,5 @@ def client(served: EngineProcess) -> Iterator[Client]:
 def server():
     """One in a thread of this process, where a test can look at it."""
     # It takes more than who floods it hands in before it is seen to be behind.
-    engine = small_engine(kind=ServedEngine, max_queue=1 << 16)
-    address = addresses.new_address()
-    ours, theirs = socket.socketpair()
-    made = EngineServer(engine, addresses.listen(address), theirs)
-    made.address = address
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    yield made
-    ours.close()
-    thread.join(WAIT_S)
-    made.end()
-    theirs.close()
+    with serving(max_queue=1 << 16) as made:
+        yield made

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from cellrt.process import address as addresses
 from cellrt.process.client import Client
 from cellrt.process.engine_process import EngineProcess
-from tests.engine.helpers import SMALL
+from cellrt.process.host import EngineServer, ServedEngine
+from tests.engine.helpers import SMALL, WAIT_S, small_engine
 from tests.steps import HOLD_LONG, WIDTH
 from tests.waiting import until
 
@@ -22,6 +28,22 @@ def start(workers: int = 1, **options: Any) -> EngineProcess:
     options.setdefault("limits", SMALL)
     options.setdefault("arena_bytes", 1 << 16)
     return EngineProcess(workers, **options)
+
+
+@contextmanager
+def serving(*workers: int, **options: Any) -> Iterator[EngineServer]:
+    """A server with a small engine in a thread of this process, where a test can look at it."""
+    address = addresses.new_address()
+    ours, theirs = socket.socketpair()
+    made = EngineServer(small_engine(*workers, kind=ServedEngine, **options), addresses.listen(address), theirs)
+    made.address = address
+    thread = threading.Thread(target=made.run)
+    thread.start()
+    yield made
+    ours.close()
+    thread.join(WAIT_S)
+    made.end()
+    theirs.close()
 
 
 def steps(count: int, first: float = 1.0) -> torch.Tensor:

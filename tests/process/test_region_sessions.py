@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import socket
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
 from functools import partial
 
 import numpy as np
@@ -20,16 +18,15 @@ from cellrt.core.state.region_layout import ENTRIES, ENTRY_BYTES, SESSION_SHIFT,
 from cellrt.engine.session_limits import SessionLimits
 from cellrt.errors import DeviceError, SessionError
 from cellrt.graph.reference import run_one_by_one
-from cellrt.process import address as addresses
 from cellrt.process.client import Client, connect
-from cellrt.process.host import EngineServer, ServedEngine
+from cellrt.process.host import EngineServer
 from cellrt.process.remote_session import RemoteSession
 from cellrt.worker.cpu.cpu_executor import Executor
 from cellrt.worker.cpu.worker import CpuWorker
 from tests.effort import examples
-from tests.engine.helpers import WAIT_S, assert_same, error_of, small_engine
+from tests.engine.helpers import WAIT_S, assert_same, error_of
 from tests.process import models
-from tests.process.helpers import steps
+from tests.process.helpers import serving, steps
 from tests.process.test_regions import has_all_slots, models_source, num_handed_in, region_of
 from tests.steps import HOLD, WIDTH
 from tests.waiting import until
@@ -38,28 +35,11 @@ LENGTHS = 1, 2, 3
 NOBODYS_NUMBER = 999
 
 
-@contextmanager
-def serving(*workers: int, **limits: int | None) -> Iterator[EngineServer]:
-    """A server in this process."""
-    engine = small_engine(*workers, kind=ServedEngine, sessions=SessionLimits(**limits))
-    address = addresses.new_address()
-    ours, theirs = socket.socketpair()
-    made = EngineServer(engine, addresses.listen(address), theirs)
-    made.address = address
-    thread = threading.Thread(target=made.run)
-    thread.start()
-    made.calls.register(models_source("kept"), {})
-    yield made
-    ours.close()
-    thread.join(WAIT_S)
-    made.end()
-    theirs.close()
-
-
 @pytest.fixture(scope="module", params=[None, 1], ids=["resident", "evicted"])
 def server(request: pytest.FixtureRequest) -> Iterator[EngineServer]:
     """One keeps the state of a single session at a worker."""
-    with serving(max_resident=request.param) as made:
+    with serving(sessions=SessionLimits(max_resident=request.param)) as made:
+        made.calls.register(models_source("kept"), {})
         yield made
 
 
@@ -159,6 +139,7 @@ def test_a_request_that_fails_or_is_cancelled_leaves_the_last_complete_state(cli
         assert_same(session.submit(steps(1)).result(WAIT_S), after(steps(1)))
         late = session.submit(torch.cat([steps(1), torch.full((1, WIDTH), HOLD), steps(1)]))
         late.cancel()
+        assert client._link._follows([session._number]), "it may be on its way back from the region"
         following = session.submit(steps(2))
         assert following.result(WAIT_S) is not None and late.cancelled()
     session.close()
@@ -217,6 +198,7 @@ def test_a_worker_that_is_lost_costs_the_sessions_whose_state_it_had(monkeypatch
     monkeypatch.setattr(Executor, "execute", die)
     monkeypatch.setattr(CpuWorker, "is_replaceable", False)
     with serving(2) as server, connect(server.address) as client:
+        server.calls.register(models_source("kept"), {})
         know(client)
         sessions = [begun(client) for _ in range(12)]
         before = num_handed_in(client)
